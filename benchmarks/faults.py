@@ -39,7 +39,7 @@ from faults_table import Record, table
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.process import run
 from resilio_hpc.devtools.demo.stage import PROJECT
-from resilio_hpc.devtools.devcluster import DevCluster, remove
+from resilio_hpc.devtools.devcluster import DevCluster, RackMachines, remove
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
 
 WIDTH = 160  # of what goes to a file
@@ -190,14 +190,14 @@ def slug(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
 
 
-def keep_evidence(cluster: DevCluster, target: Path) -> None:
+def keep_evidence(cluster: DevCluster[RackMachines], target: Path) -> None:
     """Copy what a failed drill left, without its checkpoints."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(cluster.shared, target / "shared", ignore=shutil.ignore_patterns("checkpoints", "home", "secret"))
-    for machine in cluster.machines():
-        shutil.copytree(cluster.log_directory(machine), target / "logs" / machine)
+    for machine in cluster.machines.states():
+        shutil.copytree(cluster.layout.log(machine), target / "logs" / machine)
         if machine in cluster.nodes:
-            shutil.copytree(cluster.nvme(machine), target / "nvme" / machine)
+            shutil.copytree(cluster.layout.nvme(machine), target / "nvme" / machine)
 
 
 def read_records(path: Path | None) -> list[Record]:

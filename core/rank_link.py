@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.struct_codec import StructCodec
 from resilio_hpc.core.tiers import Stage, Tier
 
 MAX_BYTES = 64 * 1024
@@ -101,30 +101,8 @@ class SaveProgress(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=
 RankMessage = Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Stopped | Finished
 AgentMessage = StopAt | StopConfirmed | SaveProgress
 
-_encoder = msgspec.json.Encoder()
-_rank_decoder: msgspec.json.Decoder[RankMessage] = msgspec.json.Decoder(RankMessage)
-_agent_decoder: msgspec.json.Decoder[AgentMessage] = msgspec.json.Decoder(AgentMessage)
-
-
-def encode(message: RankMessage | AgentMessage) -> bytes:
-    """One packet."""
-    return _encoder.encode(message)
-
-
-def decode_rank_message(packet: bytes) -> RankMessage:
-    """Return a packet that a rank sent. Raises WireError."""
-    try:
-        return _rank_decoder.decode(packet)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a message from a rank: {error}") from error
-
-
-def decode_agent_message(packet: bytes) -> AgentMessage:
-    """Return a packet that an agent sent. Raises WireError."""
-    try:
-        return _agent_decoder.decode(packet)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a message from an agent: {error}") from error
+to_agent: StructCodec[RankMessage] = StructCodec(RankMessage, "a message from a rank")
+to_rank: StructCodec[AgentMessage] = StructCodec(AgentMessage, "a message from an agent")
 
 
 def connect(environment: Mapping[str, str]) -> socket.socket | None:

@@ -12,13 +12,14 @@ import hmac
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import zmq
 from zmq.utils import z85
 
 from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.struct_codec import Message, StructCodec
 
 VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024  # the records of one checkpoint of 4,000 nodes take 5 MiB
@@ -30,7 +31,6 @@ MAX_UNREAD_HEARD = 256  # messages of one caller; what it says beyond waits at i
 BACKLOG = 4096  # all agents of a job connect at once; what does not fit is tried again by TCP only after a second
 PORTS = range(20000, 30000)  # below those that the kernel gives to outgoing connections
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
-Message = TypeVar("Message")
 
 
 def new_secret() -> bytes:
@@ -76,31 +76,11 @@ class Counters:
     dropped: int = 0
 
 
-class Codec(Generic[Message]):
-    """Encodes and decodes one union of message structs."""
+class Codec(StructCodec[Message]):
+    """Of one union of message structs: msgpack behind the protocol's version."""
 
     def __init__(self, union: Any) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
-
-    def encode(self, message: Message) -> bytes:
-        """One frame. Raises WireError if it would exceed the size bound, or holds what no message can."""
-        try:
-            frame = bytes([VERSION]) + self._encoder.encode(message)
-        except (OverflowError, RecursionError, TypeError) as error:  # what a peer said, to be passed on
-            raise WireError(f"cannot be a message: {error}") from error
-        if len(frame) > MAX_BYTES:
-            raise WireError(f"message of {len(frame)} bytes exceeds the bound of {MAX_BYTES}")
-        return frame
-
-    def decode(self, frame: bytes) -> Message:
-        """Return the message of a frame. Raises WireError for another version, garbage, or unknown types and fields."""
-        if not frame or frame[0] != VERSION or len(frame) > MAX_BYTES:
-            raise WireError("not a message of this protocol version")
-        try:
-            return self._decoder.decode(frame[1:])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise WireError(f"not a valid message: {error}") from error
+        super().__init__(union, "a message of this protocol version", MAX_BYTES, msgspec.msgpack, bytes([VERSION]))
 
 
 class Gatekeeper:

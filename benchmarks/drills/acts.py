@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from drills.table import Act
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
 
 
 def roles_of(members: Sequence[str], leader: str, batch_host: str) -> dict[str, tuple[str, ...]]:
@@ -41,7 +41,7 @@ def last(events: Sequence[Event], kind: str) -> Event:
 class Actor:
     """Carries out acts against one job on one cluster; roles are settled once, before the first act."""
 
-    def __init__(self, cluster: DevCluster, job: int, joiner: str) -> None:
+    def __init__(self, cluster: DevCluster[RackMachines], job: int, joiner: str) -> None:
         self.roles: Mapping[str, tuple[str, ...]] = {}
         self._cluster = cluster
         self._job = job
@@ -50,18 +50,18 @@ class Actor:
             "kill_rank": self._kill_rank,
             "kill_agent": self._kill_agent,
             "kill_srun": self._kill_srun,
-            "power_off": lambda nodes, _: self._each(cluster.crash, nodes),
-            "boot": lambda nodes, _: self._each(cluster.boot, nodes),
-            "partition": lambda nodes, _: self._each(cluster.partition, nodes),
-            "heal": lambda nodes, _: self._each(cluster.heal, nodes),
-            "split": lambda nodes, _: cluster.split(*nodes),
-            "hang_shared": lambda nodes, _: cluster.hang_shared(*nodes),
-            "release_shared": lambda nodes, _: cluster.release_shared(*nodes),
-            "kill_slurmd": lambda nodes, _: self._each(cluster.kill_slurmd, nodes),
-            "start_slurmd": lambda nodes, _: self._each(cluster.start_slurmd, nodes),
+            "power_off": lambda nodes, _: self._each(cluster.machines.crash, nodes),
+            "boot": lambda nodes, _: self._each(cluster.machines.boot, nodes),
+            "partition": lambda nodes, _: self._each(cluster.machines.partition, nodes),
+            "heal": lambda nodes, _: self._each(cluster.machines.heal, nodes),
+            "split": lambda nodes, _: cluster.machines.split(*nodes),
+            "hang_shared": lambda nodes, _: cluster.machines.hang_shared(*nodes),
+            "release_shared": lambda nodes, _: cluster.machines.release_shared(*nodes),
+            "kill_slurmd": lambda nodes, _: self._each(cluster.machines.kill_slurmd, nodes),
+            "start_slurmd": lambda nodes, _: self._each(cluster.machines.start_slurmd, nodes),
             "save_job": lambda *_: cluster.wait_until_saved(job),
-            "kill_slurmctld": lambda *_: cluster.kill_slurmctld(),
-            "start_slurmctld": lambda *_: cluster.start_slurmctld(),
+            "kill_slurmctld": lambda *_: cluster.machines.kill_slurmctld(),
+            "start_slurmctld": lambda *_: cluster.machines.start_slurmctld(),
             "set_down": self._set_down,
             "requeue": lambda *_: self._slurm("scontrol", "requeue", str(job)),
             "scancel": lambda *_: self._slurm("scancel", str(job)),
@@ -95,11 +95,11 @@ class Actor:
     def _kill_srun(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         batch_host = self.roles["batch_host"][0]
         wanted = {f"--nodelist={node}" for node in nodes}
-        pids = [p.pid for p in self._cluster.pids(batch_host) if p.program == "srun" and wanted <= set(p.argv)]
+        pids = [p.pid for p in self._cluster.machines.pids(batch_host) if p.program == "srun" and wanted <= set(p.argv)]
         self._kill(batch_host, lambda pid, _: pid == min(pids))  # it has a child, which ends its step
 
     def _kill(self, node: str, chosen: Callable[[int, tuple[str, ...]], bool]) -> None:
-        for process in self._cluster.pids(node):
+        for process in self._cluster.machines.pids(node):
             if process.argv and chosen(process.pid, process.argv):
                 try:
                     os.kill(process.host_pid, signal.SIGKILL)

@@ -16,8 +16,9 @@ from drills.stamps import first_end_after, longest_pause, read_lives
 from drills.table import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event, LedgerReader
+from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.stage import binds
-from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES
 
 SCRIPT = Path(counting.__file__).resolve()
@@ -50,9 +51,9 @@ class DrillResult:
     total_s: float
 
 
-def cluster_for(drill: Drill, name: str, slurm: str = HOST_SERIES) -> DevCluster:
+def cluster_for(drill: Drill, name: str, slurm: str = HOST_SERIES) -> DevCluster[RackMachines]:
     """Start a cluster that the drill can be done on; the caller takes it down."""
-    return DevCluster.start(
+    return devcluster.start(
         name,
         nodes=max(NODES, drill.nodes),
         slurm=slurm,
@@ -69,7 +70,9 @@ class DrillRun:
     ``torch`` False: the ranks sum over plain sockets, so that nothing imports torch.
     """
 
-    def __init__(self, cluster: DevCluster, drill: Drill, name: str, repeat: int = 0, torch: bool = True) -> None:
+    def __init__(
+        self, cluster: DevCluster[RackMachines], drill: Drill, name: str, repeat: int = 0, torch: bool = True
+    ) -> None:
         self.cluster = cluster
         self.drill = drill
         self.directory = cluster.shared / name
@@ -162,7 +165,7 @@ class DrillRun:
         if not self._told and enough(self.drill, self._events, self._done, time.time()):
             self._told = True
             for node in self.cluster.nodes:
-                (self.cluster.nvme(node) / f"{self._name}.enough").touch()
+                (self.cluster.layout.nvme(node) / f"{self._name}.enough").touch()
 
     def _is_due(self, act: Act) -> bool:
         if not self._done:
@@ -190,7 +193,7 @@ class DrillRun:
         drill_judge.judge(self.drill, self._events, lives, self.directory, shared / f"{name}.result", self._done)
 
     def _stamps(self) -> list[tuple[str, Path]]:
-        return [(node, self.cluster.nvme(node) / self._name) for node in self.cluster.nodes]
+        return [(node, self.cluster.layout.nvme(node) / self._name) for node in self.cluster.nodes]
 
     def _result(self, why: str, began: float) -> DrillResult:
         recovered = next((event.fields for event in self._events if event.kind == "recovered"), {})

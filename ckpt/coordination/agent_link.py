@@ -69,7 +69,7 @@ class AgentLink:
         """Send one message; quietly nothing when the agent is gone."""
         if not self.usable:
             return
-        packet = rank_link.encode(message)
+        packet = rank_link.to_agent.encode(message)
         try:
             with self._send_lock:
                 self._link.send(packet, socket.MSG_NOSIGNAL)
@@ -105,7 +105,7 @@ class AgentLink:
                     self._link.close()
                 return
             try:
-                message = rank_link.decode_agent_message(packet)
+                message = rank_link.to_rank.decode(packet)
             except WireError as error:
                 print(f"resilio: ignored a message of the agent: {error}", file=sys.stderr)
                 continue

@@ -18,10 +18,10 @@ from rich.table import Table
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.ledger import Event
+from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.play import Play, Result
 from resilio_hpc.devtools.demo.scenario import QUICK, Scenario
 from resilio_hpc.devtools.demo.stage import LocalStage, SlurmStage, Stage, binds, why_no_slurm
-from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
 from resilio_hpc.report.goodput import goodput
 
@@ -91,7 +91,7 @@ def _demo(options: argparse.Namespace, console: Screen) -> int:
 
 
 def _cluster_stage(scenario: Scenario, slurm: str) -> Stage:
-    cluster = DevCluster.start(f"demo{os.getpid()}", nodes=scenario.nodes, slurm=slurm, binds=binds())
+    cluster = devcluster.start(f"demo{os.getpid()}", nodes=scenario.nodes, slurm=slurm, binds=binds())
     return SlurmStage(cluster, scenario)
 
 

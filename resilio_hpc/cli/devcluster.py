@@ -16,25 +16,25 @@ import msgspec
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import CommandError, ResilioError, UsageError
 from resilio_hpc.core.terminal import raw
-from resilio_hpc.devtools.devcluster import DevCluster, RootlessCluster, find, image, names, remove
-from resilio_hpc.devtools.devcluster.commands import SlurmCommands
+from resilio_hpc.devtools.devcluster import DevCluster, RackMachines, find, image, names, remove, start, start_rootless
+from resilio_hpc.devtools.devcluster.machines import Machines
 from resilio_hpc.devtools.devcluster.spec import CONTROLLER, HOST_SERIES, SHARED_MOUNTS, SLURM_SERIES
 from resilio_hpc.prolog_epilog.hooks.hook_files import HookSettings, install, package_folder, render_conf
 
-_MACHINE_VERBS: dict[str, tuple[Callable[[DevCluster, str], None], str]] = {
-    "crash": (DevCluster.crash, "power cut: kill everything on a machine, silently"),
-    "boot": (DevCluster.boot, "power a crashed machine on again"),
-    "partition": (DevCluster.partition, "pull a machine's network cable"),
-    "split": (DevCluster.split, "cut a machine off from all but those that were split before it"),
-    "heal": (DevCluster.heal, "plug a machine's network cable in again"),
-    "hang-shared": (DevCluster.hang_shared, "let /shared hang on a node (up --shared-mount fuse)"),
-    "release-shared": (DevCluster.release_shared, "let /shared answer again"),
-    "kill-slurmd": (DevCluster.kill_slurmd, "SIGKILL a node's slurmd"),
-    "start-slurmd": (DevCluster.start_slurmd, "start a node's slurmd again"),
+_MACHINE_VERBS: dict[str, tuple[Callable[[RackMachines, str], None], str]] = {
+    "crash": (RackMachines.crash, "power cut: kill everything on a machine, silently"),
+    "boot": (RackMachines.boot, "power a crashed machine on again"),
+    "partition": (RackMachines.partition, "pull a machine's network cable"),
+    "split": (RackMachines.split, "cut a machine off from all but those that were split before it"),
+    "heal": (RackMachines.heal, "plug a machine's network cable in again"),
+    "hang-shared": (RackMachines.hang_shared, "let /shared hang on a node (up --shared-mount fuse)"),
+    "release-shared": (RackMachines.release_shared, "let /shared answer again"),
+    "kill-slurmd": (RackMachines.kill_slurmd, "SIGKILL a node's slurmd"),
+    "start-slurmd": (RackMachines.start_slurmd, "start a node's slurmd again"),
 }
-_CLUSTER_VERBS: dict[str, tuple[Callable[[SlurmCommands], None], str]] = {
-    "kill-slurmctld": (lambda cluster: cluster.kill_slurmctld(), "SIGKILL the controller daemon"),
-    "start-slurmctld": (lambda cluster: cluster.start_slurmctld(), "start the controller daemon again"),
+_CLUSTER_VERBS: dict[str, tuple[Callable[[Machines], None], str]] = {
+    "kill-slurmctld": (lambda machines: machines.kill_slurmctld(), "SIGKILL the controller daemon"),
+    "start-slurmctld": (lambda machines: machines.start_slurmctld(), "start the controller daemon again"),
 }
 
 
@@ -126,7 +126,7 @@ def _up(arguments: argparse.Namespace) -> int:
         "conf": arguments.conf,
         "timeout_s": arguments.timeout,
     }
-    cluster: SlurmCommands
+    cluster: DevCluster[Machines]
     if arguments.rootless:
         beyond = arguments.accounting or arguments.bind or arguments.hooks or arguments.shared_mount != "bind"
         beyond = beyond or arguments.private_tmp
@@ -134,13 +134,13 @@ def _up(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 "--rootless runs this host's own Slurm: without --slurm, --accounting, --bind, --hooks, --shared-mount"
             )
-        cluster = RootlessCluster.start(arguments.name, **size)
+        cluster = start_rootless(arguments.name, **size)
     else:
         if not image.is_built(arguments.slurm):
             print(f"building a root with Slurm {arguments.slurm}: a minute or two, once", file=sys.stderr)
         if arguments.hooks:
             _install_hooks(arguments.hooks.absolute(), arguments.bind, size["conf"])
-        cluster = DevCluster.start(
+        cluster = start(
             arguments.name,
             slurm=arguments.slurm,
             accounting=arguments.accounting,
@@ -206,9 +206,9 @@ def _is_up(name: str) -> bool:
 
 def _shell(arguments: argparse.Namespace) -> int:
     cluster = find(arguments.name)
-    command = cluster.command(arguments.machine, ["bash", "-i"], user=arguments.user)
+    command = cluster.machines.command(arguments.machine, ["bash", "-i"], user=arguments.user)
     prompt = {"PS1": f"[{cluster.name}] \\u@\\h:\\w\\$ ", "TERM": os.environ.get("TERM", "dumb")}
-    os.execvpe(command[0], command, cluster.environment(prompt, arguments.user))
+    os.execvpe(command[0], command, cluster.machines.environment(prompt, arguments.user))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -229,18 +229,18 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _machine_verb(arguments: argparse.Namespace) -> int:
     call, _ = _MACHINE_VERBS[arguments.verb]
-    call(_with_namespaces(arguments), arguments.machine)
+    call(_rack_machines(arguments), arguments.machine)
     return 0
 
 
 def _cluster_verb(arguments: argparse.Namespace) -> int:
     call, _ = _CLUSTER_VERBS[arguments.verb]
-    call(find(arguments.name))
+    call(find(arguments.name).machines)
     return 0
 
 
-def _with_namespaces(arguments: argparse.Namespace) -> DevCluster:
+def _rack_machines(arguments: argparse.Namespace) -> RackMachines:
     cluster = find(arguments.name)
-    if not isinstance(cluster, DevCluster):
+    if not isinstance(cluster.machines, RackMachines):
         raise UsageError(f"{arguments.verb} needs machines of their own, and {cluster.name} is --rootless")
-    return cluster
+    return cluster.machines

@@ -24,24 +24,20 @@ _NO_JSON = re.compile(r"unrecognized option|invalid option|serializer|data_parse
 _NOT_THERE = re.compile(r"Node \S+ not found|Invalid job id|Invalid node name")
 
 
-class CommandClient(OrderWriter):
+class CommandClient:
     """``use_json=False``: tables alone."""
 
     def __init__(
         self,
         run: Runner = run_here,
         timeout_s: float = TIMEOUT_S,
-        dry_run: Callable[[Sequence[str]], None] | None = None,
         use_json: bool = True,
     ) -> None:
-        super().__init__(run, timeout_s, dry_run)
+        self.orders = OrderWriter(run, timeout_s)
+        self._run = run
+        self._timeout_s = timeout_s
         self._json = use_json
         self._version: tuple[int, int] | None = None
-
-    def describe(self) -> str:
-        """Return ``the commands of Slurm 22.05, JSON``."""
-        series = ".".join(f"{part:02d}" for part in self.series())
-        return f"the commands of Slurm {series}, {'JSON' if self._json else 'tables'}"
 
     def series(self) -> tuple[int, int]:
         """Slurm's series, such as (22, 5). Needs no slurmctld. Raises SlurmError."""

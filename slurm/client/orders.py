@@ -12,8 +12,6 @@ from resilio_hpc.slurm.client.hostlist import compress
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _JOB = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,10})?")
 _KEY = re.compile(r"[A-Za-z][A-Za-z]{0,63}")
-_FEATURE = re.compile(r"[A-Za-z0-9_.:/=-]{1,255}")
-_SIGNAL = re.compile(r"(?:SIG)?[A-Z][A-Z0-9+]{1,9}|\d{1,2}")
 
 
 def drain(nodes: Sequence[str], reason: str) -> list[str]:
@@ -31,29 +29,11 @@ def undrain(nodes: Sequence[str]) -> list[str]:
     return _update_nodes(nodes, "State=UNDRAIN")
 
 
-def resume(nodes: Sequence[str]) -> list[str]:
-    """Back into service, from DRAIN, DOWN and FAIL alike."""
-    return _update_nodes(nodes, "State=RESUME")
-
-
 def weight(nodes: Sequence[str], number: int) -> list[str]:
     """Slurm fills nodes of a low weight first."""
     if not 0 <= number < 1 << 32:
         raise UsageError(f"a node's weight is a whole number from 0 to 4294967295, not {number}")
     return _update_nodes(nodes, f"Weight={number}")
-
-
-def features(nodes: Sequence[str], available: Sequence[str], active: Sequence[str] | None = None) -> list[str]:
-    """Return the features that jobs may ask for; ``active``: those of them that the nodes have now (default: all)."""
-    chosen = available if active is None else active
-    return _update_nodes(
-        nodes, f"AvailableFeatures={_feature_list(available)}", f"ActiveFeatures={_feature_list(chosen)}"
-    )
-
-
-def comment_nodes(nodes: Sequence[str], comment: str) -> list[str]:
-    """Return the nodes' Comment."""
-    return _update_nodes(nodes, f"Comment={_value(comment)}")
 
 
 def update_job(job: str, changes: Mapping[str, str]) -> list[str]:
@@ -67,23 +47,6 @@ def update_job(job: str, changes: Mapping[str, str]) -> list[str]:
         f"JobId={check_job(job)}",
         *(f"{key}={_value(text)}" for key, text in changes.items()),
     ]
-
-
-def requeue(job: str) -> list[str]:
-    """End a job's present run and queue it again."""
-    return ["scontrol", "requeue", check_job(job)]
-
-
-def cancel(job: str, signal: str | None = None) -> list[str]:
-    """Cancel a job, or send a signal to its steps."""
-    if signal is not None and not _SIGNAL.fullmatch(signal):
-        raise UsageError(f"not a signal: {printable(signal)!r}; a name such as USR2, or a number")
-    return ["scancel", *(["--signal", signal] if signal else []), check_job(job)]
-
-
-def submit(arguments: Sequence[str]) -> list[str]:
-    """Submit what follows, sbatch's options and the script."""
-    return ["sbatch", "--parsable", *arguments]
 
 
 def check_nodes(names: Sequence[str]) -> None:
@@ -120,10 +83,3 @@ def _value(text: str) -> str:
             f"Slurm would not keep this text as it is: {printable(text, 60)!r} (quotes at its ends, newlines)"
         )
     return text
-
-
-def _feature_list(names: Sequence[str]) -> str:
-    bad = [name for name in names if not _FEATURE.fullmatch(name)]
-    if bad:
-        raise UsageError(f"not the name of a feature: {printable(bad[0])!r}")
-    return ",".join(names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from resilio_hpc.slurm.client.answers import Garbled
 from resilio_hpc.slurm.client.command_client import CommandClient
@@ -25,14 +25,9 @@ class PyslurmClient(CommandClient):
         reader: PyslurmReader,
         run: Runner = run_here,
         timeout_s: float = TIMEOUT_S,
-        dry_run: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
-        super().__init__(run, timeout_s, dry_run)
+        super().__init__(run, timeout_s)
         self._reader: PyslurmReader | None = reader
-
-    def describe(self) -> str:
-        """``pyslurm, and the commands of Slurm 26.05, JSON``."""
-        return f"pyslurm, and {super().describe()}" if self._reader else super().describe()
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[Node, ...]:
         """All nodes, or those of these names that Slurm knows."""

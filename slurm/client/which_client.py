@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.slurm.client.command_client import CommandClient
@@ -16,7 +16,6 @@ def _installed() -> bool:
 
 
 def which(
-    dry_run: Callable[[Sequence[str]], None] | None = None,
     *,
     installed: Callable[[], bool] = _installed,
     reader: Callable[[], PyslurmReader] = PyslurmReader,
@@ -28,9 +27,9 @@ def which(
     """
     if installed():
         try:
-            client = PyslurmClient(reader(), dry_run=dry_run)
+            client = PyslurmClient(reader())
             if client.agrees():
                 return client
         except SlurmError:  # pyslurm without its Slurm, or no Slurm at all: the commands say which
-            return CommandClient(dry_run=dry_run)
-    return CommandClient(dry_run=dry_run)
+            return CommandClient()
+    return CommandClient()

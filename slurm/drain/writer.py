@@ -241,11 +241,11 @@ class _Act:
         self._written = decision.reason
         self._orders += 1
         if decision.action is Action.DRAIN:
-            self._client.drain([self._node], decision.reason)
+            self._client.orders.drain([self._node], decision.reason)
         elif decision.action is Action.REWORD:
-            self._client.reword([self._node], decision.reason)
+            self._client.orders.reword([self._node], decision.reason)
         else:
-            self._client.undrain([self._node])
+            self._client.orders.undrain([self._node])
 
     def _disown(self, decision: Decision, seen: Node) -> None:
         """Leave the node drained, for a reason that is not ours, unless another order has changed that since."""
@@ -254,9 +254,9 @@ class _Act:
             return
         if decision.action is Action.UNDRAIN:
             if not now.state.drain:  # even if its state has changed: a node that was DOWN may have come back by itself
-                self._client.drain([self._node], disowned_reason("its drain was ended"))
+                self._client.orders.drain([self._node], disowned_reason("its drain was ended"))
         elif (now.state.drain, now.reason) == (seen.state.drain, seen.reason):
-            self._client.reword([self._node], disowned_reason(decision.reason.removeprefix(PREFIX)))
+            self._client.orders.reword([self._node], disowned_reason(decision.reason.removeprefix(PREFIX)))
         self._after = self._look()
 
     def _read(self) -> Node | None:

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.json_fields import printable
+from resilio_hpc.core.json_lines import LineDecoder
 
 FORGOTTEN = "forgotten"  # kind of a line that ends what was remembered of a node until then
 _EVIDENCE_LETTERS = 300
@@ -45,21 +47,20 @@ def evidence(text: str) -> str:
     return printable(" ".join(text.split()), _EVIDENCE_LETTERS)
 
 
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(NodeFault)
+_lines = LineDecoder[NodeFault](NodeFault, "a fault")
 
 
 def encode(fault: NodeFault) -> bytes:
     """Return the line, with its newline. Raises ValueError for what ``decode`` would not take."""
-    line = _encoder.encode(fault)
+    line = _lines.encode(fault)
     if decode(line) != fault:
         raise ValueError(f"not a fault that can be remembered: {printable(repr(fault))}")
-    return line + b"\n"
+    return line
 
 
 def decode(line: bytes) -> NodeFault | None:
     """None for what is no such line: torn, of another program, out of bounds."""
     try:
-        return _decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return _lines.decode(line)
+    except WireError:
         return None

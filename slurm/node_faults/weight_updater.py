@@ -130,7 +130,7 @@ class Steering:
         if not decision.writes:
             _remember(known, node.name, decision)
             return self._said(node, decision, DrainResult.OVERTAKEN, decision.why)
-        self._client.set_weight([node.name], decision.weight)
+        self._client.orders.set_weight([node.name], decision.weight)
         alone = came_alone(count, count_with_ours(self._client.node_updates, count, self._sleep))
         after = self._look(node.name)
         if after != decision.weight:

@@ -52,7 +52,7 @@ class Reshaped:
 
 
 class JobUpdates(Protocol):
-    """The part of a SlurmClient that is needed."""
+    """The part of an OrderWriter that is needed."""
 
     def update_job(self, job: str, changes: Mapping[str, str]) -> None:
         """``scontrol update JobId=…``."""
@@ -62,7 +62,7 @@ def reshape(
     job: str,
     shape: Shape,
     run_path: Path,
-    client: JobUpdates | None = None,
+    orders: JobUpdates | None = None,
     look: Callable[[str], Mapping[str, str]] = commands.job_fields,
     dry_run: bool = False,
 ) -> Reshaped:
@@ -82,7 +82,7 @@ def reshape(
     if dry_run:
         return Reshaped(job, "would", f"job {job} would be changed: {words(wanted)}", wanted)
     try:
-        (client or OrderWriter()).update_job(job, order)
+        (orders or OrderWriter()).update_job(job, order)
     except SlurmError as error:
         return _failed(job, error, wanted, look)
     return _look_again(job, shape, wanted, look(job))

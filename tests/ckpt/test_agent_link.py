@@ -57,11 +57,11 @@ class Agent:
 
     def hear(self) -> rank_link.RankMessage:
         assert self.link is not None
-        return rank_link.decode_rank_message(self.link.recv(rank_link.MAX_BYTES))
+        return rank_link.to_agent.decode(self.link.recv(rank_link.MAX_BYTES))
 
     def tell(self, message: rank_link.AgentMessage) -> None:
         assert self.link is not None
-        self.link.send(rank_link.encode(message))
+        self.link.send(rank_link.to_rank.encode(message))
 
     def close(self) -> None:
         self.listener.close()

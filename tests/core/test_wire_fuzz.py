@@ -62,7 +62,7 @@ def test_what_is_encoded_is_decoded_the_same(name: str, seed: int) -> None:
 @given(st.binary(max_size=200))
 @settings(max_examples=300)
 def test_any_packet_of_a_rank_is_decoded_or_refused(packet: bytes) -> None:
-    for decode in (rank_link.decode_rank_message, rank_link.decode_agent_message):
+    for decode in (rank_link.to_agent.decode, rank_link.to_rank.decode):
         try:
             decode(packet)
         except WireError:
@@ -73,10 +73,10 @@ def test_any_packet_of_a_rank_is_decoded_or_refused(packet: bytes) -> None:
 @settings(max_examples=200)
 def test_broken_packets_of_a_rank_are_refused(seed: int) -> None:
     rng = Random(seed)
-    packet = bytearray(rank_link.encode(rank_link.RestoreFailed(1, "memory", "é\n\0" * 3)))
+    packet = bytearray(rank_link.to_agent.encode(rank_link.RestoreFailed(1, "memory", "é\n\0" * 3)))
     for _ in range(rng.randint(1, 4)):
         packet[rng.randrange(len(packet))] ^= 1 << rng.randrange(8)
     try:
-        rank_link.decode_rank_message(bytes(packet))
+        rank_link.to_agent.decode(bytes(packet))
     except WireError:
         pass

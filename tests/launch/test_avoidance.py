@@ -74,8 +74,12 @@ class Slurm:
 
     def __init__(self) -> None:
         self.fields = {"JobState": "PENDING", "NumNodes": "2", "Partition": "main", "ExcNodeList": "n5"}
-        self.orders: list[dict[str, str]] = []
+        self.ordered: list[dict[str, str]] = []
         self.broken = False
+
+    @property
+    def orders(self) -> Slurm:
+        return self
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(Node(f"n{n}", node_state(["IDLE"]), partitions=("main",)) for n in range(1, 6))
@@ -84,7 +88,7 @@ class Slurm:
         assert job == "8"
         if self.broken:
             raise SlurmError("Unable to contact slurm controller")
-        self.orders.append(changes)
+        self.ordered.append(changes)
         self.fields["ExcNodeList"] = changes["ExcNodeList"]
 
 
@@ -121,7 +125,7 @@ def test_what_a_run_learns_is_kept_once_and_said_with_its_reason(tmp_path: Path,
     (told,) = refresh(run)
     assert (told["event"], told["job"], told["nodes"]) == ("excludes", "8", ["n2"])
     assert "n2: score 1.00: node-lost 1" in told["why"]
-    assert slurm.orders == [{"ExcNodeList": "n2,n5"}]
+    assert slurm.ordered == [{"ExcNodeList": "n2,n5"}]
     assert refresh(run) == []
     assert len(FaultLedger(next((tmp_path / "runs").glob("resilio-node-faults-*"))).read().faults) == 1
     assert json.loads((run / "links" / "8.excluded.json").read_text())["nodes"] == ["n2"]
@@ -134,7 +138,7 @@ def test_what_is_forgotten_is_no_longer_avoided(tmp_path: Path, slurm: Slurm) ->
     FaultLedger(folder).append([NodeFault(time=time.time() + 1, node="n2", kind="forgotten")])
     (told,) = refresh(run)
     assert told["nodes"] == []
-    assert slurm.orders[-1] == {"ExcNodeList": "n5"}
+    assert slurm.ordered[-1] == {"ExcNodeList": "n5"}
 
 
 def test_a_slurm_that_does_not_answer_costs_a_line_and_the_next_try_knows_whose_they_are(
@@ -148,13 +152,13 @@ def test_a_slurm_that_does_not_answer_costs_a_line_and_the_next_try_knows_whose_
     (folder,) = (tmp_path / "runs").glob("resilio-node-faults-*")
     FaultLedger(folder).append([NodeFault(time=time.time() + 1, node="n2", kind="forgotten")])
     refresh(run)
-    assert slurm.orders == [{"ExcNodeList": "n5"}]
+    assert slurm.ordered == [{"ExcNodeList": "n5"}]
 
 
 def test_a_job_that_runs_already_is_left(tmp_path: Path, slurm: Slurm) -> None:
     slurm.fields["JobState"] = "RUNNING"
     assert refresh(run_with_a_lost_node(tmp_path)) == []
-    assert slurm.orders == []
+    assert slurm.ordered == []
 
 
 def test_where_memory_is_off_nothing_is_kept(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def serve(server: RankServer) -> None:
 
 
 def attach(rank: int, round_number: int = 0) -> bytes:
-    return rank_link.encode(Attach(rank, rank, round_number, 1))
+    return rank_link.to_agent.encode(Attach(rank, rank, round_number, 1))
 
 
 def test_the_socket_is_private(server: RankServer) -> None:
@@ -59,10 +59,10 @@ def test_the_socket_is_private(server: RankServer) -> None:
 
 BAD = {
     "garbage": b"\x00\xff not json",
-    "no Attach": rank_link.encode(StepDone(1, 0.0)),
+    "no Attach": rank_link.to_agent.encode(StepDone(1, 0.0)),
     "unknown type": b'{"type":"Exec","command":"id"}',
     "unknown field": b'{"type":"StepDone","step":1,"time":0,"more":1}',
-    "an agent's word": rank_link.encode(StopAt(3)),
+    "an agent's word": rank_link.to_rank.encode(StopAt(3)),
     "deep": b"[" * 60_000,
     "oversized": b'{"type":"RestoreFailed","step":1,"source":"memory","error":"' + b"x" * rank_link.MAX_BYTES + b'"}',
 }
@@ -78,7 +78,7 @@ def test_what_is_not_understood_closes_that_connection_only(
     serve(server)
     assert server.dropped == 1
     assert bad.recv(100) == b""
-    good.send(rank_link.encode(StepDone(5, 1.0)))
+    good.send(rank_link.to_agent.encode(StepDone(5, 1.0)))
     serve(server)
     assert heard == [(0, 1, Attach(1, 1, 0, 1)), (0, 1, StepDone(5, 1.0))]
 
@@ -90,7 +90,7 @@ def test_words_go_to_the_rank_of_the_round_that_they_are_for(server: RankServer,
     serve(server)
     server.tell(4, 0, StopAt(9))
     server.tell(4, 1, StopAt(8))
-    assert rank_link.decode_agent_message(new.recv(1000)) == StopAt(9)
+    assert rank_link.to_rank.decode(new.recv(1000)) == StopAt(9)
     old.settimeout(0.05)
     with pytest.raises(TimeoutError):
         old.recv(1000)
@@ -111,7 +111,7 @@ def test_a_flood_is_read_in_portions(server: RankServer, connect: list[socket.so
     sent = 0
     try:
         while sent < 1000:
-            flood.send(rank_link.encode(StepDone(sent, 0.0)))
+            flood.send(rank_link.to_agent.encode(StepDone(sent, 0.0)))
             sent += 1
     except BlockingIOError:
         pass
@@ -124,7 +124,7 @@ def test_last_words_are_heard_before_the_end(server: RankServer, connect: list[s
     link = connect[0]
     link.send(attach(0))
     serve(server)
-    link.send(rank_link.encode(rank_link.Finished(7)))
+    link.send(rank_link.to_agent.encode(rank_link.Finished(7)))
     link.close()
     server.drain(0)
     assert heard[-1] == (0, 0, rank_link.Finished(7))

@@ -227,7 +227,11 @@ class PendingJob:
 
     def __init__(self, fields: dict[str, str]) -> None:
         self.fields = fields
-        self.orders: list[dict[str, str]] = []
+        self.ordered: list[dict[str, str]] = []
+
+    @property
+    def orders(self) -> PendingJob:
+        return self
 
     def look(self, number: str) -> dict[str, str]:
         assert number == "8"
@@ -235,7 +239,7 @@ class PendingJob:
 
     def update_job(self, number: str, changes: dict[str, str]) -> None:
         assert number == "8"
-        self.orders.append(changes)
+        self.ordered.append(changes)
         self.fields |= changes
 
 
@@ -272,7 +276,7 @@ def test_a_successor_that_waits_gets_its_size_and_then_the_nodes_to_avoid(
     hand.close()
     assert (decision.action, decision.sizes, said) == ("reshape", (2,), error)
     if error:
-        assert (slurm.orders, avoided) == ([], [])
+        assert (slurm.ordered, avoided) == ([], [])
     else:
-        assert [order["NumNodes"] for order in slurm.orders] == ["2-2"]
+        assert [order["NumNodes"] for order in slurm.ordered] == ["2-2"]
         assert avoided == [(path, "7", ("n1", "n2", "n3"), "8")]

@@ -31,7 +31,7 @@ def test_the_survivors_finish_the_run_and_close_its_jobs(cluster: DevCluster) ->
 
     until(lambda: any(event.kind == "committed" for event in events_of(run)), "a committed step", output)
     batch_host = str(next(event.fields["nodes"] for event in events_of(run) if event.kind == "launch")[0])
-    cluster.crash(batch_host)
+    cluster.machines.crash(batch_host)
     until(lambda: not cluster.run("ctl", ["squeue", "-h", "-t", "PD,R"]).stdout.strip(), "no job left", output)
     assert json.loads((run / "verdict.json").read_text())["verdict"] == "completed"
     result = json.loads((cluster.shared / "batch-host.result").read_text())

@@ -155,7 +155,7 @@ def test_a_survivor_closes_the_job_once_although_several_try_and_slurmctld_is_aw
     run = begin()
     following = run.said(run.first)["successor"]
     run.cluster.wait_until_saved(int(run.first))
-    run.cluster.kill_slurmctld()
+    run.cluster.machines.kill_slurmctld()
     program = (
         "from pathlib import Path; from resilio_hpc.launch.chain.orphaned_job import hand_over; "
         f"print(hand_over(Path({run.inside!r}), {run.first!r}, 'needs_new_job', 'batch_host_lost'))"
@@ -165,7 +165,7 @@ def test_a_survivor_closes_the_job_once_although_several_try_and_slurmctld_is_aw
         for node in ("n3", "n4")
     }
     wait_for(lambda: handover.read(run.path, run.first) is not None, run.output)
-    run.cluster.start_slurmctld()
+    run.cluster.machines.start_slurmctld()
     for process in survivors.values():
         assert process.communicate(timeout=300.0)[0].strip() == "True"
     record = handover.read(run.path, run.first)
@@ -180,7 +180,7 @@ def test_a_lost_batch_host_leaves_a_record_and_its_node_is_waited_for(begin: Cal
     run = begin("--nodes=2")
     following = run.said(run.first)["successor"]
     host, survivor = run.said(run.first)["nodes"]
-    run.cluster.crash(host)
+    run.cluster.machines.crash(host)
     program = (
         "from pathlib import Path; from resilio_hpc.launch.chain.orphaned_job import close_job; "
         f"print(close_job(Path({run.inside!r}), {run.first!r}, None, 'batch_host_lost'))"
@@ -191,7 +191,7 @@ def test_a_lost_batch_host_leaves_a_record_and_its_node_is_waited_for(begin: Cal
     assert record is not None
     assert (record.by, record.reason, record.carries_on) == (survivor, "batch_host_lost", True)
     wait_for(lambda: f"does not confirm that it has left {host}" in run.output(), run.output)
-    run.cluster.boot(host)  # Slurm hears of it: nothing of the job runs there any more
+    run.cluster.machines.boot(host)  # Slurm hears of it: nothing of the job runs there any more
     assert run.said(following)["over"] is None
     waited = next(event for event in read_ledger(run.path / "ledger") if event.kind == "waited_for_predecessor")
     assert waited.fields["seconds"] < JOB_LEASE_S

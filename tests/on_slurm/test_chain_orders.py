@@ -69,7 +69,7 @@ def test_a_stop_while_slurmctld_is_away_holds(begin: Begin) -> None:
     run = begin()
     following = run.said(run.first)["successor"]
     run.cluster.wait_until_saved(int(run.first))
-    run.cluster.kill_slurmctld()
+    run.cluster.machines.kill_slurmctld()
     try:
         refused = resilio(run, "extend", run.inside)
         assert (refused.returncode, refused.stdout) == (1, "")
@@ -79,7 +79,7 @@ def test_a_stop_while_slurmctld_is_away_holds(begin: Begin) -> None:
         assert (told.returncode, "recorded" in told.stdout) == (3, True)
         wait_for(lambda: run_directory.read_verdict(run.path, run.first) is not None, run.output)
     finally:
-        run.cluster.start_slurmctld()
+        run.cluster.machines.start_slurmctld()
     wait_for(lambda: not in_queue(run), run.queue)
     assert [turn.part for turn in run_claim.newest(run.path, 3)] == [run.first]
     if run.cluster.job_state(following) != "CANCELLED":  # it started before the one before it could cancel it

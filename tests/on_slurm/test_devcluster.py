@@ -15,7 +15,8 @@ import pytest
 
 from resilio_hpc.cli.devcluster import main
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
-from resilio_hpc.devtools.devcluster import DevCluster, RootlessCluster, names
+from resilio_hpc.devtools import devcluster
+from resilio_hpc.devtools.devcluster import DevCluster, names
 from resilio_hpc.devtools.devcluster.spec import NEWEST_SERIES, base_directory, layout
 from tests.support.clusters import MIDDLE_SERIES, each_series, unique_name
 from tests.support.requirements import need_slurm
@@ -83,7 +84,9 @@ def test_an_ordinary_user_can_run_jobs_but_is_no_administrator(cluster: DevClust
 def test_a_command_that_hangs_is_ended_and_reported(cluster: DevCluster) -> None:
     with pytest.raises(CommandError, match="no answer within"):
         cluster.run("n1", ["sleep", "4321"], timeout_s=0.2)
-    until(lambda: not any("4321" in p.argv for p in cluster.pids("n1")), "the end of the command", cluster.status)
+    until(
+        lambda: not any("4321" in p.argv for p in cluster.machines.pids("n1")), "the end of the command", cluster.status
+    )
 
 
 # ---- failures
@@ -100,30 +103,30 @@ def test_a_power_cut_kills_that_node_only_and_its_nvme_survives(cluster: DevClus
         "a step on every node",
         cluster.status,
     )
-    before = cluster.pids("n3")
-    cluster.crash("n3")
+    before = cluster.machines.pids("n3")
+    cluster.machines.crash("n3")
     assert not any(Path(f"/proc/{process.host_pid}").exists() for process in before)
     cluster.wait_for_node("n3", ("down", "down*"), 30.0)
     assert cluster.job_state(job) == "RUNNING"
     for node in ("n1", "n2"):
-        assert any(process.argv[-2:] == ("sleep", "300") for process in cluster.pids(node))
+        assert any(process.argv[-2:] == ("sleep", "300") for process in cluster.machines.pids(node))
     with pytest.raises(SlurmError, match="power it on"):
         cluster.run("n3", ["true"])
-    cluster.boot("n3")
+    cluster.machines.boot("n3")
     left = cluster.run("n3", ["sh", "-c", "cat /nvme/kept; ls /tmp /dev/shm | grep -c lost"], check=False).stdout
     assert left.split() == ["kept", "0"]
 
 
 def test_a_partitioned_node_runs_on_unreached_and_comes_back(cluster: DevCluster) -> None:
     cluster = cluster
-    address = cluster.machines()["n2"].address
+    address = cluster.machines.states()["n2"].address
     reach = ["timeout", "1", "bash", "-c", f"exec 3<>/dev/tcp/{address}/6818"]
     cluster.run("n1", reach)
-    cluster.partition("n2")
+    cluster.machines.partition("n2")
     with pytest.raises(CommandError):
         cluster.run("n1", reach)
     assert cluster.run("n2", ["hostname"]).stdout == "n2\n"
-    cluster.heal("n2")
+    cluster.machines.heal("n2")
     until(lambda: cluster.run("n1", reach, check=False).returncode == 0, "n2 in reach again", cluster.status)
 
 
@@ -131,16 +134,16 @@ def test_halves_of_a_cluster_reach_their_own_nodes_only(cluster: DevCluster) -> 
     cluster = cluster
 
     def reaches(source: str, target: str) -> bool:
-        program = f"exec 3<>/dev/tcp/{cluster.machines()[target].address}/6818"
+        program = f"exec 3<>/dev/tcp/{cluster.machines.states()[target].address}/6818"
         return cluster.run(source, ["timeout", "1", "bash", "-c", program], check=False).returncode == 0
 
-    cluster.split("n3", "n4")
+    cluster.machines.split("n3", "n4")
     assert reaches("n3", "n4")
     assert reaches("n1", "n2")
     assert not reaches("n1", "n3")
     assert not reaches("n4", "n2")
     for node in ("n3", "n4"):
-        cluster.heal(node)
+        cluster.machines.heal(node)
     until(lambda: reaches("n1", "n3") and reaches("n4", "n2"), "all nodes in reach again", cluster.status)
 
 
@@ -150,23 +153,23 @@ def test_a_step_outlives_slurmctld(cluster: DevCluster) -> None:
     job = cluster.submit(script, ["--nodes=2"])
     until((cluster.shared / "started").exists, "the job's start", cluster.status)
     cluster.wait_until_saved(job)
-    cluster.kill_slurmctld()
+    cluster.machines.kill_slurmctld()
     with pytest.raises(CommandError):
         cluster.run("ctl", ["timeout", "1", "sinfo"])
-    cluster.start_slurmctld()
+    cluster.machines.start_slurmctld()
     (cluster.shared / "go").touch()
     assert cluster.wait_for_job(job, ("COMPLETED", "FAILED", "CANCELLED"), 20.0) == "COMPLETED"
 
 
 def test_slurmd_dies_alone_and_returns(cluster: DevCluster) -> None:
     cluster = cluster
-    cluster.kill_slurmd("n4")
-    assert "munged" in {process.program for process in cluster.pids("n4")}
-    assert "slurmd" not in {process.program for process in cluster.pids("n4")}
-    cluster.start_slurmd("n4")
-    assert "slurmd" in {process.program for process in cluster.pids("n4")}
+    cluster.machines.kill_slurmd("n4")
+    assert "munged" in {process.program for process in cluster.machines.pids("n4")}
+    assert "slurmd" not in {process.program for process in cluster.machines.pids("n4")}
+    cluster.machines.start_slurmd("n4")
+    assert "slurmd" in {process.program for process in cluster.machines.pids("n4")}
     with pytest.raises(SlurmError, match="already running"):
-        cluster.start_slurmd("n4")
+        cluster.machines.start_slurmd("n4")
 
 
 # ---- several, twice, and nothing left
@@ -175,12 +178,12 @@ def test_slurmd_dies_alone_and_returns(cluster: DevCluster) -> None:
 def test_two_clusters_run_side_by_side_and_leave_nothing(cluster: DevCluster) -> None:
     interfaces = host_interfaces()
     name = unique_name("beside")
-    with DevCluster.start(name, nodes=1, conf=["KillWait=7"]) as other:
+    with devcluster.start(name, nodes=1, conf=["KillWait=7"]) as other:
         assert other.run("ctl", ["srun", "hostname"]).stdout == "n1\n"
         assert other.node_states().keys() == {"n1"}
         assert "KillWait                = 7 sec" in other.run("ctl", ["scontrol", "show", "config"]).stdout
         with pytest.raises(UsageError, match="already up"):
-            DevCluster.start(name, nodes=1)
+            devcluster.start(name, nodes=1)
         assert set(names()) >= {name, cluster.name}
         assert host_interfaces() == interfaces
     assert traces(name) == []
@@ -191,9 +194,7 @@ def test_two_clusters_run_side_by_side_and_leave_nothing(cluster: DevCluster) ->
 def test_a_killed_start_leaves_no_process_and_down_sweeps_its_files(delay_s: float) -> None:
     need_slurm()
     name = unique_name("killed")
-    program = (
-        f"from resilio_hpc.devtools.devcluster import DevCluster; DevCluster.start({name!r}, nodes=3, conf=['X=1'])"
-    )
+    program = f"from resilio_hpc.devtools import devcluster; devcluster.start({name!r}, nodes=3, conf=['X=1'])"
     # an unknown setting makes slurmctld refuse, so this start can never succeed before it is killed
     starter = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     until((layout(name).state / "spec.json").exists, "the cluster's files", names)
@@ -243,7 +244,7 @@ def test_the_commands_do_what_the_methods_do(cluster: DevCluster, capsys: pytest
 def test_a_rootless_cluster_runs_jobs_with_fake_gpus_and_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     need_slurm()
     name = unique_name("rootless")
-    with RootlessCluster.start(name, nodes=2, gpus=2) as rootless:
+    with devcluster.start_rootless(name, nodes=2, gpus=2) as rootless:
         show = ["srun", "--nodes=2", "--gpus-per-node=2", "sh", "-c", "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"]
         assert sorted(rootless.run("ctl", show).stdout.split("\n")) == ["", "n1 0,1", "n2 0,1"]
         job = rootless.submit("#!/bin/sh\nexec sleep 300\n")
@@ -259,8 +260,8 @@ def test_newer_slurm_runs_this_interpreter(cluster: DevCluster) -> None:
     program = "import os, h5py, zmq, torch; print(os.environ['CUDA_VISIBLE_DEVICES'])"
     command = ["srun", "--nodes=2", "--gpus-per-node=1", sys.executable, "-c", program]
     assert cluster.run("ctl", command, timeout_s=60.0).stdout.split() == ["0", "0"]
-    cluster.crash("n2")
-    cluster.boot("n2")
+    cluster.machines.crash("n2")
+    cluster.machines.boot("n2")
     cluster.wait_for_idle(timeout_s=90.0)
 
 

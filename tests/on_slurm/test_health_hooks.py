@@ -66,7 +66,7 @@ def healthy(guarded: DevCluster) -> Iterator[DevCluster]:
     for node in guarded.nodes:
         look_anew(guarded, node)
     yield guarded
-    guarded.release_shared()
+    guarded.machines.release_shared()
     guarded.run("ctl", ["scancel", "--user=root"], check=False)
     for node in guarded.nodes:
         guarded.run(node, ["sh", "-c", f"umount -l /var/tmp; umount -l {RUN}; true"], cwd="/")
@@ -112,7 +112,7 @@ def test_with_leave_a_full_disk_sends_the_job_elsewhere(healthy: DevCluster) -> 
 
 
 def test_a_file_system_that_hangs_is_named_and_holds_up_neither_checks_nor_prolog(healthy: DevCluster) -> None:
-    healthy.hang_shared("n1")
+    healthy.machines.hang_shared("n1")
     found = look_anew(healthy, "n1")
     assert held_up_s(healthy, "prolog") < ALLOWED_S
     latency = results(found)["mount-latency"]
@@ -122,7 +122,7 @@ def test_a_file_system_that_hangs_is_named_and_holds_up_neither_checks_nor_prolo
     assert results(found)["clock-sync"]["status"] in ("pass", "fail")  # the others went on
     job = healthy.submit("#!/bin/sh\ntrue\n", [*BATCH, "--nodelist=n1"])
     until(lambda: f"job {job}: passes, without leave" in node_file(healthy, "n1", "log"), HAPPENS)
-    healthy.release_shared("n1")
+    healthy.machines.release_shared("n1")
     assert results(look_anew(healthy, "n1"))["mount-latency"]["status"] == "pass"
 
 
@@ -163,7 +163,7 @@ def test_a_check_that_hangs_is_named_and_holds_up_no_job(healthy: DevCluster) ->
 @contextlib.contextmanager
 def slurmctld_stopped(cluster: DevCluster) -> Iterator[None]:
     """It is there, takes connections, and answers nothing."""
-    (slurmctld,) = [process.host_pid for process in cluster.pids("ctl") if process.program == "slurmctld"]
+    (slurmctld,) = [process.host_pid for process in cluster.machines.pids("ctl") if process.program == "slurmctld"]
     os.kill(slurmctld, signal.SIGSTOP)
     try:
         yield
@@ -199,14 +199,14 @@ def test_a_child_in_state_d_is_left_and_collected_when_it_comes_back(healthy: De
     """Its request must be with the file system when that stops: most are, while it writes and syncs."""
     for _ in range(8):
         healthy.run("n1", ["rm", "-f", "/tmp/looking"], cwd="/")
-        argv = [*healthy.command("n1", [sys.executable, "-c", LOOKS_FOR_EVER], cwd="/")]
-        env = {**healthy.environment(), "PYTHONPATH": package_folder()}
+        argv = [*healthy.machines.command("n1", [sys.executable, "-c", LOOKS_FOR_EVER], cwd="/")]
+        env = {**healthy.machines.environment(), "PYTHONPATH": package_folder()}
         with subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin and process.stdout
             until(lambda: healthy.run("n1", ["ls", "/tmp/looking"], check=False, cwd="/").returncode == 0, HAPPENS)
-            healthy.hang_shared("n1")
+            healthy.machines.hang_shared("n1")
             said = process.stdout.readline().strip()
-            healthy.release_shared("n1")
+            healthy.machines.release_shared("n1")
             print("released", file=process.stdin, flush=True)
             gone = process.stdout.readline().strip()
         if said != "True killed":
@@ -215,12 +215,12 @@ def test_a_child_in_state_d_is_left_and_collected_when_it_comes_back(healthy: De
 
 
 def test_without_slurmctld_checks_and_verdict_go_on(healthy: DevCluster) -> None:
-    healthy.kill_slurmctld()
+    healthy.machines.kill_slurmctld()
     try:
         found = look_anew(healthy, "n1")
         assert results(found)["mount-latency"]["status"] == "pass"
     finally:
-        healthy.start_slurmctld()
+        healthy.machines.start_slurmctld()
         healthy.wait_for_idle(timeout_s=60.0)
 
 
@@ -252,7 +252,7 @@ def test_the_epilog_ends_and_removes_what_a_job_left_and_nothing_else(healthy: D
     job = healthy.submit(leave, [*BATCH, "--nodelist=n1"], user="user")
     until(lambda: healthy.job_state(job) == "COMPLETED", HAPPENS)
     until(lambda: f"epilog of job {job}" in node_file(healthy, "n1", "log"), HAPPENS)
-    assert not any("3456" in " ".join(one.argv) for one in healthy.pids("n1"))
+    assert not any("3456" in " ".join(one.argv) for one in healthy.machines.pids("n1"))
     left = healthy.run("n1", ["sh", "-c", "ls /dev/shm; ls -d /tmp/mine; cat /dev/shm/of-root; wc -l </etc/passwd"],
                        check=False).stdout.split()  # fmt: skip
     assert left[:3] == ["linked", "of-root", "other"] and int(left[3]) > 5

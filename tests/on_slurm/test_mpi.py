@@ -79,7 +79,7 @@ class MpiRun:
         return path.read_text()[-6000:] if path.exists() else ""
 
     def kill(self, node: str, wanted: Callable[[NodeProcess], bool]) -> None:
-        found = [process for process in self.cluster.pids(node) if wanted(process)]
+        found = [process for process in self.cluster.machines.pids(node) if wanted(process)]
         assert found, f"nothing to kill on {node}"
         for process in found:
             os.kill(process.host_pid, signal.SIGKILL)
@@ -163,7 +163,7 @@ def test_a_spare_takes_the_place_of_a_node_whose_power_was_cut(cluster: DevClust
     members = last(run.until(progressed, "in the middle of the run"), "round").fields["members"]
     others = {"n1", str(last(run.events(), "controller").fields["node"])}  # the batch host's and the controller's
     victim = next(node for node in members if node not in others)
-    cluster.crash(victim)
+    cluster.machines.crash(victim)
     events = run.judge()
     assert recoveries(events) == ["node_lost"]
     (spare,) = {"n1", "n2", "n3", "n4"} - set(members)
@@ -219,7 +219,7 @@ def test_the_type_of_pmi_is_checked_before_anything_starts(cluster: DevCluster) 
 @pytest.mark.slow
 def test_the_ready_job_script(cluster: DevCluster) -> None:
     run = MpiRun(cluster, "template")
-    path = f"{Path(sys.executable).parent}:{cluster.environment()['PATH']}"
+    path = f"{Path(sys.executable).parent}:{cluster.machines.environment()['PATH']}"
     environment = {"PATH": path, "RANKS_PER_NODE": "2"}
     options = ["--parsable", "--nodes=4", "--time=30", "--chdir=/shared", f"--output=/shared/{run.name}.txt"]
     program = [str(PROGRAM), f"--size={SIZE}", "--steps=40", f"--result=/shared/{run.name}.result"]

@@ -100,7 +100,7 @@ def test_an_administrators_weight_and_drain_stay(cluster: DevCluster) -> None:
 def test_drains_of_health_checks_and_lost_nodes_are_learnt_from_slurm(cluster: DevCluster) -> None:
     reason = write_reason([Finding("gpu-xid", "Xid 79 on GPU 3")])
     cluster.run("ctl", ["scontrol", "update", "NodeName=n5", "State=DRAIN", f"Reason={reason}"])
-    cluster.crash("n3")
+    cluster.machines.crash("n3")
     until(lambda: nodes(cluster)["n3"].state.base == "DOWN", "n3 is DOWN")
     apply(cluster)
     cluster.run("ctl", ["scontrol", "update", "NodeName=n5", "State=RESUME"])
@@ -162,7 +162,7 @@ def test_the_next_job_of_a_chain_avoids_the_node_that_was_lost_and_the_users_own
     until(lambda: found("committed"), "a committed step", said)
     (here,) = [fields["nodes"] for fields in found("launch")]
     assert isinstance(here, list)
-    cluster.crash(here[1])
+    cluster.machines.crash(here[1])
     until(lambda: found("excludes"), "an exclusion", said)
     (told,) = found("excludes")
     assert told["nodes"] == [here[1]] and f"{here[1]}: score 1" in str(told["why"])

@@ -12,7 +12,7 @@ def test_a_job_measures_over_nodes(cluster: DevCluster) -> None:
     argv = [sys.executable, "-m", "resilio_hpc.cli.main", "plan", "profile-comm", "--backend=gloo", "--nodes=2"]
     done = cluster.run(
         "ctl", [*argv, "--ranks-per-node=2", "--seconds=1", "--out=/shared/comm.h5"], 300.0,
-        env={"OMP_NUM_THREADS": "1", "PATH": cluster.environment()["PATH"]}, check=False,
+        env={"OMP_NUM_THREADS": "1", "PATH": cluster.machines.environment()["PATH"]}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = profile_file.read(cluster.shared / "comm.h5")

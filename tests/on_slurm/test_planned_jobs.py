@@ -57,7 +57,7 @@ def submit(
         f"--gpus={gpus}",
     ]
     argv = [sys.executable, "-m", "resilio_hpc.cli.main", *plan, "--json", *words]
-    usual = cluster.environment()["PATH"]
+    usual = cluster.machines.environment()["PATH"]
     environment = {"PATH": f"{path}:{usual}" if path else usual}
     done = cluster.run("ctl", argv, 200.0, env=environment, cwd=directory, check=False)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
@@ -148,6 +148,6 @@ def test_a_start_in_the_future_is_taken_only_where_it_was_allowed(cluster: DevCl
 
 
 def test_without_slurmctld_nothing_is_submitted_and_it_says_so(cluster: DevCluster) -> None:
-    cluster.kill_slurmctld()
+    cluster.machines.kill_slurmctld()
     code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "end")
     assert (code, attempts) == (1, []) and said.startswith("resilio: error: ")

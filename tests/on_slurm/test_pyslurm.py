@@ -28,18 +28,17 @@ def test_a_real_pyslurm_says_what_the_commands_say() -> None:
     why = "it shows the Python with pyslurm"
     with own_cluster("pyslurm", why=why, nodes=3, gpus=2, slurm="26.05", binds=shown) as cluster:
         inside = ["env", f"PYTHONPATH={ROOT}", python, "-m", "resilio_hpc.slurm.client.pyslurm_child"]
-        variables = [f"{key}={value}" for key, value in cluster.environment().items()]
-        child = PyslurmReader(["env", "-i", *variables, *cluster.command("ctl", inside)])
+        variables = [f"{key}={value}" for key, value in cluster.machines.environment().items()]
+        child = PyslurmReader(["env", "-i", *variables, *cluster.machines.command("ctl", inside)])
         client = PyslurmClient(child, lambda argv, timeout_s, extra: cluster.run("ctl", argv, timeout_s, env=extra))
         assert client.agrees()
         drainer = DrainWriter(client, drain_policy(), AuditLog(None))
         assert drainer.drain("n1", Finding("gpu.xid", "Xid 79")).result == "drained"
-        client.comment_nodes(["n2"], "a | b")
-        client.set_weight(["n3"], 7)
+        cluster.run("ctl", ["scontrol", "update", "NodeName=n2", "Comment=a | b"])
+        client.orders.set_weight(["n3"], 7)
         assert client.agrees()
         assert client.nodes(["n1"])[0].state.drain
         assert drainer.undrain("n1").result == "undrained"
-        assert client.describe().startswith("pyslurm")
-        cluster.kill_slurmctld()
+        cluster.machines.kill_slurmctld()
         with pytest.raises(Unanswered):
             client.nodes()

@@ -69,10 +69,10 @@ class Resized:
         return [*argv, "--batch=scale", "--policy", f"{self.job.inside}/policy.toml"]
 
     def watch(self) -> None:
-        argv = self.cluster.command("ctl", self.resize("--watch", "1"), cwd=self.job.inside)
+        argv = self.cluster.machines.command("ctl", self.resize("--watch", "1"), cwd=self.job.inside)
         with (self.job.directory / "resize.txt").open("wb") as output:
             self.resizer = subprocess.Popen(
-                argv, stdout=output, stderr=output, env=self.cluster.environment(), start_new_session=True
+                argv, stdout=output, stderr=output, env=self.cluster.machines.environment(), start_new_session=True
             )
 
     def resizer_of_launcher(self) -> int:

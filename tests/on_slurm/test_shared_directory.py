@@ -22,13 +22,13 @@ def test_shared_hangs_on_one_node_or_on_all_and_answers_again() -> None:
     with own_cluster("hang", why="its /shared hangs", nodes=2, shared_mount="fuse") as cluster:
         cluster.run("n1", ["sh", "-c", "echo written on n1 > /shared/file"])
         assert (cluster.shared / "file").read_text() == "written on n1\n"
-        cluster.hang_shared("n2")
+        cluster.machines.hang_shared("n2")
         assert read_shared(cluster, "n2", "file", 0.5).returncode == -9
         assert read_shared(cluster, "n1", "file").stdout == "written on n1\n"
-        cluster.hang_shared()
+        cluster.machines.hang_shared()
         assert read_shared(cluster, "n1", "file", 0.5).returncode == -9
         assert cluster.run("ctl", ["cat", "/shared/file"]).stdout == "written on n1\n"
-        cluster.release_shared()
+        cluster.machines.release_shared()
         assert read_shared(cluster, "n2", "file").stdout == "written on n1\n"
 
 
@@ -36,11 +36,11 @@ def test_a_hung_node_loses_power_and_boots_with_a_shared_that_answers() -> None:
     need_shared_mounts()
     with own_cluster("hang", why="its /shared hangs", nodes=2, shared_mount="fuse") as cluster:
         (cluster.shared / "file").write_text("here\n")
-        cluster.hang_shared()
+        cluster.machines.hang_shared()
         with cluster.spawn("n2", ["cat", "/shared/file"], cwd="/") as waiting:
-            cluster.crash("n2")
+            cluster.machines.crash("n2")
             assert waiting.wait(10.0) != 0
-        cluster.boot("n2")
+        cluster.machines.boot("n2")
         assert read_shared(cluster, "n2", "file").stdout == "here\n"
 
 
@@ -58,4 +58,4 @@ def test_a_caching_shared_shows_new_files_late_and_still_creates_exclusively() -
 
 def test_a_directly_mounted_shared_cannot_hang(cluster: DevCluster) -> None:
     with pytest.raises(UsageError, match="--shared-mount fuse"):
-        cluster.hang_shared()
+        cluster.machines.hang_shared()

@@ -58,7 +58,7 @@ def a_lost_node(cluster: DevCluster) -> None:
     batch_host = cluster.run("ctl", ["squeue", "-h", "-j", str(number), "-o", "%B"]).stdout.strip()
     training = {path.read_text() for path in client.folder.glob("started-*-0")}  # whoever enrolled last is the spare
     lost = min(training - {batch_host})
-    cluster.crash(lost)
+    cluster.machines.crash(lost)
     client.until(lambda: {path.name.split("-")[1] for path in client.folder.glob("started-*-[1-9]")} == {"0", "1"})
     (client.folder / "go").touch()
     said = client.wait()

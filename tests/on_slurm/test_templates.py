@@ -88,7 +88,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(cluster: DevCluster) -> None:
     job.submit("spares", [*ONE, "nodes=3", "spares=1"], job.counts(100))
     job.wait_for("committed")
     lost = str(list(job.fields("round").data["members"])[1])
-    cluster.crash(lost)
+    cluster.machines.crash(lost)
     assert job.verdict() == "completed", job.output()
     members = [event.fields["members"] for event in job.events() if event.kind == "round"]
     assert [len(names) for names in members] == [2, 2]
@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_on_a_joiners_node_alone_ends_when_its_own_job_is_can
     (node,) = job.fields("launch").data["nodes"]
     job.submit("joiner", ["gpus_per_node=1", f"exclude={node}", f"run_dir=resilio-runs/{first}"], [])
     wait_for_sizes(job, [1, 2])
-    for process in cluster.pids(node):
+    for process in cluster.machines.pids(node):
         if any(word.endswith(("/resilio-launch", "resilio_hpc.launch.agent.agent")) for word in process.argv):
             os.kill(process.host_pid, signal.SIGKILL)
     wait_for_sizes(job, [1, 2, 1])
@@ -283,7 +283,7 @@ def test_an_mpi_program(cluster: DevCluster) -> None:
 def test_a_job_from_python(cluster: DevCluster) -> None:
     example = [sys.executable, str(EXAMPLES / "submit_with_submitit.py")]
     options = ["--nodes=2", "--ranks-per-node=1", "--folder=/shared/template-submitit"]
-    path = f"{Path(sys.executable).parent}:{cluster.environment()['PATH']}"
+    path = f"{Path(sys.executable).parent}:{cluster.machines.environment()['PATH']}"
     done = cluster.run("ctl", [*example, *options, *GPT], PATIENCE_S, env={"PATH": path})
     assert "ranks [0, 1]; " in done.stdout
     (run,) = (cluster.shared / "template-submitit").glob("*/*_run")

@@ -13,8 +13,7 @@ from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.core.process import Completed
 from resilio_hpc.slurm.client.answers import Garbled
 from resilio_hpc.slurm.client.command_client import CommandClient, parse_series
-from resilio_hpc.slurm.client.commands import SubmitLimit, Unanswered
-from resilio_hpc.slurm.client.order_writer import DRY_RUN_JOB
+from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.text_output import NODE_COLUMNS
 
 SAMPLES = Path(__file__).with_name("samples")
@@ -72,7 +71,6 @@ def test_a_slurm_without_json_is_asked_once_for_it(json_answer: CommandError) ->
     client = CommandClient(script)
     assert [node.name for node in client.nodes()] == [node.name for node in client.nodes()] == ["n9"]
     assert sum("--json" in words for words in script.asked) == 1
-    assert client.describe() == "the commands of Slurm 26.05, tables"
 
 
 def test_a_torn_answer_is_asked_for_again_in_a_table() -> None:
@@ -91,16 +89,13 @@ def test_a_torn_answer_is_asked_for_again_in_a_table() -> None:
      failed("error: slurm_receive_msg: Socket timed out on send/recv operation")],
 )  # fmt: skip
 def test_silence_is_an_error_that_says_so_and_no_empty_cluster(away: CommandError) -> None:
-    everything = {"scontrol": away, "sinfo -a": away, "squeue": away, "sdiag": away, "scancel": away, "sbatch": away}
+    everything = {"scontrol": away, "sinfo -a": away, "squeue": away, "sdiag": away}
     for version in ("slurm 22.05.8", "slurm 26.05.5"):
         client = CommandClient(Script({"sinfo -V": version, **everything}))
         questions = [client.nodes, client.jobs, client.partitions, client.node_updates]
         orders = [
-            partial(client.drain, ["n1"], "x"),
-            partial(client.cancel, "7"),
-            partial(client.submit, ["x"]),
-            partial(client.requeue, "7"),
-            partial(client.comment_job, "7", "x"),
+            partial(client.orders.drain, ["n1"], "x"),
+            partial(client.orders.update_job, "7", {"Comment": "x"}),
         ]
         for call in [*questions, *orders]:
             with pytest.raises(Unanswered):
@@ -120,36 +115,11 @@ def test_what_slurm_does_not_know_is_no_failure() -> None:
     assert client.jobs(["99999"]) == ()
 
 
-def test_refusals_are_told_apart() -> None:
-    script = Script(
-        {
-            "scontrol update": failed("slurm_update error: Invalid user id"),
-            "sbatch": failed("sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed"),
-        }
-    )
-    client = CommandClient(script)
+def test_a_refusal_is_no_silence() -> None:
+    client = CommandClient(Script({"scontrol update": failed("slurm_update error: Invalid user id")}))
     with pytest.raises(SlurmError, match="Invalid user id") as refusal:
-        client.drain(["n1"], "x")
+        client.orders.drain(["n1"], "x")
     assert not isinstance(refusal.value, Unanswered)
-    with pytest.raises(SubmitLimit):
-        client.submit(["job.sh"])
-
-
-def test_a_job_that_sbatch_does_not_name_is_not_submitted() -> None:
-    assert CommandClient(Script({"sbatch": "note\n42;cluster\n"})).submit(["job.sh"]) == "42"
-    for said in ("", "Submitted\n"):
-        with pytest.raises(SlurmError, match="named no job"):
-            CommandClient(Script({"sbatch": said})).submit(["job.sh"])
-
-
-def test_a_dry_run_orders_nothing() -> None:
-    said: list[list[str]] = []
-    client = CommandClient(Script({}), dry_run=lambda argv: said.append(list(argv)))
-    client.drain(["n1"], "x")
-    client.resume(["n1"])
-    client.cancel("7")
-    assert client.submit(["job.sh"]) == DRY_RUN_JOB
-    assert [words[0] for words in said] == ["scontrol", "scontrol", "scancel", "sbatch"]
 
 
 def test_versions() -> None:

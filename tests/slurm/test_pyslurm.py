@@ -67,17 +67,18 @@ def test_nodes_come_through_pyslurm_when_it_agrees_with_the_commands(tmp_path: P
     assert seen == []
     assert client.nodes(["n9"]) == ()
     assert "scontrol" in seen  # what pyslurm does not know, the commands are asked for
-    assert client.describe().startswith("pyslurm, and the commands of Slurm 26.05")
     model.nodes["n3"] = FakeNode()
     assert not client.agrees()
 
 
 @pytest.mark.parametrize("behaviour", ["import os; os._exit(1)", "time.sleep(3600)", "print('{\"nodes\"')"])
 def test_a_pyslurm_that_dies_hangs_or_raves_is_given_up(tmp_path: Path, behaviour: str) -> None:
-    client = PyslurmClient(reader(tmp_path, behaviour), slurm(), timeout_s=0.2)
+    model = slurm()
+    client = PyslurmClient(reader(tmp_path, behaviour), model, timeout_s=0.2)
     assert [node.name for node in client.nodes()] == ["n1", "n2"]
-    assert client.describe().startswith("the commands")
+    seen = asked(model)
     assert len(client.nodes()) == 2
+    assert seen == ["scontrol"]
 
 
 def test_a_pyslurm_that_ends_its_process_at_once_is_none() -> None:

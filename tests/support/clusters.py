@@ -18,6 +18,7 @@ import pytest
 
 from drills import table as drill_table
 from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
@@ -60,7 +61,7 @@ def own_cluster(name: str, *, why: str, slurm: str = HOST_SERIES, **options: Any
     """Start a cluster for one test, since the shared one lacks what ``why`` names; leave its logs if the test fails."""
     need_slurm(slurm)
     assert why
-    with DevCluster.start(
+    with devcluster.start(
         unique_name(name), slurm=slurm, **{"timeout_s": PATIENCE_S, "binds": binds(), **options}
     ) as running:
         try:
@@ -82,7 +83,7 @@ class ClusterPool:
     def take(self, series: str) -> DevCluster:
         """Five idle nodes n1…n5 with two fake GPUs each."""
         if series not in self._running:
-            self._running[series] = DevCluster.start(
+            self._running[series] = devcluster.start(
                 unique_name(f"pool{series.replace('.', '')}"), nodes=5, gpus=2, gpu_type="h100", slurm=series,
                 slurmd_timeout_s=5, binds=binds(), conf=CONF, timeout_s=PATIENCE_S,
             )  # fmt: skip
@@ -109,23 +110,23 @@ def clean(cluster: DevCluster) -> None:
     """Bring jobs, machines, daemons, nodes' settings and files to what they were. Raises where it cannot."""
     _start_slurmctld(cluster)
     _cancel_all(cluster)
-    for node, machine in cluster.machines().items():
+    for node, machine in cluster.machines.states().items():
         if machine.state == "up" and not machine.link_up:
-            cluster.heal(node)
+            cluster.machines.heal(node)
         if machine.state != "up":
-            cluster.boot(node)
+            cluster.machines.boot(node)
     _wait_for_jobs(cluster)
     for node in cluster.nodes:
         if what_is_left(cluster, node):
-            cluster.crash(node)
-            cluster.boot(node)
+            cluster.machines.crash(node)
+            cluster.machines.boot(node)
     _remove_files(cluster)
     _reset_slurm(cluster)
 
 
 def what_is_left(cluster: DevCluster, node: str) -> list[str]:
     """Processes and files on a running node that a test left there; a missing daemon counts."""
-    processes = cluster.pids(node)
+    processes = cluster.machines.pids(node)
     programs = {process.program for process in processes}
     left = [f"no {daemon}" for daemon in ("slurmd", "munged") if daemon not in programs]
     left += [process.program for process in processes if process.pid != 1 and process.program not in _OF_A_NODE]
@@ -137,8 +138,8 @@ def what_is_left(cluster: DevCluster, node: str) -> list[str]:
 
 
 def _start_slurmctld(cluster: DevCluster) -> None:
-    if not any(process.program == "slurmctld" for process in cluster.pids("ctl")):
-        cluster.start_slurmctld()
+    if not any(process.program == "slurmctld" for process in cluster.machines.pids("ctl")):
+        cluster.machines.start_slurmctld()
 
 
 def _cancel_all(cluster: DevCluster) -> None:
@@ -199,7 +200,7 @@ def _reset_node(cluster: DevCluster, name: str, line: str, completes_no_more: bo
 
 
 def _remove_files(cluster: DevCluster) -> None:
-    for folder in (cluster.shared, *(cluster.nvme(node) for node in cluster.nodes)):
+    for folder in (cluster.shared, *(cluster.layout.nvme(node) for node in cluster.nodes)):
         for path in folder.iterdir():
             if path.name in _KEPT and folder == cluster.shared:
                 continue
@@ -210,7 +211,7 @@ def _remove_files(cluster: DevCluster) -> None:
 
 
 def _logs_of(cluster: DevCluster) -> list[Path]:
-    return [path for machine in ("ctl", *cluster.nodes) for path in cluster.log_directory(machine).glob("*.log")]
+    return [path for machine in ("ctl", *cluster.nodes) for path in cluster.layout.log(machine).glob("*.log")]
 
 
 def save_logs(cluster: DevCluster, test: str, sizes: dict[Path, int]) -> Path:
@@ -226,7 +227,11 @@ def save_logs(cluster: DevCluster, test: str, sizes: dict[Path, int]) -> Path:
     answers = [cluster.run("ctl", question, check=False) for question in questions]
     (where / "slurm.txt").write_text("\n".join(answer.stdout + answer.stderr for answer in answers))
     (where / "processes.txt").write_text(
-        "\n".join(f"{name} {p.pid} {' '.join(p.argv)}" for name in cluster.machines() for p in cluster.pids(name))
+        "\n".join(
+            f"{name} {p.pid} {' '.join(p.argv)}"
+            for name in cluster.machines.states()
+            for p in cluster.machines.pids(name)
+        )
     )
     for path in cluster.shared.rglob("*"):
         if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20 and path.suffix != ".h5":

@@ -13,7 +13,7 @@ from typing import Protocol
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.devtools.demo.scenario import Scenario
-from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
 
 PROJECT = Path(__file__).resolve().parents[3]
 EXAMPLE = PROJECT / "examples" / "train_gpt.py"
@@ -53,7 +53,7 @@ class Stage(Protocol):
 class SlurmStage:
     """A dev cluster."""
 
-    def __init__(self, cluster: DevCluster, scenario: Scenario) -> None:
+    def __init__(self, cluster: DevCluster[RackMachines], scenario: Scenario) -> None:
         self._cluster = cluster
         self._scenario = scenario
         self.slurm_version = self._cluster.slurm_version
@@ -83,23 +83,23 @@ class SlurmStage:
 
     def kill_rank(self, node: str, pid: int) -> None:
         """SIGKILL by the pid that the node itself uses."""
-        for process in self._cluster.pids(node):
+        for process in self._cluster.machines.pids(node):
             if process.pid == pid:
                 os.kill(process.host_pid, signal.SIGKILL)
 
     def kill_agent(self, node: str) -> None:
         """SIGKILL the agent process."""
-        for process in self._cluster.pids(node):
+        for process in self._cluster.machines.pids(node):
             if "resilio_hpc.launch.agent.agent" in process.argv and process.program.startswith("python"):
                 os.kill(process.host_pid, signal.SIGKILL)
 
     def repair(self, node: str) -> None:
         """Power on again."""
-        self._cluster.boot(node)
+        self._cluster.machines.boot(node)
 
     def cut_power(self, node: str) -> bool:
         """SIGKILL of everything on the node, no packet sent."""
-        self._cluster.crash(node)
+        self._cluster.machines.crash(node)
         return True
 
     def close(self) -> None:

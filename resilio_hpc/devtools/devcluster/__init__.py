@@ -2,7 +2,8 @@
 
 from resilio_hpc.devtools.devcluster.cluster import DevCluster
 from resilio_hpc.devtools.devcluster.files import names, remove
+from resilio_hpc.devtools.devcluster.lifecycle import find, start, start_rootless
 from resilio_hpc.devtools.devcluster.processes import NodeProcess
-from resilio_hpc.devtools.devcluster.rootless import RootlessCluster, find
+from resilio_hpc.devtools.devcluster.rack_machines import RackMachines
 
-__all__ = ["DevCluster", "NodeProcess", "RootlessCluster", "find", "names", "remove"]
+__all__ = ["DevCluster", "NodeProcess", "RackMachines", "find", "names", "remove", "start", "start_rootless"]

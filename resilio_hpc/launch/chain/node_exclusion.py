@@ -107,7 +107,7 @@ def _refresh(
     if change is None:
         return
     _write(run_path, successor, {*before, *change.ours})  # who dies after the order must know them for ours
-    client.update_job(successor, {"ExcNodeList": compress(change.nodes)})
+    client.orders.update_job(successor, {"ExcNodeList": compress(change.nodes)})
     _write(run_path, successor, change.ours)
     record("excludes", job=successor, nodes=list(change.ours), why=change.why)
     if change.ours:

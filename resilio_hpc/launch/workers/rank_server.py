@@ -61,7 +61,7 @@ class RankServer:
 
     def tell(self, round_number: int, local_rank: int, message: rank_link.AgentMessage) -> None:
         """Send to a rank; one that does not read is not waited for."""
-        packet = rank_link.encode(message)
+        packet = rank_link.to_rank.encode(message)
         for connection in list(self._connections.values()):
             rank = connection.rank
             if rank is not None and rank.round == round_number and rank.local_rank == local_rank:
@@ -96,7 +96,7 @@ class RankServer:
                 self._close(connection)
                 return
             try:
-                message = rank_link.decode_rank_message(packet)
+                message = rank_link.to_agent.decode(packet)
             except WireError:
                 self.dropped += 1
                 self._close(connection)

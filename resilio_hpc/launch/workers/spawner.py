@@ -43,8 +43,8 @@ from resilio_hpc.launch.workers.spawner_messages import (
     StopFailed,
     StoreDied,
     StoreReady,
-    decode_event,
-    encode,
+    from_spawner,
+    to_spawner,
 )
 from resilio_hpc.launch.workers.zygote import Options
 
@@ -209,7 +209,7 @@ class Spawner:
             if not packet:
                 events.append(self._bury())
                 break
-            events.append(decode_event(packet))
+            events.append(from_spawner.decode(packet))
         return events
 
     def kill(self) -> SpawnerDied | None:
@@ -254,7 +254,7 @@ class Spawner:
     def _send(self, command: Command) -> None:
         link = self._running()
         try:
-            link.send(encode(command))
+            link.send(to_spawner.encode(command))
         except BlockingIOError as error:
             raise LaunchError(
                 "the spawner process takes no commands (it hangs); kill() it and start it again"

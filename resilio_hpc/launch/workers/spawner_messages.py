@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.struct_codec import StructCodec
 
 MAX_BYTES = 1024 * 1024
 
@@ -135,30 +135,5 @@ class SpawnerDied(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
 Command = RankCommand | OpenStore | Stop
 SpawnerEvent = Ready | Started | SpawnFailed | Exited | StoreReady | StoreDied | AllStopped | StopFailed | SpawnerDied
 
-_encoder = msgspec.json.Encoder()
-_command_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
-_event_decoder: msgspec.json.Decoder[SpawnerEvent] = msgspec.json.Decoder(SpawnerEvent)
-
-
-def encode(message: Command | SpawnerEvent) -> bytes:
-    """One packet. Raises WireError where the message is too long for one."""
-    packet = _encoder.encode(message)
-    if len(packet) > MAX_BYTES:
-        raise WireError(f"{type(message).__name__} of {len(packet)} bytes is longer than the {MAX_BYTES} of a packet")
-    return packet
-
-
-def decode_command(packet: bytes) -> Command:
-    """Return a packet that an agent sent. Raises WireError."""
-    try:
-        return _command_decoder.decode(packet)
-    except msgspec.MsgspecError as error:
-        raise WireError(f"not a command to the spawner: {error}") from error
-
-
-def decode_event(packet: bytes) -> SpawnerEvent:
-    """Return a packet that a spawner sent. Raises WireError."""
-    try:
-        return _event_decoder.decode(packet)
-    except msgspec.MsgspecError as error:
-        raise WireError(f"not an event of the spawner: {error}") from error
+to_spawner: StructCodec[Command] = StructCodec(Command, "a command to the spawner", MAX_BYTES)
+from_spawner: StructCodec[SpawnerEvent] = StructCodec(SpawnerEvent, "an event of the spawner", MAX_BYTES)

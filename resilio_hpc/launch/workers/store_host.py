@@ -13,7 +13,7 @@ import sys
 from datetime import timedelta
 
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers.spawner_messages import StoreDied, StoreReady, encode
+from resilio_hpc.launch.workers.spawner_messages import StoreDied, StoreReady, from_spawner
 
 CONNECT_TIMEOUT = timedelta(seconds=30)  # to itself, under the name that the ranks will use
 
@@ -27,11 +27,10 @@ def hold(link: socket.socket, round: int, host: str) -> int:
         socket.getaddrinfo(host, None)  # torch would repeat a failing look-up until its own time-out
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
     except Exception as error:  # noqa: BLE001 - torch raises many types; the agent hears of each
-        link.send(
-            encode(StoreDied(round, f"no store on {host}: {type(error).__name__}: {' '.join(str(error).split())}"))
-        )
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        link.send(from_spawner.encode(StoreDied(round, f"no store on {host}: {why}")))
         return 1
-    link.send(encode(StoreReady(round, store.port)))
+    link.send(from_spawner.encode(StoreReady(round, store.port)))
     process_tree.outlive_warnings()
     for number in (signal.SIGTERM, signal.SIGINT):  # Slurm's and the terminal's, to the whole step or group
         signal.signal(number, signal.SIG_IGN)

@@ -40,8 +40,8 @@ from resilio_hpc.launch.workers.spawner_messages import (
     Stop,
     StopFailed,
     StoreDied,
-    decode_command,
-    encode,
+    from_spawner,
+    to_spawner,
 )
 
 Task = Callable[[], int | None]
@@ -130,7 +130,7 @@ class Zygote:
                 packet = self._link.recv(MAX_BYTES)
                 if not packet:
                     self._end()
-                self._accept(decode_command(packet))
+                self._accept(to_spawner.decode(packet))
             if self._stopping is not None:
                 self._stop_further(self._stopping)
 
@@ -321,7 +321,7 @@ class Zygote:
 
     def _send(self, event: SpawnerEvent) -> None:
         try:
-            self._link.send(encode(event))
+            self._link.send(from_spawner.encode(event))
         except (BrokenPipeError, ConnectionError):
             self._end()
 
@@ -344,7 +344,7 @@ def main() -> None:
         options = _preload(options)
     process_tree.die_with_parent(options.agent, signal.SIGTERM)
     link = socket.socket(fileno=options.fd)
-    link.send(encode(Ready(os.getpid(), time.monotonic() - begun, 1, options.why_not_fork)))
+    link.send(from_spawner.encode(Ready(os.getpid(), time.monotonic() - begun, 1, options.why_not_fork)))
     zygote = Zygote(link, options.why_not_fork, options.torch)
     task = zygote.serve()
     del zygote, link

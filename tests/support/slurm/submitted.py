@@ -38,7 +38,7 @@ class Submitted:
         self, template: str, values: Sequence[str], command: Sequence[str], programs: str = ""
     ) -> Mapping[str, object]:
         """`resilio submit`, in the job's directory; returns what it says as JSON. ``programs``: first on PATH."""
-        path = self.cluster.environment()["PATH"]
+        path = self.cluster.machines.environment()["PATH"]
         environment = {"PATH": f"{programs}:{path}" if programs else path}
         argv = [sys.executable, "-m", "resilio_hpc.cli.main", "submit", "--json", "--template", template, *values]
         done = self.cluster.run("ctl", [*argv, "--", *command], 60.0, env=environment, cwd=self.inside)
@@ -48,7 +48,7 @@ class Submitted:
 
     def sbatch(self, template: str, options: Sequence[str], command: Sequence[str], **settings: str) -> None:
         """The template as it is, by sbatch, with settings in the environment."""
-        path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
+        path = f"{Path(sys.executable).parent}:{self.cluster.machines.environment()['PATH']}"
         argv = ["sbatch", "--parsable", f"--chdir={self.inside}", *options, str(TEMPLATES / template), *command]
         self.job = int(self.cluster.run("ctl", argv, env={"PATH": path, **settings}).stdout)
 

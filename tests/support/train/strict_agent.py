@@ -30,14 +30,14 @@ class Peer:
 
     @staticmethod
     def _first(connection: socket.socket) -> Attach:
-        message = rank_link.decode_rank_message(connection.recv(rank_link.MAX_BYTES))
+        message = rank_link.to_agent.decode(connection.recv(rank_link.MAX_BYTES))
         assert isinstance(message, Attach), f"the first message was {message}"
         return message
 
     def tell(self, message: AgentMessage) -> None:
         if isinstance(message, StopAt):
             self._proposed.add(message.target)
-        self._connection.send(rank_link.encode(message))
+        self._connection.send(rank_link.to_rank.encode(message))
 
     def hear(self, kind: type[Message]) -> Message:
         """The next message, which must be of this kind; StepDone is passed over unless it is asked for."""
@@ -66,7 +66,7 @@ class Peer:
             if not packet:
                 self._heard.put(None)
                 return
-            message = rank_link.decode_rank_message(packet)
+            message = rank_link.to_agent.decode(packet)
             self._check(message)
             self._heard.put(message)
 

@@ -36,11 +36,11 @@ def main() -> None:
     for warning in _LEFT_TO_THE_AGENT:
         signal.signal(warning, signal.SIG_IGN)
     link = _connect(run_id, _variable("SLURMD_NODENAME"))
-    link.send(mm.encode(mm.Present(int(number), int(_variable("SLURM_PROCID")))))
+    link.send(mm.to_agent.encode(mm.Present(int(number), int(_variable("SLURM_PROCID")))))
     packet = link.recv(MAX_BYTES)
     if not packet:
         sys.exit("the agent of this node ended")
-    command = mm.decode_to_task(packet)
+    command = mm.to_task.decode(packet)
     if isinstance(command, mm.NotWanted):
         print(f"this task is not wanted: {command.reason}", file=sys.stderr)
         sys.exit(0)
@@ -143,6 +143,6 @@ def _peer_lives(link: socket.socket) -> bool:
 
 def _send(link: socket.socket, message: mm.ToAgent) -> None:
     try:
-        link.send(mm.encode(message))
+        link.send(mm.to_agent.encode(message))
     except OSError:
         pass  # the agent is gone, which _watch sees next

@@ -160,7 +160,7 @@ class MpiTasks:
                 events += self._lost(task)
                 break
             try:
-                events += self._said(task, mm.decode_to_agent(packet))
+                events += self._said(task, mm.to_agent.decode(packet))
             except (WireError, OSError):
                 self.dropped += 1
                 events += self._lost(task)
@@ -202,14 +202,14 @@ class MpiTasks:
             return []
         task.local_rank = local_rank
         try:
-            task.socket.send(mm.encode(command))
+            task.socket.send(mm.to_task.encode(command))
         except OSError:
             return self._lost(task)
         return []
 
     def _send_away(self, task: Task, reason: str) -> None:
         try:
-            task.socket.send(mm.encode(mm.NotWanted(reason)))
+            task.socket.send(mm.to_task.encode(mm.NotWanted(reason)))
         except OSError:
             pass
         self._close(task)
