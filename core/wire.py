@@ -21,7 +21,7 @@ from zmq.utils import z85
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.struct_codec import Message, StructCodec
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 16 * 1024 * 1024  # the records of one checkpoint of 4,000 nodes take 5 MiB
 MAX_BYTES_HEARD = 1024 * 1024  # by a listener, which many callers may fill
 MAX_PER_READ = 256
