@@ -71,11 +71,14 @@ def test_a_run_comes_over_on_the_slurm_in_between(drill: Drill, cluster: DevClus
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drill", named(*(drill.full_name for drill in DRILLS)))
-def test_a_run_with_torch_comes_over(drill: Drill, request: pytest.FixtureRequest) -> None:
-    if drill.shared_mount == "bind":
-        come_over(drill, request.getfixturevalue("cluster"), torch=True)
-        return
+@pytest.mark.parametrize("drill", named(*(drill.full_name for drill in DRILLS if drill.shared_mount == "bind")))
+def test_a_run_with_torch_comes_over(drill: Drill, cluster: DevCluster) -> None:
+    come_over(drill, cluster, torch=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drill", named(*(drill.full_name for drill in DRILLS if drill.shared_mount != "bind")))
+def test_a_run_with_torch_comes_over_a_shared_directory_of_its_own(drill: Drill) -> None:
     need_shared_mounts()
     with own_cluster("drill", why="its /shared hangs or caches", nodes=4, shared_mount=drill.shared_mount) as own:
         come_over(drill, own, torch=True)

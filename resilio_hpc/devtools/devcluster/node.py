@@ -147,6 +147,8 @@ def _start_services(spec: ClusterSpec, machine: str, reboot: bool) -> None:
         patience_s = _REBOOT_WAIT_S if reboot else _FIRST_WAIT_S
         wait_for_port(spec.address(CONTROLLER), services.SLURMCTLD_PORT, patience_s)
         start_and_wait([*services.SLURMD.argv, "-N", machine, *(["-b"] if reboot else [])])
+        # slurmctld may not have missed a node that was off for a second, and srun gives up one that refuses it
+        wait_until_serving(services.SLURMD, services.SLURMD_PORT)
 
 
 def start_and_wait(argv: Sequence[str]) -> None:
@@ -175,10 +177,19 @@ def start_in_background(argv: Sequence[str]) -> int:
 
 def wait_until_serving(service: services.Service, port: int) -> None:
     """Wait until a daemonised service listens; raises OSError with its complaint if it dies instead."""
-    while not wait_for_port("127.0.0.1", port, 0.05):
+    while not _is_listening(port):
+        time.sleep(0.01)
         reap()
         if service.name not in _running_programs():
             raise OSError(f"{service.name} did not start: {services.last_complaint(service.name)}")
+
+
+def _is_listening(port: int) -> bool:
+    """Whether any process of this machine listens there. To connect would be a line in the daemon's log."""
+    ends = (f":{port:04X}", "0A")  # local address and state, as proc(5) has them
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table[1:]]
+    return any(row[1].endswith(ends[0]) and row[3] == ends[1] for row in rows)
 
 
 def _running_programs() -> set[str]:

@@ -13,6 +13,7 @@ ENVIRONMENT = {
 """What daemons and commands on a machine start with."""
 
 SLURMCTLD_PORT = 6817
+SLURMD_PORT = 6818
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,7 +72,8 @@ class Submitted:
         return "\n".join(path.read_text() for path in sorted(self.directory.glob("*.out")))
 
     def run_directories(self) -> list[Path]:
-        return sorted(path.parent for path in self.directory.glob("resilio-runs/**/run.json"))
+        walk = os.walk(self.directory / "resilio-runs")  # passes over what goes meanwhile
+        return sorted(Path(folder) for folder, _, files in walk if "run.json" in files)
 
     def events(self) -> list[Event]:
         return [event for directory in self.run_directories() for event in events_of(directory)]
