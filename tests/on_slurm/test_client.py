@@ -170,7 +170,7 @@ def test_an_order_between_our_look_and_our_write_is_noticed(cluster: DevCluster)
     assert writer(cluster, with_bob).drain("n1", XID).result == "contested"
     node = one(cluster, "n1")
     assert (node.state.drain, read_reason(node.reason)) == (True, None)
-    client(cluster).resume(["n1"])
+    admin(cluster, "NodeName=n1", "State=RESUME")
     assert writer(cluster).drain("n1", XID).result == "drained"
     done.clear()
     assert writer(cluster, with_bob).undrain("n1").result == "contested"
