@@ -84,7 +84,7 @@ class Life:
         controller, rng = self.controller, self.rng
         epoch, number, now = controller.run.epoch, controller.run.round, self.now
         words: dict[str, list[m.ToController]] = {
-            "preparing": [m.RanksStopped(node, epoch, number, ()), m.StoreReady(node, epoch, number, 29400)],
+            "preparing": [m.RanksStopped(node, epoch, number, ()), m.StoreOpened(node, epoch, number, 29400)],
             "starting": [m.RanksStarted(node, epoch, number, 0.1, "fork"),
                          m.FirstStep(node, epoch, number, 1, now)],
             "running": [m.SnapshotWhole(node, epoch, number, number + 2, 1, 0.1),

@@ -17,7 +17,7 @@ from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import CommandError, ResilioError, UsageError
 from resilio_hpc.core.terminal import raw
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines, find, image, names, remove, start, start_rootless
-from resilio_hpc.devtools.devcluster.machines import Machines
+from resilio_hpc.devtools.devcluster.machines import ClusterMachines
 from resilio_hpc.devtools.devcluster.spec import CONTROLLER, HOST_SERIES, SHARED_MOUNTS, SLURM_SERIES
 from resilio_hpc.prolog_epilog.hooks.hook_files import HookSettings, install, package_folder, render_conf
 
@@ -32,7 +32,7 @@ _MACHINE_VERBS: dict[str, tuple[Callable[[RackMachines, str], None], str]] = {
     "kill-slurmd": (RackMachines.kill_slurmd, "SIGKILL a node's slurmd"),
     "start-slurmd": (RackMachines.start_slurmd, "start a node's slurmd again"),
 }
-_CLUSTER_VERBS: dict[str, tuple[Callable[[Machines], None], str]] = {
+_CLUSTER_VERBS: dict[str, tuple[Callable[[ClusterMachines], None], str]] = {
     "kill-slurmctld": (lambda machines: machines.kill_slurmctld(), "SIGKILL the controller daemon"),
     "start-slurmctld": (lambda machines: machines.start_slurmctld(), "start the controller daemon again"),
 }
@@ -126,7 +126,7 @@ def _up(arguments: argparse.Namespace) -> int:
         "conf": arguments.conf,
         "timeout_s": arguments.timeout,
     }
-    cluster: DevCluster[Machines]
+    cluster: DevCluster[ClusterMachines]
     if arguments.rootless:
         beyond = arguments.accounting or arguments.bind or arguments.hooks or arguments.shared_mount != "bind"
         beyond = beyond or arguments.private_tmp

@@ -137,7 +137,7 @@ def test_a_restarted_store_host_opens_a_new_store_before_anybody_starts() -> Non
     world.fail_rank(2)
     world.run(lambda: len(world.records("round")) == 3)
     world.run(limit_s=0.015)  # the store is open, n2's ranks are still being stopped
-    assert any(isinstance(x, m.StoreReady) and x.round == 2 for x in world.agents["n1"].said)
+    assert any(isinstance(x, m.StoreOpened) and x.round == 2 for x in world.agents["n1"].said)
     assert len(world.starts) == 2
     world.kill_agent("n1")
     world.start_agent("n1")

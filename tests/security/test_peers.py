@@ -159,7 +159,7 @@ OUT_OF_BOUNDS: list[m.ToController] = [
     *(msgspec.structs.replace(HELLO, endpoint=where) for where in ("n1", "n1:99999", "n1:1:", "a b:1", "n1:1\n")),
     *(msgspec.structs.replace(BEAT, sent=time) for time in (float("nan"), float("inf"), -1e300)),
     msgspec.structs.replace(BEAT, echo=float("nan")),
-    m.StoreReady("n1", 1, 0, 1 << 16),
+    m.StoreOpened("n1", 1, 0, 1 << 16),
 ]
 
 

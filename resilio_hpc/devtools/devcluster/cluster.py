@@ -13,11 +13,11 @@ import msgspec
 from resilio_hpc.core.errors import CommandError, ResilioError, SlurmError
 from resilio_hpc.core.process import Completed, run
 from resilio_hpc.devtools.devcluster import files
-from resilio_hpc.devtools.devcluster.machines import Machines
+from resilio_hpc.devtools.devcluster.machines import ClusterMachines
 from resilio_hpc.devtools.devcluster.messages import ClusterStatus, MachineStatus
 from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterSpec, Layout
 
-Kind = TypeVar("Kind", bound=Machines, covariant=True)
+Kind = TypeVar("Kind", bound=ClusterMachines, covariant=True)
 _POLL_S = 0.1  # each look is a command of Slurm
 _COMMAND_TIMEOUT_S = 20.0
 

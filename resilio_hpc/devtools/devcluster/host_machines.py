@@ -22,7 +22,7 @@ _START_TIMEOUT_S = 20.0
 
 
 class HostMachines:
-    """``Machines`` of which each is this host."""
+    """``ClusterMachines`` of which each is this host."""
 
     def __init__(self, spec: ClusterSpec, where: Layout) -> None:
         self._spec = spec

@@ -15,7 +15,7 @@ from resilio_hpc.devtools.devcluster import control, files, image, processes, re
 from resilio_hpc.devtools.devcluster.cluster import DevCluster
 from resilio_hpc.devtools.devcluster.host_machines import HostMachines, free_ports, is_up
 from resilio_hpc.devtools.devcluster.interpreter import host_python
-from resilio_hpc.devtools.devcluster.machines import Machines
+from resilio_hpc.devtools.devcluster.machines import ClusterMachines
 from resilio_hpc.devtools.devcluster.rack_machines import RackMachines
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, ClusterSpec, layout, validate
 
@@ -139,7 +139,7 @@ def start_rootless(
     return cluster
 
 
-def find(name: str = "dev") -> DevCluster[Machines]:
+def find(name: str = "dev") -> DevCluster[ClusterMachines]:
     """Return the running cluster called ``name``; raises SlurmError if it is not up."""
     where = layout(name)
     try:

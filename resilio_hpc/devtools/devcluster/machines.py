@@ -8,7 +8,7 @@ from typing import Protocol
 from resilio_hpc.devtools.devcluster.messages import MachineState
 
 
-class Machines(Protocol):
+class ClusterMachines(Protocol):
     """``rack_machines``: in namespaces of their own; ``host_machines``: all are this host."""
 
     def command(self, machine: str, argv: Sequence[str], *, user: str = "root", cwd: str = "") -> list[str]:

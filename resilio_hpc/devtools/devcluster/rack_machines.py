@@ -20,7 +20,7 @@ _START_TIMEOUT_S = 20.0
 
 
 class RackMachines:
-    """The machines of one rack: ``Machines``, and what can go wrong with them."""
+    """The machines of one rack: ``ClusterMachines``, and what can go wrong with them."""
 
     def __init__(self, spec: ClusterSpec, where: Layout) -> None:
         self._spec = spec

@@ -98,7 +98,7 @@ class NodeRanks:
             self._store = (round_number, 0)
             self._ports.open_store(round_number)
         elif port:
-            self._ports.to_controller(m.StoreReady(self.node, self.epoch, round_number, port))
+            self._ports.to_controller(m.StoreOpened(self.node, self.epoch, round_number, port))
 
     def _stop_ranks(self, how: StopHow = AT_ONCE) -> None:
         self._before, self.local = self.local or self._before, None
@@ -251,7 +251,7 @@ class NodeRanks:
         """Learn that the store of a round is open."""
         if round_number == self._store[0]:
             self._store = (round_number, port)
-            self._ports.to_controller(m.StoreReady(self.node, self.epoch, round_number, port))
+            self._ports.to_controller(m.StoreOpened(self.node, self.epoch, round_number, port))
 
     def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
         """All local ranks run."""

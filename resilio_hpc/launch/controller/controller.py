@@ -35,7 +35,7 @@ from resilio_hpc.launch.protocol.vote import Term
 
 MAX_AGENTS = 20_000
 PAST_PATIENCE_S = 2.0  # how long the run directory may take to tell what other agents know as well
-OfRound = m.RanksStopped | m.StoreReady | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone
+OfRound = m.RanksStopped | m.StoreOpened | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone
 OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | OfRound
 
 
@@ -206,7 +206,7 @@ class Controller:
                 self.membership_change.leaving(agent, message)
             case m.VotersUpdated():
                 self.voters.kept(message.node, message.number)
-            case m.RanksStopped() | m.StoreReady() | m.StopAnswer() | m.RanksStarted() | m.FirstStep() | m.RanksDone():
+            case m.RanksStopped() | m.StoreOpened() | m.StopAnswer() | m.RanksStarted() | m.FirstStep() | m.RanksDone():
                 if message.round == self.run.round:  # else of a round that is over
                     self._dispatch_of_round(agent, message)
             case _:
@@ -219,7 +219,7 @@ class Controller:
             case m.RanksStopped():
                 self.failures.reached(message.completed)
                 self.rounds.stopped(agent, message)
-            case m.StoreReady():
+            case m.StoreOpened():
                 self.rounds.store_ready(message)
             case m.StopAnswer():
                 self.stop.answer(message)

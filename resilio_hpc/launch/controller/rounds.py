@@ -77,7 +77,7 @@ class Rounds:
         agent.stopped_round = max(agent.stopped_round, message.round)
         self.try_start()
 
-    def store_ready(self, message: m.StoreReady) -> None:
+    def store_ready(self, message: m.StoreOpened) -> None:
         """Take note that the rendezvous store is open."""
         run = self._run
         if run.phase is Phase.PREPARING and message.node == run.members[0].node:

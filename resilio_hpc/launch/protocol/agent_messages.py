@@ -82,7 +82,7 @@ class RanksStopped(Struct, frozen=True):
     completed: Count = -1
 
 
-class StoreReady(Struct, frozen=True):
+class StoreOpened(Struct, frozen=True):
     """The rendezvous store of a round listens at this port of the sender."""
 
     node: Node
@@ -251,7 +251,7 @@ ToController = (
     Hello
     | Heartbeat
     | RanksStopped
-    | StoreReady
+    | StoreOpened
     | RanksStarted
     | RankFailed
     | FirstStep
