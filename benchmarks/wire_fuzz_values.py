@@ -134,6 +134,8 @@ class Values:
                     for _ in range(rng.choice([0, 1, 3]))}  # fmt: skip
         if isinstance(kind, inspect.LiteralType):
             return rng.choice(kind.values)
+        if isinstance(kind, inspect.EnumType):
+            return rng.choice(list(kind.cls))
         scalar = {
             inspect.IntType: self._int, inspect.FloatType: self._float, inspect.StrType: self._text,
             inspect.BoolType: self._flag, inspect.NoneType: self._none, inspect.AnyType: self._free,
