@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 import machine_load
-from resilio_hpc.diagnose.coordinator import Coordinator
+from resilio_hpc.diagnose.coordinator import CheckCoordinator
 from resilio_hpc.diagnose.policy import CheckRequest, PairPolicy, pair_policy
 from resilio_hpc.diagnose.result import CheckResult
 from resilio_hpc.diagnose.starters import LocalStarter
@@ -45,12 +45,12 @@ def policy_of(arguments: argparse.Namespace) -> PairPolicy:
 
 
 @contextlib.contextmanager
-def coordinator(arguments: argparse.Namespace) -> Iterator[tuple[Coordinator, LocalStarter]]:
+def coordinator(arguments: argparse.Namespace) -> Iterator[tuple[CheckCoordinator, LocalStarter]]:
     """Nodes whose probers are ready."""
     nodes = tuple(f"n{number}" for number in range(1, arguments.nodes + 1))
     request = CheckRequest(nodes=nodes, place="local", policy=policy_of(arguments))
     starter = LocalStarter(request)
-    each = Coordinator(nodes, request.policy, starter, "127.0.0.1", lambda _: None)
+    each = CheckCoordinator(nodes, request.policy, starter, "127.0.0.1", lambda _: None)
     try:
         each.begin()
         yield each, starter

@@ -15,7 +15,7 @@ from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.controller.host import ControllerHost
-from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.controller.state import ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
@@ -210,7 +210,7 @@ class SimulatedAgent:
         """We were elected."""
         assert self.host is not None
         plan = self.process.plan
-        config = ControllerConfig(Shape(1, plan.agents), plan.nodes, heartbeat_timeout_s=plan.timeout_s)
+        config = ControllerConfig(NodeCounts(1, plan.agents), plan.nodes, heartbeat_timeout_s=plan.timeout_s)
         tell("controller", node=self.node, epoch=term.epoch)
         self.host.begin(config, term)
 

@@ -12,8 +12,17 @@ from typing import Any
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.rendezvous import Shape
-from resilio_hpc.launch.controller.state import Action, Clock, ControllerConfig, Finish, Past, Record, Send, StepDown
+from resilio_hpc.launch.controller.rendezvous import NodeCounts
+from resilio_hpc.launch.controller.state import (
+    Action,
+    Clock,
+    ControllerConfig,
+    Finish,
+    Record,
+    RunHistory,
+    Send,
+    StepDown,
+)
 from resilio_hpc.launch.process.announce import announcement
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import first_membership
@@ -50,7 +59,7 @@ class Life:
         clock = Clock(lambda: self.now, lambda: 1.7e9 + self.now)
         end_time = rng.choice([None, 1.7e9 + self.now + 60])
         config = ControllerConfig(
-            Shape(rng.randint(1, 4), rng.randint(4, 8), rng.randint(1, 2)), NODES, chained=rng.random() < 0.5,
+            NodeCounts(rng.randint(1, 4), rng.randint(4, 8), rng.randint(1, 2)), NODES, chained=rng.random() < 0.5,
             join_timeout_s=rng.choice([0.0, 5.0]), end_time=end_time, max_without_progress=rng.choice([0, 3, 1000]),
         )  # fmt: skip
         term = Term(self.values.epoch, "n0", "n0:1", first_membership(NODES), first=rng.random() < 0.5)
@@ -105,7 +114,7 @@ class Life:
             return controller.tick
         if kind < 0.13:
             verdict = ("completed", 0) if rng.random() < 0.02 else None
-            past = Past(tuple(rng.sample(range(20), rng.randint(0, 3))), rng.randint(-1, 5), verdict)
+            past = RunHistory(tuple(rng.sample(range(20), rng.randint(0, 3))), rng.randint(-1, 5), verdict)
             return lambda: controller.inform(past)
         if kind < 0.132:
             return controller.verdict_written

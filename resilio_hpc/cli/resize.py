@@ -23,7 +23,7 @@ from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.process.announce import stamped
-from resilio_hpc.launch.resize.facts import Decision
+from resilio_hpc.launch.resize.facts import ResizeDecision
 from resilio_hpc.launch.resize.policy import resize_policy
 from resilio_hpc.launch.resize.resizer import Resizer
 from resilio_hpc.launch.resize.view import ResizeLimits, ResizeView
@@ -155,7 +155,7 @@ def _watch(
         sleep(pause_s)
 
 
-def _say(decision: Decision, error: str, options: argparse.Namespace) -> None:
+def _say(decision: ResizeDecision, error: str, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"v": 1, "time": round(time.time(), 3), **asdict(decision), "error": error}), flush=True)
         return

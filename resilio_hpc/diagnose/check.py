@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.diagnose.coordinator import Coordinator, Progress, Starter
+from resilio_hpc.diagnose.coordinator import CheckCoordinator, Progress, Starter
 from resilio_hpc.diagnose.policy import CheckRequest
 from resilio_hpc.diagnose.result import CheckResult
 from resilio_hpc.diagnose.starters import LocalStarter, SrunStarter
@@ -26,7 +26,7 @@ def check(
     starts = starter or (LocalStarter if request.place == "local" else SrunStarter)
     host = "127.0.0.1" if request.place == "local" else "*"
     try:
-        return Coordinator(request.nodes, request.policy, starts(request), host, progress).run()
+        return CheckCoordinator(request.nodes, request.policy, starts(request), host, progress).run()
     except OSError as error:
         raise HealthError(f"the pair check cannot begin: {error}") from error
 

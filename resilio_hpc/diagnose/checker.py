@@ -23,8 +23,8 @@ from resilio_hpc.diagnose.messages import (
     FROM_NODE,
     TO_NODE,
     Alive,
-    Beat,
     Bye,
+    CoordinatorAlive,
     Drop,
     Failed,
     FromNode,
@@ -104,7 +104,7 @@ class Checker:
                 self._prober.drop(message.round)
             case Bye():
                 self._over = True
-            case Beat():
+            case CoordinatorAlive():
                 pass
 
     def _tell_unable(self) -> None:

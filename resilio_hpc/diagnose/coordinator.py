@@ -14,11 +14,11 @@ import zmq
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
-from resilio_hpc.diagnose.messages import FROM_NODE, TO_NODE, Alive, Beat, Bye, Entered, FromNode, ToNode
+from resilio_hpc.diagnose.messages import FROM_NODE, TO_NODE, Alive, Bye, CoordinatorAlive, Entered, FromNode, ToNode
 from resilio_hpc.diagnose.observations import Fault, Pair, Round
 from resilio_hpc.diagnose.policy import PairPolicy
 from resilio_hpc.diagnose.result import CheckResult
-from resilio_hpc.diagnose.round_state import Letters, RoundState
+from resilio_hpc.diagnose.round_state import Letters, PairingRound
 from resilio_hpc.diagnose.verdict import judge, pairs_of_next_round
 
 BEAT_S = 2.0
@@ -41,7 +41,7 @@ class Starter(Protocol):
         """End whatever is left of them."""
 
 
-class Coordinator:
+class CheckCoordinator:
     """One check. ``host``: where to listen. ``clock`` gives seconds that only go forward."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Coordinator:
         self._unable: dict[str, str] = {}
         self._gone: Mapping[str, str] = {}
         self._beat_at = float("-inf")
-        self._round: RoundState | None = None
+        self._round: PairingRound | None = None
         self._rounds = 0
         self._began = self._clock()
 
@@ -114,7 +114,7 @@ class Coordinator:
     def _run_round(self, pairs: Sequence[Pair], end: float) -> Round:
         self._rounds += 1
         number = self._rounds
-        self._round = state = RoundState(number, pairs)
+        self._round = state = PairingRound(number, pairs)
         count = len(state.open_nodes)
         self._progress(f"round {number}: {count} nodes")
         self._send(state.orders())
@@ -168,7 +168,7 @@ class Coordinator:
         self._gone = self._starter.missing(tuple(self._heard_at))
         if self._clock() >= self._beat_at + BEAT_S:
             self._beat_at = self._clock()
-            self._send([(node, Beat()) for node in self._callers])
+            self._send([(node, CoordinatorAlive()) for node in self._callers])
 
     def _heard(self, node: str, caller: bytes, message: FromNode) -> None:
         self._callers[node] = caller

@@ -43,7 +43,7 @@ class Put(msgspec.Struct, frozen=True, tag="put", forbid_unknown_fields=True):
     value: Value
 
 
-class Want(msgspec.Struct, frozen=True, tag="want", forbid_unknown_fields=True):
+class Get(msgspec.Struct, frozen=True, tag="want", forbid_unknown_fields=True):
     """The process group asks for what its other half leaves: answered by ``Given`` as soon as it is there."""
 
     round: Number
@@ -98,7 +98,7 @@ class Drop(msgspec.Struct, frozen=True, tag="drop", forbid_unknown_fields=True):
     round: Number
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat", forbid_unknown_fields=True):
+class CoordinatorAlive(msgspec.Struct, frozen=True, tag="beat", forbid_unknown_fields=True):
     """The coordinator is there."""
 
 
@@ -106,8 +106,8 @@ class Bye(msgspec.Struct, frozen=True, tag="bye", forbid_unknown_fields=True):
     """The check is over."""
 
 
-FromNode = Alive | Entered | Put | Want | Measured | Failed
-ToNode = Order | Given | Drop | Beat | Bye
+FromNode = Alive | Entered | Put | Get | Measured | Failed
+ToNode = Order | Given | Drop | CoordinatorAlive | Bye
 FROM_NODE: Codec[FromNode] = Codec(FromNode)
 TO_NODE: Codec[ToNode] = Codec(ToNode)
 

@@ -10,7 +10,7 @@ from typing import Literal
 Fault = Literal["absent", "not_ready", "silent", "crashed", "hung", "wrong_result", "failed"]
 
 
-class Outcome(Enum):
+class RoundOutcome(Enum):
     """How a round ended for one node.
 
     ``ALONE``: it failed by itself, before its partner came into it. ``TOGETHER``: the collective of the pair failed,
@@ -43,7 +43,7 @@ class Observation:
 
     node: str
     partner: str
-    outcome: Outcome
+    outcome: RoundOutcome
     times: Times = Times()
     fault: Fault | None = None
     detail: str = ""

@@ -21,6 +21,7 @@ from resilio_hpc.diagnose.messages import (
     Entered,
     Failed,
     FromNode,
+    Get,
     Given,
     Measured,
     Order,
@@ -28,7 +29,6 @@ from resilio_hpc.diagnose.messages import (
     ProbeFault,
     Put,
     Seconds,
-    Want,
 )
 from resilio_hpc.diagnose.policy import PairPolicy
 
@@ -150,7 +150,7 @@ class ProbeProcess:
             if "put" in heard:
                 return [Put(order.round, str(heard["put"]), base64.b64decode(heard["value"]))]
             if "want" in heard:
-                return [Want(order.round, str(heard["want"]))]
+                return [Get(order.round, str(heard["want"]))]
             if (phase := heard.get("phase")) in _PHASES:
                 self._enter(phase, getattr(self._limits, phase))
                 self._remember(heard)

@@ -15,15 +15,15 @@ from resilio_hpc.diagnose.messages import (
     Entered,
     Failed,
     FromNode,
+    Get,
     Given,
     Measured,
     Order,
     Phase,
     Put,
     ToNode,
-    Want,
 )
-from resilio_hpc.diagnose.observations import Fault, Observation, Outcome, Pair, Round, Times
+from resilio_hpc.diagnose.observations import Fault, Observation, Pair, Round, RoundOutcome, Times
 
 LAST_WORDS_S = 3.0  # for the other half of a collective that failed
 _PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -53,7 +53,7 @@ class _Part:
     failed_at: float = 0.0
 
 
-class RoundState:
+class PairingRound:
     """``number`` from 1 on; each node is in one pair at most."""
 
     def __init__(self, number: int, pairs: Iterable[Pair]) -> None:
@@ -91,7 +91,7 @@ class RoundState:
                 return self._if_the_partner_has_failed(part, now)
             case Put(key=key, value=value):
                 return self._put(part, key, value)
-            case Want(key=key):
+            case Get(key=key):
                 return self._want(part, key)
             case Measured():
                 part.over = part.passed = True
@@ -158,18 +158,18 @@ class RoundState:
 
     def _observation(self, part: _Part) -> Observation:
         other = self._parts.get(part.partner)
-        outcome = Outcome.TOGETHER
+        outcome = RoundOutcome.TOGETHER
         if part.alone:
-            outcome = Outcome.ALONE
+            outcome = RoundOutcome.ALONE
         elif part.partner and (other is None or other.alone):
-            outcome = Outcome.WAITED
+            outcome = RoundOutcome.WAITED
         elif part.fault is None and (not part.partner or (other is not None and other.passed)):
-            outcome = Outcome.PASSED
-        fault = part.fault if outcome in (Outcome.ALONE, Outcome.TOGETHER) else None
-        if outcome is Outcome.TOGETHER and fault is None:
+            outcome = RoundOutcome.PASSED
+        fault = part.fault if outcome in (RoundOutcome.ALONE, RoundOutcome.TOGETHER) else None
+        if outcome is RoundOutcome.TOGETHER and fault is None:
             fault = "failed"
         times = part.times
-        if outcome is Outcome.PASSED and other is not None:
+        if outcome is RoundOutcome.PASSED and other is not None:
             times = replace(times, collective=_without(times.collective, part.delays, other.delays))
         return Observation(part.node, part.partner, outcome, times, fault, part.detail if fault else "")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from resilio_hpc.diagnose.observations import Outcome, Round, Times
+from resilio_hpc.diagnose.observations import Round, RoundOutcome, Times
 from resilio_hpc.diagnose.policy import PairPolicy
 
 LEAST_NODES = 3  # of two nodes none is the measure
@@ -88,7 +88,7 @@ def _later(done: Round, node: str, what: str, scale: _Scale, ratio: float, polic
 
 
 def _blocks(done: Round, what: str) -> dict[str, tuple[float, ...]]:
-    passed = [seen for seen in done if seen.outcome in (Outcome.PASSED, Outcome.WAITED)]
+    passed = [seen for seen in done if seen.outcome in (RoundOutcome.PASSED, RoundOutcome.WAITED)]
     return {seen.node: blocks for seen in passed if (blocks := _of(seen.times, what))}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from resilio_hpc.diagnose import slowness
-from resilio_hpc.diagnose.observations import Fault, Observation, Outcome, Pair, Round, Times, by_node
+from resilio_hpc.diagnose.observations import Fault, Observation, Pair, Round, RoundOutcome, Times, by_node
 from resilio_hpc.diagnose.policy import PairPolicy
 from resilio_hpc.diagnose.result import CheckOutcome, CheckResult, NodeResult, State
 from resilio_hpc.diagnose.slowness import Slow
@@ -36,22 +36,22 @@ def standing(history: Sequence[Round]) -> Standing:
         before = frozenset(good)
         for seen in done:
             bad.discard(seen.node)
-            if seen.outcome is Outcome.PASSED and seen.partner:
+            if seen.outcome is RoundOutcome.PASSED and seen.partner:
                 good.add(seen.node)
             elif _counts(seen, before):
                 good.discard(seen.node)
                 strikes[seen.node] = strikes.get(seen.node, 0) + 1
-                if strikes[seen.node] > 1 and (seen.outcome is Outcome.ALONE or seen.partner in before):
+                if strikes[seen.node] > 1 and (seen.outcome is RoundOutcome.ALONE or seen.partner in before):
                     bad.add(seen.node)
-                    (alone.add if seen.outcome is Outcome.ALONE else alone.discard)(seen.node)
+                    (alone.add if seen.outcome is RoundOutcome.ALONE else alone.discard)(seen.node)
     return Standing(frozenset(good), frozenset(bad), frozenset(alone & bad))
 
 
 def _counts(seen: Observation, good: frozenset[str]) -> bool:
     """Whether what was seen counts against the node itself."""
-    if seen.outcome is Outcome.TOGETHER:
+    if seen.outcome is RoundOutcome.TOGETHER:
         return seen.node not in good or seen.partner in good
-    return seen.outcome is Outcome.ALONE
+    return seen.outcome is RoundOutcome.ALONE
 
 
 BUSY = 0.5  # waiting for a CPU for more than this share of the time is worth a word
@@ -145,7 +145,7 @@ def _node(
         state = "slow"
         evidence = f"{slow[node].what} takes {slow[node].ratio:.1f} times the median of all nodes, in two rounds"
     elif state == "unsure" and not failures:
-        waited = any(one.outcome is Outcome.WAITED for one in seen)
+        waited = any(one.outcome is RoundOutcome.WAITED for one in seen)
         evidence = "its partner failed, and no other was left" if waited else "not tested with a partner"
     elif state == "healthy" and times.waited > BUSY:
         evidence = evidence or f"others used its CPUs: it waited {times.waited:.0%} of the time"
@@ -165,8 +165,8 @@ def _all_said(failures: Sequence[Observation]) -> str:
     parts = []
     for one in failures:
         assert one.fault is not None
-        beside = f" with {one.partner}" if one.outcome is Outcome.TOGETHER else ""
-        own_work = one.fault == "failed" and one.outcome is Outcome.ALONE
+        beside = f" with {one.partner}" if one.outcome is RoundOutcome.TOGETHER else ""
+        own_work = one.fault == "failed" and one.outcome is RoundOutcome.ALONE
         said = "its own work failed" if own_work else _SAID[one.fault]
         parts.append(f"{said}{beside}{f' ({one.detail})' if one.detail else ''}")
     return "; ".join(dict.fromkeys(parts))
@@ -224,7 +224,7 @@ def _rest_of_the_ring(nodes: Sequence[str], rounds_done: int) -> tuple[Pair, ...
 def _once_more_alone(history: Sequence[Round], doubtful: Sequence[str]) -> tuple[Pair, ...]:
     """Without any good node those that failed by themselves can still be looked at again."""
     seen = by_node({one.node for done in history for one in done}, history)
-    return tuple((node,) for node in doubtful if [one.outcome for one in seen[node]] == [Outcome.ALONE])
+    return tuple((node,) for node in doubtful if [one.outcome for one in seen[node]] == [RoundOutcome.ALONE])
 
 
 def _with_testers(

@@ -13,7 +13,7 @@ from resilio_hpc.autoparallel.search.model_speed import any_degrees
 from resilio_hpc.cli import resize
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import SlurmError, UsageError
-from resilio_hpc.launch.resize.facts import Decision
+from resilio_hpc.launch.resize.facts import ResizeDecision
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_what_was_measured_of_the_cluster_makes_the_speed_of_the_model(tmp_path:
 class Looks:
     """A fake resizer, and its view: each look fails with an error, or gives a decision."""
 
-    def __init__(self, *outcomes: Exception | Decision) -> None:
+    def __init__(self, *outcomes: Exception | ResizeDecision) -> None:
         self._outcomes = list(outcomes)
 
     def watch(self) -> None:
         pass
 
-    def step(self) -> tuple[Decision, str]:
+    def step(self) -> tuple[ResizeDecision, str]:
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
@@ -116,7 +116,10 @@ class Looks:
 def test_a_watch_outlives_slurm_and_the_run_directory_and_asks_more_seldom_meanwhile(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    stay, over = Decision("stay", "nothing_idle", "0 nodes idle"), Decision("stay", "over", "the run is over")
+    stay, over = (
+        ResizeDecision("stay", "nothing_idle", "0 nodes idle"),
+        ResizeDecision("stay", "over", "the run is over"),
+    )
     away, stale = SlurmError("no answer"), OSError(116, "Stale file handle")
     looks = Looks(away, away, stale, away, away, away, stay, away, over)
     pauses: list[float] = []
@@ -131,8 +134,8 @@ def test_what_it_says_beside_a_launch_is_a_line_of_the_launchers_and_no_reason_t
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = resize._parser().parse_args(["run", "--watch", "30", "--launcher", "1", "--observe"])
-    resize._say(Decision("stay", "nothing_idle", "0 nodes idle"), "", options)
-    resize._say(Decision("grow", "idle_nodes", "1 idle node", 3), "", options)
+    resize._say(ResizeDecision("stay", "nothing_idle", "0 nodes idle"), "", options)
+    resize._say(ResizeDecision("grow", "idle_nodes", "1 idle node", 3), "", options)
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("[resilio] ") and told.err.endswith("--resize: would grow to 3 nodes: 1 idle node\n")
@@ -140,5 +143,5 @@ def test_what_it_says_beside_a_launch_is_a_line_of_the_launchers_and_no_reason_t
 
 def test_a_dry_run_says_that_it_was_one(capsys: pytest.CaptureFixture[str]) -> None:
     options = resize._parser().parse_args(["run", "--dry-run"])
-    resize._say(Decision("stay", "nothing_idle", "0 nodes idle"), "", options)
+    resize._say(ResizeDecision("stay", "nothing_idle", "0 nodes idle"), "", options)
     assert capsys.readouterr().out == "stay: 0 nodes idle (dry run: nothing is done or written)\n"

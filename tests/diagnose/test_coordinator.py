@@ -13,7 +13,7 @@ import zmq
 
 from resilio_hpc.core import wire
 from resilio_hpc.diagnose import CheckResult, interpreter
-from resilio_hpc.diagnose.coordinator import Coordinator
+from resilio_hpc.diagnose.coordinator import CheckCoordinator
 from resilio_hpc.diagnose.messages import FROM_NODE, TO_NODE, Alive, Bye, Measured, NodeSettings, Order
 from resilio_hpc.diagnose.policy import pair_policy
 from tests.support.waiting import PATIENCE_S
@@ -90,7 +90,7 @@ class Node(Thread):
 def checked(names: Sequence[str], quiet: Sequence[str] = (), absent: Sequence[str] = ()) -> CheckResult:
     given = Given()
     clock = Clock([name for name in names if name not in (*quiet, *absent)], quiet)
-    coordinator = Coordinator(names, POLICY, given, "127.0.0.1", lambda _: None, clock=clock, farewell_s=0.0)
+    coordinator = CheckCoordinator(names, POLICY, given, "127.0.0.1", lambda _: None, clock=clock, farewell_s=0.0)
     clock.heard_at = coordinator._heard_at
     for name in names:
         if name not in absent:
@@ -116,7 +116,7 @@ def test_where_nobody_comes_nobody_is_named() -> None:
 
 def test_a_stranger_and_nonsense_change_nothing() -> None:
     given = Given()
-    coordinator = Coordinator(["a", "b"], POLICY, given, "127.0.0.1", lambda _: None, farewell_s=0.0)
+    coordinator = CheckCoordinator(["a", "b"], POLICY, given, "127.0.0.1", lambda _: None, farewell_s=0.0)
     Node("a", given).start()
     Node("b", given).start()
 

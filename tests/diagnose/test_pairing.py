@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 
-from resilio_hpc.diagnose.observations import Outcome
+from resilio_hpc.diagnose.observations import RoundOutcome
 from tests.support.diagnose.fake_nodes import POLICY, FakeNodes
 
 
@@ -54,7 +54,7 @@ def test_two_or_three_rounds_name_up_to_a_quarter_of_the_nodes(count: int) -> No
         alone = {node for node in bad if draw.random() < 0.5}
         play = FakeNodes(nodes, alone, bad - alone)
         assert set(play.check().bad) == bad
-        met_late = count % 2 or any(seen.outcome is Outcome.WAITED for seen in play.history[0])
+        met_late = count % 2 or any(seen.outcome is RoundOutcome.WAITED for seen in play.history[0])
         assert len(play.history) <= (3 if met_late else 2)
 
 

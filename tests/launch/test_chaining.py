@@ -13,7 +13,7 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import chaining, fencing, maintenance, preemption
 from resilio_hpc.launch.chain.chaining import Chain
-from resilio_hpc.launch.chain.continuation_policy import Evidence
+from resilio_hpc.launch.chain.continuation_policy import PredecessorEvidence
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.rundir import chain_order, run_claim, run_directory
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
@@ -170,7 +170,7 @@ def test_the_successor_is_queued_before_the_wait_for_nodes_of_the_part_before(
     happened: list[str] = []
     before = run_claim.Turn(1, "6", "6", 1, ("n1",), -1, 0.0)
     assert run_claim.take(run_directory.open_run(tmp_path / "run").path, before)
-    monkeypatch.setattr(chaining, "gather", lambda *_: Evidence("6", chained=True, state="NODE_FAIL"))
+    monkeypatch.setattr(chaining, "gather", lambda *_: PredecessorEvidence("6", chained=True, state="NODE_FAIL"))
 
     def wait(path: Path, before: run_claim.Turn, limit_s: float, say: object, ended: bool, other_job: bool) -> float:
         assert (before.part, ended, other_job) == ("6", False, True)

@@ -12,7 +12,7 @@ from resilio_hpc.core import wire
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.host import ControllerHost, LivesIn
-from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Clock, ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
@@ -46,7 +46,7 @@ class Listening:
 
     def __init__(self) -> None:
         term = Term(1, "n1", "n1:1", first_membership(("n1",)))
-        self.run = RunState(ControllerConfig(Shape(1, 1), ("n1",)), term, Clock(time.monotonic, time.time))
+        self.run = RunState(ControllerConfig(NodeCounts(1, 1), ("n1",)), term, Clock(time.monotonic, time.time))
         self.heard = 0
         self.behind: list[bool] = []
 

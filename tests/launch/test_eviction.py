@@ -10,15 +10,15 @@ import pytest
 from resilio_hpc.launch.agent.device_eviction import Kept
 from resilio_hpc.launch.gpus import eviction
 from resilio_hpc.launch.gpus.device_errors import hardware_error, table
-from resilio_hpc.launch.gpus.eviction import Evicted, Evidence, Identity, Rules, Strikes
+from resilio_hpc.launch.gpus.eviction import DeviceEvidence, Evicted, Identity, Rules, Strikes
 from resilio_hpc.launch.rundir.node_memory import NodeMemory
 
 A, B = "GPU-aaaaaaaa-1111-0000-0000-000000000000", "GPU-bbbbbbbb-1111-0000-0000-000000000000"
 NVML = (Identity(0, 2, A, "0000:1b:00", ("MIG-a0", "MIG-a1")), Identity(1, 3, B, "0000:1c:00"))
 
 
-def evidence(device: str = "", index: int = -1, source: eviction.Source = "verdict") -> Evidence:
-    return Evidence(source, "gpu-ecc", "3 errors", device, index)
+def evidence(device: str = "", index: int = -1, source: eviction.Source = "verdict") -> DeviceEvidence:
+    return DeviceEvidence(source, "gpu-ecc", "3 errors", device, index)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def evidence(device: str = "", index: int = -1, source: eviction.Source = "verdi
     ],
 )
 def test_a_gpu_is_found_by_whatever_name(
-    found: Evidence, entries: tuple[str, ...], identities: tuple[Identity, ...], at: tuple[int, ...]
+    found: DeviceEvidence, entries: tuple[str, ...], identities: tuple[Identity, ...], at: tuple[int, ...]
 ) -> None:
     assert eviction.positions(found, entries, identities) == at
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch.chain.continuation_policy import MAX_FRUITLESS, Evidence, judge
+from resilio_hpc.launch.chain.continuation_policy import MAX_FRUITLESS, PredecessorEvidence, judge
 from resilio_hpc.launch.chain.handover import Handover
 
 
@@ -56,7 +56,7 @@ ENDS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("cause", GOES_ON)
 def test_the_next_job_of_a_chain_goes_on(cause: str) -> None:
-    decision = judge(Evidence("7", chained=True, **GOES_ON[cause]))
+    decision = judge(PredecessorEvidence("7", chained=True, **GOES_ON[cause]))
     assert decision.goes_on
     assert decision.clean is ("verdict" in GOES_ON[cause])
 
@@ -64,44 +64,46 @@ def test_the_next_job_of_a_chain_goes_on(cause: str) -> None:
 @pytest.mark.parametrize("cause", ENDS)
 def test_the_chain_ends(cause: str) -> None:
     evidence, verdict = ENDS[cause]
-    decision = judge(Evidence("7", chained=True, **evidence))
+    decision = judge(PredecessorEvidence("7", chained=True, **evidence))
     assert (decision.goes_on, decision.verdict) == (False, verdict)
     assert "7" in decision.reason or "3 jobs" in decision.reason
 
 
 def test_who_cancelled_is_told() -> None:
-    assert "by user 20001" in judge(Evidence("7", chained=True, state="CANCELLED", by="20001")).reason
+    assert "by user 20001" in judge(PredecessorEvidence("7", chained=True, state="CANCELLED", by="20001")).reason
 
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "REQUEUED", "TIMEOUT", "UNKNOWN", "CANCELLED"])
 def test_a_requeued_job_goes_on_where_its_own_part_before_stopped(state: str) -> None:
-    decision = judge(Evidence("7", requeued=True, state=state))
+    decision = judge(PredecessorEvidence("7", requeued=True, state=state))
     assert decision.goes_on
     assert not decision.clean
 
 
 def test_a_job_started_by_hand_goes_on_after_any_end() -> None:
     for evidence, _ in ENDS.values():
-        assert judge(Evidence("7", followed=False, **evidence)).goes_on
+        assert judge(PredecessorEvidence("7", followed=False, **evidence)).goes_on
 
 
 @pytest.mark.parametrize("requeued", [False, True])
 @pytest.mark.parametrize("chained", [False, True])
 def test_only_one_goes_on_while_another_job_has_the_run(chained: bool, requeued: bool) -> None:
-    running = judge(Evidence("18", chained=chained, requeued=requeued, followed=False, state="RUNNING"))
+    running = judge(PredecessorEvidence("18", chained=chained, requeued=requeued, followed=False, state="RUNNING"))
     assert (running.goes_on, running.verdict) == (False, "superseded")
     assert "job 18 carries this run on" in running.reason
-    waiting = Evidence("18", chained=chained, requeued=requeued, followed=False, verdict="time_limit", successor="19")
+    waiting = PredecessorEvidence(
+        "18", chained=chained, requeued=requeued, followed=False, verdict="time_limit", successor="19"
+    )
     assert judge(waiting).verdict == "superseded"
     assert "19" in judge(waiting).reason
 
 
 def test_a_second_successor_takes_over_from_one_that_died_without_an_heir() -> None:
-    decision = judge(Evidence("18", chained=True, followed=False, state="NODE_FAIL"))
+    decision = judge(PredecessorEvidence("18", chained=True, followed=False, state="NODE_FAIL"))
     assert decision.goes_on
     assert not decision.clean
 
 
 def test_no_commit_in_several_parts_that_others_ended_is_nobodys_fault() -> None:
     for state in ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "UNKNOWN"):
-        assert judge(Evidence("7", chained=True, state=state, fruitless=9)).goes_on
+        assert judge(PredecessorEvidence("7", chained=True, state=state, fruitless=9)).goes_on

@@ -16,8 +16,8 @@ from resilio_hpc.launch.rundir import stale_directories
 HOLDER = """
 import sys, time
 from pathlib import Path
-from resilio_hpc.launch.rundir.stale_directories import Held
-held = Held([Path(sys.argv[1])])
+from resilio_hpc.launch.rundir.stale_directories import AgentLocks
+held = AgentLocks([Path(sys.argv[1])])
 held.tick()
 print("held", flush=True)
 time.sleep(1000)
@@ -51,11 +51,11 @@ def test_two_agents_cannot_hold_one_directory(directory: Path) -> None:
     assert agent.stdout is not None
     agent.stdout.readline()
     with pytest.raises(BlockingIOError):
-        stale_directories.Held([directory])
+        stale_directories.AgentLocks([directory])
     agent.kill()
     agent.wait()
     agent.stdout.close()
-    stale_directories.Held([directory])
+    stale_directories.AgentLocks([directory])
 
 
 def test_links_and_other_names_are_never_touched(tmp_path: Path, directory: Path) -> None:

@@ -22,7 +22,7 @@ from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Stage
 from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
-from resilio_hpc.launch.agent.saver_link import Request
+from resilio_hpc.launch.agent.saver_link import SaverRequest
 from resilio_hpc.launch.protocol import messages as m
 
 MEMBER = m.Member("n1", 0, "n1", 1, 0)
@@ -36,7 +36,7 @@ class FakeSaver:
 
     def __init__(self) -> None:
         self.requests: list[messages.Persist | messages.Commit] = []
-        self.answers: list[tuple[Request, Said]] = []
+        self.answers: list[tuple[SaverRequest, Said]] = []
         self.takes = True
         self.dead = False
 
@@ -44,7 +44,7 @@ class FakeSaver:
         self.requests += [message] if self.takes else []
         return self.takes
 
-    def receive(self) -> list[tuple[Request, Said]]:
+    def receive(self) -> list[tuple[SaverRequest, Said]]:
         found, self.answers = self.answers, []
         return found
 
@@ -110,7 +110,7 @@ class Node:
     def commit(self, step: int) -> None:
         self.snapshots.commit(m.CommitStep(1, 0, step, 1, (RECORD,)))
 
-    def answer(self, *answers: tuple[Request, Said]) -> None:
+    def answer(self, *answers: tuple[SaverRequest, Said]) -> None:
         self.saver.answers += answers
         self.snapshots.serve()
 
@@ -125,10 +125,10 @@ def test_a_commit_that_fails_leaves_alone_what_is_being_persisted(node: Node) ->
     node.save(1, 2)
     node.commit(1)
     node.persist(2)
-    node.answer((Request(True, 0, 1), messages.SaverFailed(1, "no space left")))
+    node.answer((SaverRequest(True, 0, 1), messages.SaverFailed(1, "no space left")))
     assert node.core.told == [("failed", 0, 1, "no space left")]
     assert node.save(3, 4) == [2, 4]
-    node.answer((Request(False, 0, 2), messages.Persisted(2, 0, RECORD)))
+    node.answer((SaverRequest(False, 0, 2), messages.Persisted(2, 0, RECORD)))
     assert node.core.told[1:] == [("persisted", 0, 2)]
     assert node.save(5) == [4, 5]
 
@@ -137,9 +137,9 @@ def test_a_later_life_persists_the_same_step_while_the_former_one_is_at_it(node:
     node.save(1)
     node.persist(1)
     node.persist(1, round_number=1)
-    node.answer((Request(False, 0, 1), messages.Persisted(1, 0, RECORD)))
+    node.answer((SaverRequest(False, 0, 1), messages.Persisted(1, 0, RECORD)))
     assert node.save(2, 3) == [1, 3]
-    node.answer((Request(False, 1, 1), messages.Persisted(1, 1, RECORD)))
+    node.answer((SaverRequest(False, 1, 1), messages.Persisted(1, 1, RECORD)))
     assert node.save(4) == [3, 4]
 
 
@@ -148,7 +148,7 @@ def test_a_saver_that_dies_fails_all_that_it_was_asked_to_commit_too(node: Node)
     node.persist(5)
     node.commit(4)
     node.saver.dead = True
-    node.answer((Request(False, 0, 5), DIED), (Request(True, 0, 4), DIED))
+    node.answer((SaverRequest(False, 0, 5), DIED), (SaverRequest(True, 0, 4), DIED))
     assert node.core.told == [("failed", 0, 5, DIED.error), ("failed", 0, 4, DIED.error)]
     assert node.recorded == ["saver_died"]
     assert node.save(6, 7) == [6, 7]
@@ -183,32 +183,32 @@ def test_the_saver_is_told_of_the_nodes_own_disk(node: Node) -> None:
 def test_arenas_are_let_go_once_the_file_is_on_the_nodes_own_disk_though_no_answer_has_come(node: Node) -> None:
     node.save(1, 2)
     node.persist(1)
-    node.answer((Request(False, 0, 1), messages.Local(1, 4096, 0.25)))
+    node.answer((SaverRequest(False, 0, 1), messages.Local(1, 4096, 0.25)))
     assert (node.recorded, node.fields) == (["local"], [{"step": 1, "size_bytes": 4096, "seconds": 0.25}])
     assert node.stages == [(0, rank_link.SaveProgress(1, Stage.LOCAL))]
     assert node.core.told == []
     assert node.save(3, 4) == [3, 4]
     node.persist(4)
-    node.answer((Request(False, 0, 1), messages.Persisted(1, 0, RECORD)))
+    node.answer((SaverRequest(False, 0, 1), messages.Persisted(1, 0, RECORD)))
     assert node.core.told == [("persisted", 0, 1)]
     assert node.save(5, 6) == [4, 6]  # the pin of step 4 was not taken for that of step 1
-    node.answer((Request(False, 0, 4), messages.Persisted(4, 0, RECORD)))
+    node.answer((SaverRequest(False, 0, 4), messages.Persisted(4, 0, RECORD)))
     assert node.save(7) == [6, 7]
 
 
 def test_ranks_of_another_round_do_not_hear_of_it(node: Node) -> None:
     node.save(1)
     node.persist(1, round_number=3)
-    node.answer((Request(False, 3, 1), messages.Local(1, 4096, 0.25)))
+    node.answer((SaverRequest(False, 3, 1), messages.Local(1, 4096, 0.25)))
     assert node.stages == []
 
 
 def test_a_saver_that_dies_after_that_has_failed_and_nothing_is_let_go_twice(node: Node) -> None:
     node.save(4, 5)
     node.persist(5)
-    node.answer((Request(False, 0, 5), messages.Local(5, 4096, 0.25)))
+    node.answer((SaverRequest(False, 0, 5), messages.Local(5, 4096, 0.25)))
     node.saver.dead = True
-    node.answer((Request(False, 0, 5), DIED))
+    node.answer((SaverRequest(False, 0, 5), DIED))
     assert node.core.told == [("failed", 0, 5, DIED.error)]
     assert node.recorded == ["local", "saver_died"]
     node.saver.dead = False
@@ -220,9 +220,9 @@ def test_a_disk_that_does_not_take_it_is_told_once_and_the_arenas_are_kept_for_t
     node.save(1, 2)
     for step in (2, 2):
         node.persist(step)
-        node.answer((Request(False, 0, step), messages.LocalFailed(step, "no space left: make room")))
+        node.answer((SaverRequest(False, 0, step), messages.LocalFailed(step, "no space left: make room")))
         assert node.save(3, 4) == [2, 4]
-        node.answer((Request(False, 0, step), messages.Persisted(step, 0, RECORD)))
+        node.answer((SaverRequest(False, 0, step), messages.Persisted(step, 0, RECORD)))
     assert node.said == ["n1: no space left: make room"]
     assert node.recorded == ["local_failed"] * 2
     assert node.core.told == [("persisted", 0, 2)] * 2
@@ -237,8 +237,8 @@ def test_the_saver_is_told_where_to_write_and_how_fast(node: Node) -> None:
 
 
 def test_room_that_runs_out_is_told_and_the_step_is_committed_all_the_same(node: Node) -> None:
-    node.answer((Request(True, 0, 3), messages.Committed(3, 0.5, "/shared: 2.0 GB are free")))
-    node.answer((Request(True, 0, 4), messages.Committed(4, 0.5)))
+    node.answer((SaverRequest(True, 0, 3), messages.Committed(3, 0.5, "/shared: 2.0 GB are free")))
+    node.answer((SaverRequest(True, 0, 4), messages.Committed(4, 0.5)))
     assert node.core.told == [("committed", 0, 3), ("committed", 0, 4)]
     assert node.recorded == ["space_short"]
     assert node.said == [

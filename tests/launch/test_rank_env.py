@@ -11,7 +11,7 @@ import pytest
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.config.options import LaunchOptions
-from resilio_hpc.launch.workers.rank_env import Placement, RoundSetting, rank_argv, rank_variables
+from resilio_hpc.launch.workers.rank_env import RankPlacement, RoundSetting, rank_argv, rank_variables
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 
@@ -47,7 +47,7 @@ def variables(
     return rank_variables(
         base or {},
         LaunchOptions(script="x.py", kind="script", run_dir="/runs/r1", **options),  # type: ignore[arg-type]
-        Placement(0, 1, local_rank, local_world_size, local_rank, local_world_size),
+        RankPlacement(0, 1, local_rank, local_world_size, local_rank, local_world_size),
         setting(),
         Path(f"/spool/{local_rank}/error.json"),
     )
@@ -96,7 +96,7 @@ def test_what_our_own_parts_read() -> None:
 
 def test_ranks_of_the_second_node() -> None:
     options = LaunchOptions(script="x.py", kind="script", run_dir="/r", role="trainer", torchelastic_run_id="mine")
-    env = rank_variables({}, options, Placement(1, 3, 2, 4, 6, 12), setting(), Path("/e"))
+    env = rank_variables({}, options, RankPlacement(1, 3, 2, 4, 6, 12), setting(), Path("/e"))
     assert [env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")] == ["6", "2", "12", "4"]
     assert [env[name] for name in ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")] == [
         "1",

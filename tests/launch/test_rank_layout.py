@@ -11,7 +11,7 @@ from resilio_hpc.launch.cli.option_values import Caller
 from resilio_hpc.launch.cli.options_parser import parse
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.rank_layout import Layout, fill, layout_of, values_of
-from resilio_hpc.launch.workers.rank_env import Placement, rank_argv
+from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_argv
 
 VALUES = values_of(Layout(2, 3, 4), 3, 8)
 
@@ -77,13 +77,13 @@ def test_an_unknown_word_is_told_before_anything_starts() -> None:
 
 def test_without_the_flag_no_brace_is_touched() -> None:
     plain = options("train.py", "{tp}", "{anything}", "{{tp}}")
-    assert rank_argv(plain, 0, Placement(0, 1, 0, 1, 0, 1)) == ("train.py", "{tp}", "{anything}", "{{tp}}")
+    assert rank_argv(plain, 0, RankPlacement(0, 1, 0, 1, 0, 1)) == ("train.py", "{tp}", "{anything}", "{{tp}}")
 
 
 def test_arguments_follow_the_round() -> None:
     launch = options("--fill-arguments", "--layout", "tp=2", "--layout", "8:tp=4", "--nproc-per-node", "2", "--nnodes",
                      "1:4", "train.py", "--tp={tp}", "--dp={dp}", "--out=${local_rank}")  # fmt: skip
-    seen = [rank_argv(launch, 1, Placement(0, nodes, 1, 2, 1, nodes * 2))[1:] for nodes in (1, 3, 4)]
+    seen = [rank_argv(launch, 1, RankPlacement(0, nodes, 1, 2, 1, nodes * 2))[1:] for nodes in (1, 3, 4)]
     assert seen == [
         ("--tp=2", "--dp=1", "--out=1"), ("--tp=2", "--dp=3", "--out=1"), ("--tp=4", "--dp=2", "--out=1"),
     ]  # fmt: skip

@@ -6,13 +6,13 @@ import pytest
 
 from resilio_hpc.events.rungs import Rung
 from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, World, decide
-from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.protocol.messages import RankFailure
 from resilio_hpc.launch.protocol.root_cause import is_consequence, origin
 from tests.support.environments import ROOT
 
 FRESH = Budgets(1, 3)
-FIXED, ELASTIC = Shape(4, 4), Shape(2, 4)
+FIXED, ELASTIC = NodeCounts(4, 4), NodeCounts(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ FIXED, ELASTIC = Shape(4, 4), Shape(2, 4)
     ],
 )
 def test_the_lowest_rung_that_can_help(
-    lost: tuple[str, ...], available: int, coming: int, shape: Shape, budgets: Budgets, rung: Rung
+    lost: tuple[str, ...], available: int, coming: int, shape: NodeCounts, budgets: Budgets, rung: Rung
 ) -> None:
     plan = decide(Failure(lost), World(4, available, coming, shape), budgets)
     assert plan.rung is rung

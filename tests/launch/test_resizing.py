@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from resilio_hpc.autoparallel import Inventory, Pool, Throughput, Waiting
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.resize.facts import Decision, JoinerJob, ResizeFacts, Successor
+from resilio_hpc.launch.resize.facts import JoinerJob, ResizeDecision, ResizeFacts, Successor
 from resilio_hpc.launch.resize.policy import resize_policy
 from resilio_hpc.launch.resize.resizing import decide, job_sizes
 
@@ -49,11 +49,11 @@ def grown(**changes: Any) -> ResizeFacts:
     return replace(plain, **changes)
 
 
-def made(given: ResizeFacts, **policy: Any) -> Decision:
+def made(given: ResizeFacts, **policy: Any) -> ResizeDecision:
     return decide(given, replace(POLICY, **policy))
 
 
-def in_short(decision: Decision) -> tuple[str, str]:
+def in_short(decision: ResizeDecision) -> tuple[str, str]:
     return decision.action, decision.code
 
 

@@ -63,9 +63,9 @@ def answers(link: SaverLink, count: int) -> list[messages.Progress | messages.An
     return [answer for _, answer in heard(link, count)]
 
 
-def heard(link: SaverLink, count: int) -> list[tuple[saver_link.Request, Any]]:
+def heard(link: SaverLink, count: int) -> list[tuple[saver_link.SaverRequest, Any]]:
     """With the requests that they belong to."""
-    found: list[tuple[saver_link.Request, Any]] = []
+    found: list[tuple[saver_link.SaverRequest, Any]] = []
 
     def reached() -> bool:
         full = link.full_fileno
@@ -121,8 +121,8 @@ def test_all_that_a_saver_was_asked_has_failed_when_it_dies_and_the_next_hears_n
     received = until(link.receive, "the saver's death")
     died = "the saver process was killed"
     assert received == [
-        (saver_link.Request(False, 4, 9), messages.SaverFailed(9, died)),
-        (saver_link.Request(True, 0, 1), messages.SaverFailed(1, died)),
+        (saver_link.SaverRequest(False, 4, 9), messages.SaverFailed(9, died)),
+        (saver_link.SaverRequest(True, 0, 1), messages.SaverFailed(1, died)),
     ]
     assert (link.full_fileno, link.fileno()) == (None, None)
     assert link.send(messages.Commit(7, 1, 0, 1, str(tmp_path), []))
@@ -167,11 +167,11 @@ def test_how_far_a_request_has_come_does_not_end_it(link: SaverLink, tmp_path: P
     assert link.send(persist(tmp_path, 2, tmp_path / "none"))
     go_on(link)
     assert [(request, type(answer)) for request, answer in heard(link, 5)] == [
-        (saver_link.Request(False, 0, 1), messages.Local),
-        (saver_link.Request(False, 0, 1), messages.Persisted),
-        (saver_link.Request(True, 0, 9), messages.SaverFailed),
-        (saver_link.Request(False, 0, 2), messages.LocalFailed),
-        (saver_link.Request(False, 0, 2), messages.Persisted),
+        (saver_link.SaverRequest(False, 0, 1), messages.Local),
+        (saver_link.SaverRequest(False, 0, 1), messages.Persisted),
+        (saver_link.SaverRequest(True, 0, 9), messages.SaverFailed),
+        (saver_link.SaverRequest(False, 0, 2), messages.LocalFailed),
+        (saver_link.SaverRequest(False, 0, 2), messages.Persisted),
     ]
 
 

@@ -7,7 +7,14 @@ import os
 import pytest
 
 from resilio_hpc.core.errors import LaunchError
-from resilio_hpc.launch.config.slurm_variables import SET_ASIDE, Task, absolute_path_list, for_agents, of_ranks, of_task
+from resilio_hpc.launch.config.slurm_variables import (
+    SET_ASIDE,
+    SlurmTask,
+    absolute_path_list,
+    for_agents,
+    of_ranks,
+    of_task,
+)
 from resilio_hpc.launch.process import own_address
 from resilio_hpc.launch.protocol.message_parts import Member
 from resilio_hpc.slurm.client.step_environment import gpu_flags
@@ -41,11 +48,11 @@ def test_an_empty_entry_of_a_path_list_is_the_directory_itself() -> None:
 
 
 def test_ranks_are_tasks_where_the_job_has_as_many_per_node_and_share_their_nodes_task_else() -> None:
-    each = of_task(BATCH, MEMBERS, Task(node_rank=1, local_rank=1, rank=3, ranks=2, world_size=4))
+    each = of_task(BATCH, MEMBERS, SlurmTask(node_rank=1, local_rank=1, rank=3, ranks=2, world_size=4))
     shown = ("NODEID", "PROCID", "LOCALID", "NTASKS", "NNODES", "GTIDS", "TASKS_PER_NODE", "STEP_NODELIST")
     assert [each[f"SLURM_{name}"] for name in shown] == ["1", "3", "1", "4", "2", "2,3", "2(x2)", "n[1-2]"]
     for others in ({"SLURM_TASKS_PER_NODE": "1(x2)"}, {"SLURM_TASKS_PER_NODE": "2,1"}, {}):
-        shared = of_task(others, MEMBERS, Task(1, 1, 3, 2, 4))
+        shared = of_task(others, MEMBERS, SlurmTask(1, 1, 3, 2, 4))
         assert [shared[f"SLURM_{name}"] for name in shown] == ["1", "1", "0", "2", "2", "1", "1(x2)", "n[1-2]"]
 
 

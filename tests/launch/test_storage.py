@@ -14,7 +14,7 @@ import pytest
 from resilio_hpc.launch.consensus.follower import EpochRecord
 from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.launch.rundir.holder import pulse_file
-from resilio_hpc.launch.rundir.io_worker import LOOK_S, MAX_QUEUED, Presence, Storage
+from resilio_hpc.launch.rundir.io_worker import LOOK_S, MAX_QUEUED, DirectoryPresence, Storage
 from resilio_hpc.launch.rundir.time_limit import read_end_time
 from tests.support.waiting import until
 
@@ -189,7 +189,7 @@ def test_what_a_supervisor_asks_for(storage: Storage, run_path: Path) -> None:
 
 def test_a_run_directory_that_was_removed_is_told_from_one_that_fails(run_path: Path) -> None:
     run_id = run_directory.read_run(run_path).run_id
-    presence = Presence(run_path, run_id, gone_s=3.0)
+    presence = DirectoryPresence(run_path, run_id, gone_s=3.0)
     assert not presence.is_gone(0.0)
     away = run_path.rename(run_path.with_name("away"))
     assert [presence.is_gone(now) for now in (LOOK_S, LOOK_S + 1, LOOK_S + 3)] == [False, False, True]

@@ -71,7 +71,7 @@ class Agent:
         local_dir = node_directories.local(run.run_id, settings.node)
         arena_dir = node_directories.arenas(run.run_id, settings.node)
         try:
-            self._held_directories = stale_directories.Held([local_dir, arena_dir], PREDECESSOR_DIES_S)
+            self._held_directories = stale_directories.AgentLocks([local_dir, arena_dir], PREDECESSOR_DIES_S)
         except BlockingIOError:
             raise AnotherLives(f"another agent of run {run.run_id} lives on {settings.node}") from None
         stale_directories.sweep([local_dir.parent, arena_dir.parent])

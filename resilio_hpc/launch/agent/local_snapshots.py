@@ -12,7 +12,7 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Stage
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
-from resilio_hpc.launch.agent.saver_link import Request, SaverLink
+from resilio_hpc.launch.agent.saver_link import SaverLink, SaverRequest
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.node_context import NodeContext
 
@@ -109,7 +109,7 @@ class LocalSnapshots:
         if self.saver.fileno() is None:
             self._node.record("saver_died")
 
-    def _on_progress(self, request: Request, progress: messages.Progress) -> None:
+    def _on_progress(self, request: SaverRequest, progress: messages.Progress) -> None:
         """Of the first one that was asked to persist and has no answer yet."""
         node = self._node
         if isinstance(progress, messages.Local):

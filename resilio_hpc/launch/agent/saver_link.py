@@ -20,7 +20,7 @@ PAUSE_LIMIT_S = 10.0
 DIED = "the saver process was killed"
 
 
-class Request(NamedTuple):
+class SaverRequest(NamedTuple):
     """What was asked: to commit a step, or else to persist it."""
 
     commits: bool
@@ -33,7 +33,7 @@ class SaverLink(ChildLink):
 
     def __init__(self, log: Path, max_unsent: int = MAX_UNSENT) -> None:
         super().__init__("ckpt.saver.saver", log, max_unsent)
-        self._asked: deque[Request] = deque()  # without an answer yet
+        self._asked: deque[SaverRequest] = deque()  # without an answer yet
         self._paused_at: float | None = None
 
     def send(self, message: messages.Persist | messages.Commit) -> bool:
@@ -43,7 +43,7 @@ class SaverLink(ChildLink):
         if not self.takes:
             return False  # of its death ``receive`` tells, with what was in its hands
         commits = isinstance(message, messages.Commit)
-        self._asked.append(Request(commits, message.round, message.step))
+        self._asked.append(SaverRequest(commits, message.round, message.step))
         if commits:
             self.resume()
         self.write(encode_line(message))
@@ -84,7 +84,7 @@ class SaverLink(ChildLink):
         if self._paused_at is not None and time.monotonic() - self._paused_at > PAUSE_LIMIT_S:
             self.resume()
 
-    def receive(self) -> list[tuple[Request, messages.Progress | messages.Answer]]:
+    def receive(self) -> list[tuple[SaverRequest, messages.Progress | messages.Answer]]:
         """Answers that have arrived, and how far a request has come that has none yet.
 
         When the saver died, all that it was asked has failed, and ``fileno`` is None.

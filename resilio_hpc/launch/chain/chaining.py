@@ -20,7 +20,7 @@ from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import fencing, maintenance, orphaned_job, preemption, run_choice, run_in_use, step_tasks
-from resilio_hpc.launch.chain.continuation_policy import CONTINUES, Decision, judge
+from resilio_hpc.launch.chain.continuation_policy import CONTINUES, Continuation, judge
 from resilio_hpc.launch.chain.node_exclusion import avoid_faulty_nodes
 from resilio_hpc.launch.chain.predecessor import gather, newest_commit
 from resilio_hpc.launch.config.options import LaunchOptions, Mode
@@ -113,23 +113,23 @@ class Chain:
         self._tell_followers({"ready": True, "begins": self.begins})
         return None
 
-    def _judge(self, last: run_claim.Turn | None) -> Decision:
+    def _judge(self, last: run_claim.Turn | None) -> Continuation:
         """Judge the part before. Raises UsageError while another launch has the run."""
         if last is None:
-            return Decision(True, "", clean=True)
+            return Continuation(True, "", clean=True)
         run_in_use.refuse_if_held(self._run_path, last, self._site)
         if run_in_use.judged_by_slurm(last, self._site):
             return self._judge_job(last)
         ended = run_directory.read_verdict(self._run_path, last.part) is not None
-        return Decision(True, "started by hand", clean=ended)
+        return Continuation(True, "started by hand", clean=ended)
 
-    def _judge_job(self, last: run_claim.Turn) -> Decision:
+    def _judge_job(self, last: run_claim.Turn) -> Continuation:
         revived = chain.REVIVED in os.environ  # by a person, who knows how the part before ended
         predecessor = "" if revived else os.environ.get("RESILIO_PREDECESSOR", "")
         evidence = gather(self._run_path, last, self._site, predecessor)
         decision = judge(evidence)
         if decision.goes_on and (evidence.chained or evidence.requeued) and self._read_order().stopped:
-            decision = Decision(False, f"{chain_stopped(self._order)}: nothing to do here", "cancelled")
+            decision = Continuation(False, f"{chain_stopped(self._order)}: nothing to do here", "cancelled")
         self._ledger.append(
             "predecessor", job=last.job, part=last.part, verdict=evidence.verdict or None, state=evidence.state,
             by=evidence.by, handover=evidence.handover.reason if evidence.handover else None, link=self.number,
@@ -173,7 +173,7 @@ class Chain:
         self.begins = int(news["begins"])
         return None
 
-    def _stop(self, decision: Decision) -> str:
+    def _stop(self, decision: Continuation) -> str:
         verdict = {"verdict": decision.verdict, "exit_code": 0, "reason": decision.reason}
         if decision.verdict == "superseded":  # the run's verdict is another job's affair
             write_atomic(self._run_path / "links" / f"{self._site.key}.json", json.dumps({"v": 1, **verdict}).encode())

@@ -38,7 +38,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PredecessorEvidence:
     """What is known of the part that had the turn before us.
 
     ``chained``: the chain submitted us; ``requeued``: we are the same job, started again by Slurm; ``followed``: it is
@@ -59,7 +59,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Continuation:
     """``verdict``: of our own part, when it does not go on. ``clean``: nothing of the part before can run any more."""
 
     goes_on: bool
@@ -68,30 +68,30 @@ class Decision:
     clean: bool = False
 
 
-def judge(evidence: Evidence) -> Decision:
+def judge(evidence: PredecessorEvidence) -> Continuation:
     """Return the first rule that applies decides."""
     ended_by_itself = bool(evidence.verdict) and evidence.verdict != "agents_lost"
-    return _rival(evidence) or _order(evidence) or _chain(evidence) or Decision(
+    return _rival(evidence) or _order(evidence) or _chain(evidence) or Continuation(
         True, _how_it_ended(evidence), clean=ended_by_itself
     )  # fmt: skip
 
 
-def _rival(evidence: Evidence) -> Decision | None:
+def _rival(evidence: PredecessorEvidence) -> Continuation | None:
     """Another job than the one that we were to follow has the run: exactly one may go on."""
     if evidence.followed:
         return None
     job = job_of(evidence.part)
     if evidence.state in ALIVE and not evidence.verdict:
-        return Decision(False, f"job {job} carries this run on: nothing to do here", "superseded")
+        return Continuation(False, f"job {job} carries this run on: nothing to do here", "superseded")
     if evidence.successor:
         successor = evidence.successor
-        return Decision(
+        return Continuation(
             False, f"job {successor} waits to carry this run on, or does (scancel {successor} otherwise)", "superseded"
         )
     return None
 
 
-def _order(evidence: Evidence) -> Decision | None:
+def _order(evidence: PredecessorEvidence) -> Continuation | None:
     """Return the decision to run of a user who requeued the job, or started it by hand.
 
     A verdict that carries on says it itself.
@@ -99,39 +99,39 @@ def _order(evidence: Evidence) -> Decision | None:
     clean = bool(evidence.verdict) and evidence.verdict != "agents_lost"
     if evidence.requeued:
         how = f"{evidence.part} {WORDS[evidence.state]}" if evidence.state in WORDS else "Slurm started the job again"
-        return Decision(True, how, clean=clean)
+        return Continuation(True, how, clean=clean)
     if not evidence.chained:
-        return Decision(True, "started by hand", clean=clean)
+        return Continuation(True, "started by hand", clean=clean)
     cancelled = evidence.state == "CANCELLED" and evidence.handover is None  # while it stopped
     if evidence.verdict == "time_limit" and not cancelled and evidence.fruitless >= MAX_FRUITLESS:
         jobs = f"{evidence.fruitless} jobs in a row reached their time limit before the first step"
-        return Decision(False, f"{jobs}: ask for more time (sbatch --time); the chain ends here", "no_progress")
+        return Continuation(False, f"{jobs}: ask for more time (sbatch --time); the chain ends here", "no_progress")
     if evidence.verdict in CONTINUES and not cancelled:
-        return Decision(True, f"{evidence.part} ended with {evidence.verdict}", clean=True)
+        return Continuation(True, f"{evidence.part} ended with {evidence.verdict}", clean=True)
     return None
 
 
-def _chain(evidence: Evidence) -> Decision | None:
+def _chain(evidence: PredecessorEvidence) -> Continuation | None:
     """Return what ends a chain."""
     part, handover = evidence.part, evidence.handover
     if evidence.verdict in ENDS:
-        return Decision(False, f"job {part} ended with {evidence.verdict}: the chain ends here", evidence.verdict)
+        return Continuation(False, f"job {part} ended with {evidence.verdict}: the chain ends here", evidence.verdict)
     if handover is not None:
         if handover.carries_on:
             return None
-        return Decision(False, f"job {part} was closed by {handover.by}: {handover.reason}", "cancelled")
+        return Continuation(False, f"job {part} was closed by {handover.by}: {handover.reason}", "cancelled")
     if evidence.state == "CANCELLED":
         by = f" by user {evidence.by}" if evidence.by else ""
-        return Decision(False, f"job {part} was cancelled{by}: the chain ends here", "cancelled")
+        return Continuation(False, f"job {part} was cancelled{by}: the chain ends here", "cancelled")
     if evidence.state == "DEADLINE":
-        return Decision(False, f"the deadline of job {part} has passed: the chain ends here", "cancelled")
+        return Continuation(False, f"the deadline of job {part} has passed: the chain ends here", "cancelled")
     if not evidence.verdict and evidence.state in OWN_FAULT and evidence.fruitless >= MAX_FRUITLESS:
         tries = f"{evidence.fruitless} jobs in a row ended without a verdict and without a new checkpoint"
-        return Decision(False, f"{tries}: the chain ends here", "no_progress")
+        return Continuation(False, f"{tries}: the chain ends here", "no_progress")
     return None
 
 
-def _how_it_ended(evidence: Evidence) -> str:
+def _how_it_ended(evidence: PredecessorEvidence) -> str:
     if evidence.handover is not None:
         return f"{evidence.part} was closed by {evidence.handover.by}: {evidence.handover.reason}"
     if evidence.state in WORDS:

@@ -7,21 +7,21 @@ from pathlib import Path
 from resilio_hpc.ckpt.store.checkpoint_index import committed_steps
 from resilio_hpc.launch.allocation.placements import Site
 from resilio_hpc.launch.chain import handover
-from resilio_hpc.launch.chain.continuation_policy import ALIVE, MAX_FRUITLESS, Evidence
+from resilio_hpc.launch.chain.continuation_policy import ALIVE, MAX_FRUITLESS, PredecessorEvidence
 from resilio_hpc.launch.rundir import run_claim, run_directory
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.chain.successor_options import handover_comment
 from resilio_hpc.slurm.client import commands
 
 
-def gather(run_path: Path, last: run_claim.Turn, site: Site, predecessor: str) -> Evidence:
+def gather(run_path: Path, last: run_claim.Turn, site: Site, predecessor: str) -> PredecessorEvidence:
     """``last``: the newest turn; ``predecessor``: the job that submitted this one ("": none did)."""
     followed = last.job in (site.job, predecessor)
     ended = run_directory.read_verdict(run_path, last.part)
     verdict = str(ended.get("verdict", "")) if ended else ""
     state, by = part_state(last.part)
     record = handover_of(run_path, last.part)
-    return Evidence(
+    return PredecessorEvidence(
         last.part,
         chained=bool(predecessor),
         requeued=last.job == site.job,

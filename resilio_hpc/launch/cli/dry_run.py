@@ -24,7 +24,7 @@ CHECKS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """The launch in figures; ``ranks_per_node`` 0: to be counted on the nodes."""
 
     program: tuple[str, ...]
@@ -61,13 +61,13 @@ def plan(
     devices: NodeDevices,
     runs_here: bool,
     notified: tuple[str, ...] = (),
-) -> Plan:
+) -> LaunchPlan:
     """``devices`` are those of this machine, which count if ``runs_here``. Raises UsageError as the launch would."""
     known = runs_here or options.nproc_per_node.isdecimal()
     ranks = local_world_size(options.nproc_per_node, devices) if known else 0
     job = environment.get("SLURM_JOB_ID")
     in_job = job and not options.standalone and not options.local_nodes
-    return Plan(
+    return LaunchPlan(
         program=rank_argv(options, 0),
         kind=options.kind,
         where=f"Slurm job {job}" if in_job else "this machine",
@@ -97,12 +97,12 @@ def plan(
     )
 
 
-def as_json(plan: Plan) -> str:
+def as_json(plan: LaunchPlan) -> str:
     """One JSON object."""
     return json.dumps(asdict(plan), indent=2)
 
 
-def as_text(plan: Plan) -> str:
+def as_text(plan: LaunchPlan) -> str:
     """Return a line per fact."""
     ranks = str(plan.ranks_per_node) if plan.ranks_per_node else "counted on each node"
     world = _range(plan.world_size) if plan.ranks_per_node else "counted on the nodes"
@@ -130,7 +130,7 @@ def as_text(plan: Plan) -> str:
     return "\n".join(f"{name:<15} {value}" for name, value in rows)
 
 
-def _checkpoints(plan: Plan) -> str:
+def _checkpoints(plan: LaunchPlan) -> str:
     if plan.mode == Mode.OBSERVE:
         return "none"
     every, hours, size = plan.checkpoints_kept_every, plan.checkpoints_kept_hours, plan.checkpoints_kept_gb

@@ -33,7 +33,7 @@ FACTS = frozenset({
 
 
 @dataclass(frozen=True)
-class Task:
+class SlurmTask:
     """Where one rank is in its round. ``ranks``: of this node; ``world_size``: of the round."""
 
     node_rank: int
@@ -75,7 +75,7 @@ def _is_set_aside(name: str) -> bool:
     return name in CHANGED or name == SET_ASIDE or step_environment.is_slurms(name)
 
 
-def of_task(base: Mapping[str, str], members: Sequence[Member], task: Task) -> dict[str, str]:
+def of_task(base: Mapping[str, str], members: Sequence[Member], task: SlurmTask) -> dict[str, str]:
     """Return what a step says of one of its tasks, told of a rank. ``base``: what ``of_ranks`` returned.
 
     Where the job has as many tasks per node as the round has ranks, each rank is what a task of a plain ``srun`` would

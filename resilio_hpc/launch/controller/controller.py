@@ -27,7 +27,7 @@ from resilio_hpc.launch.controller.presence import Arrival, Presence
 from resilio_hpc.launch.controller.rounds import Rounds
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.shutdown import Shutdown
-from resilio_hpc.launch.controller.state import Action, Clock, ControllerConfig, KnownAgent, Past, Phase
+from resilio_hpc.launch.controller.state import Action, Clock, ControllerConfig, KnownAgent, Phase, RunHistory
 from resilio_hpc.launch.controller.stop_phase import StopPhase
 from resilio_hpc.launch.controller.voters import Voters
 from resilio_hpc.launch.protocol import messages as m
@@ -113,7 +113,7 @@ class Controller:
             self.stop.tick()
         return self._out.take()
 
-    def inform(self, past: Past) -> list[Action]:
+    def inform(self, past: RunHistory) -> list[Action]:
         """Take what the run directory reports, at the beginning and after QueryHistory."""
         run = self.run
         run.learn(past.committed)

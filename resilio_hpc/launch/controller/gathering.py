@@ -8,8 +8,8 @@ from resilio_hpc.events.rungs import Rung
 from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.controller.intents import EndRun, EndStopped, Intend, PrepareRound
 from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, Plan, World, decide
-from resilio_hpc.launch.controller.rendezvous import Candidate, choose, whole_first
+from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, RecoveryPlan, World, decide
+from resilio_hpc.launch.controller.rendezvous import AvailableNode, choose, whole_first
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import MAX_LOSSES, Phase
 
@@ -96,14 +96,14 @@ class Gathering:
         want = run.config.shape.minimum
         self._out.record("waiting", have=usable, want=want, absent=self._absent(), up_to_s=until)
 
-    def _candidate(self, node: str) -> Candidate:
+    def _candidate(self, node: str) -> AvailableNode:
         hello = self._run.agents[node].hello
         order = self._order.get(node, len(self._order))
-        return Candidate(node, order, hello.address, hello.local_world_size, hello.topology, hello.evicted)
+        return AvailableNode(node, order, hello.address, hello.local_world_size, hello.topology, hello.evicted)
 
     # -- the recovery ladder -----------------------------------------------------------------------------------
 
-    def _plan(self, usable: int, coming: int) -> Plan:
+    def _plan(self, usable: int, coming: int) -> RecoveryPlan:
         run = self._run
         gone = run.accounted
         returning = sum(member.node not in gone for member in run.members)
@@ -119,7 +119,7 @@ class Gathering:
             return 0
         return sum(x in run.lost and run.losses.get(x, 0) <= MAX_LOSSES for x in recovery.lost_nodes)
 
-    def _carry_out(self, plan: Plan) -> bool:
+    def _carry_out(self, plan: RecoveryPlan) -> bool:
         """Act on a plan. Return True when a round is to be prepared."""
         self._note(plan)
         if self._run.config.mode != Mode.RECOVER and plan.rung is not Rung.WAIT:
@@ -138,7 +138,7 @@ class Gathering:
                 assert_never(plan.rung)
         return False
 
-    def _note(self, plan: Plan) -> None:
+    def _note(self, plan: RecoveryPlan) -> None:
         """Record what is done about the open recovery."""
         run, recovery = self._run, self._run.recovery
         if recovery is not None and plan != recovery.plan:
@@ -148,7 +148,7 @@ class Gathering:
                 without_progress=run.without_progress, acted=run.config.mode == Mode.RECOVER,
             )  # fmt: skip
 
-    def _give_up(self, plan: Plan) -> None:
+    def _give_up(self, plan: RecoveryPlan) -> None:
         """End the run, since no restart helps, once it is known what failed first."""
         run, recovery = self._run, self._run.recovery
         if recovery is not None and recovery.awaits_cause(run.now()):
@@ -157,7 +157,7 @@ class Gathering:
         first = recovery.first_failure if recovery is not None else None
         self._intend(EndRun("no_progress" if spent else "not_enough_nodes", 1, plan.reason, first))
 
-    def _end_unrecovered(self, plan: Plan) -> None:
+    def _end_unrecovered(self, plan: RecoveryPlan) -> None:
         """End the run for its failure, as --mode observe and checkpoint do. The ledger has what recover would do."""
         run = self._run
         first = run.recovery.first_failure if run.recovery is not None else None

@@ -27,10 +27,10 @@ from resilio_hpc.launch.controller.state import (
     Clock,
     ControllerConfig,
     Finish,
-    Past,
     QueryHistory,
     Record,
     RecordEpoch,
+    RunHistory,
     Send,
     StepDown,
 )  # fmt: skip
@@ -120,7 +120,7 @@ class ControllerHost:
             self._ask_past_at = time.monotonic() + 1.0
         elif not self._superseded(reply["epoch"]):
             verdict = None if reply["verdict"] is None else (reply["verdict"][0], reply["verdict"][1])
-            self._carry_out(self.controller.inform(Past(tuple(reply["steps"]), reply["last_round"], verdict)))
+            self._carry_out(self.controller.inform(RunHistory(tuple(reply["steps"]), reply["last_round"], verdict)))
 
     def serve(self) -> None:
         """Take the messages that have arrived."""

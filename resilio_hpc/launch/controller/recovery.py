@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from resilio_hpc.launch.controller.recovery_policy import Plan
+from resilio_hpc.launch.controller.recovery_policy import RecoveryPlan
 from resilio_hpc.launch.controller.repeated_failure import Repeatable, repeatable
 from resilio_hpc.launch.protocol.message_parts import RankFailure
 from resilio_hpc.launch.protocol.root_cause import may_be_consequence, origin
@@ -26,7 +26,7 @@ class Recovery:
     lost_nodes: list[str] = field(default_factory=list)
     restarted_agents: list[str] = field(default_factory=list)
     new_controller: bool = False
-    plan: Plan | None = None
+    plan: RecoveryPlan | None = None
     runs_since: float | None = None  # ranks that tell of no steps run since then, monotonic: is it over?
 
     @property

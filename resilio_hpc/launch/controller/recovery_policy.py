@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from resilio_hpc.events.rungs import Rung
-from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.rendezvous import NodeCounts
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class World:
     members: int
     available: int
     coming: int
-    shape: Shape
+    shape: NodeCounts
     returning: int = 0
     just_lost: int = 0
 
@@ -47,34 +47,34 @@ class Budgets:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecoveryPlan:
     """The decision, with its reason in words."""
 
     rung: Rung
     reason: str
 
 
-def decide(failure: Failure, world: World, budgets: Budgets) -> Plan:
+def decide(failure: Failure, world: World, budgets: Budgets) -> RecoveryPlan:
     """Return the lowest rung that can help."""
     if budgets.without_progress > budgets.max_without_progress:
-        return Plan(
+        return RecoveryPlan(
             Rung.STOP,
             f"{budgets.without_progress - 1} restarts did not advance the last durable step (--max-restarts "
             f"{budgets.max_without_progress})",
         )
     if world.returning:  # a rank goes back to the node that holds its snapshot (RES-11); silence would tell by now
-        return Plan(Rung.WAIT, "agents of the last round are not back yet")
+        return RecoveryPlan(Rung.WAIT, "agents of the last round are not back yet")
     possible = world.shape.trim(world.available)
     if not failure.lost_nodes and possible >= world.members:
-        return Plan(Rung.RESTART, "the nodes are fine")
+        return RecoveryPlan(Rung.RESTART, "the nodes are fine")
     lost = ", ".join(failure.lost_nodes) or "a node"
     if possible >= world.members:
-        return Plan(Rung.REPLACE, f"{lost} lost, a spare takes its place")
+        return RecoveryPlan(Rung.REPLACE, f"{lost} lost, a spare takes its place")
     if world.shape.trim(world.available + world.coming) > possible:
-        return Plan(Rung.WAIT, f"{lost} lost or restarting, {world.coming} node(s) may still come")
+        return RecoveryPlan(Rung.WAIT, f"{lost} lost or restarting, {world.coming} node(s) may still come")
     if possible:
-        return Plan(Rung.SHRINK, f"{lost} lost, no spare: {possible} of {world.members} nodes go on")
+        return RecoveryPlan(Rung.SHRINK, f"{lost} lost, no spare: {possible} of {world.members} nodes go on")
     if world.shape.trim(world.available + world.coming + world.just_lost):
-        return Plan(Rung.WAIT, f"{lost} lost, and too few nodes without it: it may come back")
+        return RecoveryPlan(Rung.WAIT, f"{lost} lost, and too few nodes without it: it may come back")
     why = f"{world.available} usable node(s) left, at least {world.shape.minimum} needed"
-    return Plan(Rung.NEXT_JOB if budgets.chained else Rung.STOP, why)
+    return RecoveryPlan(Rung.NEXT_JOB if budgets.chained else Rung.STOP, why)

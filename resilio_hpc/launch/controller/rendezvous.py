@@ -13,7 +13,7 @@ from resilio_hpc.launch.protocol.messages import Member
 
 
 @dataclass(frozen=True)
-class Candidate:
+class AvailableNode:
     """A node that could take part.
 
     ``order``: its position in the allocation; ``topology``: Slurm's, or empty; ``evicted``: devices that are out of use
@@ -31,7 +31,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Shape:
+class NodeCounts:
     """How many nodes a round takes: ``minimum`` to ``maximum``, a multiple of ``unit``."""
 
     minimum: int
@@ -44,14 +44,14 @@ class Shape:
         return count if count >= self.minimum else 0
 
 
-def whole_first(candidates: Collection[Candidate], shape: Shape) -> list[Candidate]:
+def whole_first(candidates: Collection[AvailableNode], shape: NodeCounts) -> list[AvailableNode]:
     """Without nodes that have devices out of use (RES-10), as far as others that would wait can take their places."""
     reduced = sorted((c for c in candidates if c.evicted), key=lambda c: -c.evicted)
     waits = reduced[: len(candidates) - shape.trim(len(candidates))]
     return [candidate for candidate in candidates if candidate not in waits]
 
 
-def by_switch(candidates: Collection[Candidate]) -> list[Candidate]:
+def by_switch(candidates: Collection[AvailableNode]) -> list[AvailableNode]:
     """Nodes of one switch side by side, at every level of switches, and otherwise in the allocation's order."""
     first: dict[tuple[str, ...], int] = {}
     for candidate in candidates:
@@ -60,13 +60,15 @@ def by_switch(candidates: Collection[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda c: (*(first[switch] for switch in _switches(c)), c.order))
 
 
-def _switches(candidate: Candidate) -> list[tuple[str, ...]]:
+def _switches(candidate: AvailableNode) -> list[tuple[str, ...]]:
     """Its switches, each by its whole path from the top."""
     names = tuple(candidate.topology.split(".")[:-1])
     return [names[: depth + 1] for depth in range(len(names))]
 
 
-def choose(candidates: Collection[Candidate], previous: Sequence[str], shape: Shape, coming: int) -> list[Member]:
+def choose(
+    candidates: Collection[AvailableNode], previous: Sequence[str], shape: NodeCounts, coming: int
+) -> list[Member]:
     """Return the members of the next round in node-rank order; empty while it is better to wait.
 
     ``previous`` holds the former members in node-rank order, ``coming`` counts nodes that may still appear: a round

@@ -9,7 +9,7 @@ from typing import Any
 
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.options import Mode
-from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER
 
@@ -49,7 +49,7 @@ def check_transition(before: Phase, after: Phase) -> None:
 class ControllerConfig:
     """What the user asked for, as far as decisions need it. Times in seconds."""
 
-    shape: Shape
+    shape: NodeCounts
     expected: tuple[str, ...]  # nodes of the allocation in their order
     heartbeat_timeout_s: float = 5.0
     join_timeout_s: float = 60.0
@@ -67,7 +67,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
     """Return what decisions need of an agent's settings, with times by this node's clock."""
     options = settings.options
     return ControllerConfig(
-        shape=Shape(options.min_nodes, options.max_nodes, options.node_unit),
+        shape=NodeCounts(options.min_nodes, options.max_nodes, options.node_unit),
         expected=() if settings.join else settings.expected,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         join_timeout_s=options.join_timeout_s,
@@ -147,7 +147,7 @@ Action = Send | Record | Finish | QueryHistory | RecordEpoch | ClaimWitness | St
 
 
 @dataclass(frozen=True)
-class Past:
+class RunHistory:
     """What the run directory knows. ``last_round``: the highest that left traces; ``verdict``: this job's, if any."""
 
     committed: tuple[int, ...] = ()

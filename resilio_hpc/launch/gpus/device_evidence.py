@@ -20,7 +20,7 @@ import msgspec
 from resilio_hpc.core.errors import HealthError, ResilioError
 from resilio_hpc.launch.gpus.device_look import Said
 from resilio_hpc.launch.gpus.devices import visible_devices
-from resilio_hpc.launch.gpus.eviction import Evidence, Identity, identities_of_slurm
+from resilio_hpc.launch.gpus.eviction import DeviceEvidence, Identity, identities_of_slurm
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.prolog_epilog.base import table as tables
 from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, Limits, Value, Verdict
@@ -36,7 +36,7 @@ XID = "gpu-xid"
 NOTHING: Mapping[str, Mapping[str, Value]] = MappingProxyType({})
 
 
-def of_verdict(verdict: Verdict) -> tuple[Evidence, ...]:
+def of_verdict(verdict: Verdict) -> tuple[DeviceEvidence, ...]:
     """Return what root's verdict says of single GPUs; nothing while it is not to be acted on (a storm of drains).
 
     Pure.
@@ -44,16 +44,16 @@ def of_verdict(verdict: Verdict) -> tuple[Evidence, ...]:
     if verdict.withheld:
         return ()
     return tuple(
-        Evidence("verdict", one.check, one.evidence, one.device, one.index)
+        DeviceEvidence("verdict", one.check, one.evidence, one.device, one.index)
         for one in verdict.findings
         if one.action in ("evict", "fail", "drain") and one.check.startswith("gpu-") and (one.index >= 0 or one.device)
     )
 
 
-def of_faults(check: Check, faults: Iterable[Fault]) -> tuple[Evidence, ...]:
+def of_faults(check: Check, faults: Iterable[Fault]) -> tuple[DeviceEvidence, ...]:
     """Return what a check of ours found of single GPUs. Pure."""
     return tuple(
-        Evidence("checks", check.id, one.evidence, one.device, one.index)
+        DeviceEvidence("checks", check.id, one.evidence, one.device, one.index)
         for one in faults
         if (one.on_fail or check.on_fail) in ("evict", "drain") and (one.index >= 0 or one.device)
     )
@@ -80,7 +80,7 @@ def from_nvml(
     ``normal``: the node's baseline.
     """
     reading = gpu_readings.fetch(node)
-    found: list[Evidence] = []
+    found: list[DeviceEvidence] = []
     for check in checks:
         try:
             former = Former(None, 0.0, normal=normal.get(check.id))

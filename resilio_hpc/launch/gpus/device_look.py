@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.launch.gpus.eviction import Evidence, Identity
+from resilio_hpc.launch.gpus.eviction import DeviceEvidence, Identity
 from resilio_hpc.launch.process import bootstrap
 
 MOST_BYTES = 1 << 20
@@ -20,7 +20,7 @@ class Said(msgspec.Struct, frozen=True):
     """One stage. ``note``: why it could not tell."""
 
     stage: str
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[DeviceEvidence, ...] = ()
     identities: tuple[Identity, ...] = ()
     note: str = ""
 

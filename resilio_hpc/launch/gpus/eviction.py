@@ -21,7 +21,7 @@ STRIKES = 2
 """So many rounds in which one rank of the node alone failed with an error of its device, and the device goes."""
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class DeviceEvidence(msgspec.Struct, frozen=True):
     """What speaks against one GPU. ``device``: UUID or PCI address, or ""; ``index``: Slurm's, -1 where not known."""
 
     source: Source
@@ -68,12 +68,12 @@ def identities_of_slurm(entries: Sequence[str], gpus: str) -> tuple[Identity, ..
     return tuple(Identity(int(entry), int(index)) for entry, index in zip(entries, indices, strict=True))
 
 
-def positions(evidence: Evidence, entries: Sequence[str], identities: Collection[Identity]) -> tuple[int, ...]:
+def positions(evidence: DeviceEvidence, entries: Sequence[str], identities: Collection[Identity]) -> tuple[int, ...]:
     """Which entries are (on) the GPU that the evidence names; several of MIG, none where it is not this job's."""
     return tuple(at for at, entry in enumerate(entries) if _names(entry, evidence, identities))
 
 
-def _names(entry: str, evidence: Evidence, identities: Collection[Identity]) -> bool:
+def _names(entry: str, evidence: DeviceEvidence, identities: Collection[Identity]) -> bool:
     found = next((one for one in identities if _is(entry, one)), None)
     uuid = _uuid(entry)
     if found is None:
@@ -99,7 +99,10 @@ def _uuid(entry: str) -> str:
 
 
 def newly_evicted(
-    found: Iterable[Evidence], entries: Sequence[str], identities: Collection[Identity], before: Collection[Evicted]
+    found: Iterable[DeviceEvidence],
+    entries: Sequence[str],
+    identities: Collection[Identity],
+    before: Collection[Evicted],
 ) -> tuple[Evicted, ...]:
     """Return what the evidence takes out of use that was in use.
 

@@ -86,7 +86,7 @@ class ResizeFacts:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ResizeDecision:
     """What to do now; one thing at a time.
 
     ``code``: a stable word for the reason; ``reason``: a line with the numbers. ``nodes``: the run's nodes afterwards.

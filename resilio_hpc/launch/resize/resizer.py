@@ -18,7 +18,7 @@ from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError, os_error_text
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.chain import node_exclusion
-from resilio_hpc.launch.resize.facts import Decision, ResizeFacts
+from resilio_hpc.launch.resize.facts import ResizeDecision, ResizeFacts
 from resilio_hpc.launch.resize.policy import ResizePolicy
 from resilio_hpc.launch.resize.resizing import decide, fitting_pools
 from resilio_hpc.launch.resize.view import ResizeView
@@ -54,7 +54,7 @@ class Resizer:
             self._lock = _lock(view.path / "resizer.lock")
             self._ledger = Ledger(view.path / "ledger", WRITER)
 
-    def step(self) -> tuple[Decision, str]:
+    def step(self) -> tuple[ResizeDecision, str]:
         """Look, decide, act. Returns the decision and what went wrong with it, "" for nothing."""
         facts = replace(self._view.facts(), refused=self._refused())
         decision = decide(facts, self._policy)
@@ -88,7 +88,7 @@ class Resizer:
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
-    def _act(self, decision: Decision, facts: ResizeFacts) -> tuple[Decision, str]:
+    def _act(self, decision: ResizeDecision, facts: ResizeFacts) -> tuple[ResizeDecision, str]:
         """Carry it out; the decision as far as it was carried out, and why not farther."""
         orders: dict[str, Callable[[str], None]] = {
             "shrink": joiner_job.leave,
@@ -139,7 +139,7 @@ class Resizer:
 
     # -- the ledger ------------------------------------------------------------------------------------------------
 
-    def _tell(self, decision: Decision, facts: ResizeFacts, acted: bool, error: str = "") -> None:
+    def _tell(self, decision: ResizeDecision, facts: ResizeFacts, acted: bool, error: str = "") -> None:
         """Every decision with its reasons; the same reason to stay is told once."""
         told = (decision.action, decision.code, error)
         if self._ledger is None or (told in self._told and not acted):

@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 
 from resilio_hpc.autoparallel import Constraints, Pool, Waiting, sizes
 from resilio_hpc.events.event_text import plural, seconds
-from resilio_hpc.launch.resize.facts import Decision, JoinerJob, ResizeFacts
+from resilio_hpc.launch.resize.facts import JoinerJob, ResizeDecision, ResizeFacts
 from resilio_hpc.launch.resize.policy import ResizePolicy
 
 # A pending joiner with one of these words in Slurm's reason will not start however long it waits.
 _LIMIT_WORDS = ("QOS", "Assoc", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "AccountNotAllowed")
 
 
-def decide(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
+def decide(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision:
     """Return the one thing to do now, or why nothing is done."""
     if facts.phase == "over":
         waiting = tuple(one.job for one in _of(facts, "pending"))
         if waiting and ("withdraw", "over") not in facts.refused:
-            return Decision("withdraw", "over", "the run is over", facts.nodes, waiting)
+            return ResizeDecision("withdraw", "over", "the run is over", facts.nodes, waiting)
         return _stay(facts, "over", "the run is over")
     steps = (_bring_to_end, _give_way, _follow, _wait, _undo, _grow)
     for step in steps:
@@ -34,8 +34,8 @@ def decide(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
     return _stay(facts, "refused", f"tried again later: {said}")
 
 
-def _stay(facts: ResizeFacts, code: str, reason: str) -> Decision:
-    return Decision("stay", code, reason, facts.nodes)
+def _stay(facts: ResizeFacts, code: str, reason: str) -> ResizeDecision:
+    return ResizeDecision("stay", code, reason, facts.nodes)
 
 
 def _of(facts: ResizeFacts, *states: str) -> list[JoinerJob]:
@@ -45,16 +45,16 @@ def _of(facts: ResizeFacts, *states: str) -> list[JoinerJob]:
 # -- what is under way -------------------------------------------------------------------------------------------------
 
 
-def _bring_to_end(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
+def _bring_to_end(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
     overdue = [one for one in _of(facts, "leaving") if one.since_s > policy.leave_patience_s]
     if overdue:
         jobs = tuple(one.job for one in overdue)
         reason = f"no commit let {_jobs(jobs)} leave within {seconds(policy.leave_patience_s)}"
-        return Decision("end", "leave_overdue", reason, facts.nodes, jobs)
+        return ResizeDecision("end", "leave_overdue", reason, facts.nodes, jobs)
     for joiner in _of(facts, "pending"):
         why = _why_withdraw(joiner, facts, policy)
         if why is not None:
-            return Decision("withdraw", why[0], why[1], facts.nodes, (joiner.job,))
+            return ResizeDecision("withdraw", why[0], why[1], facts.nodes, (joiner.job,))
     return None
 
 
@@ -78,7 +78,7 @@ def _others(facts: ResizeFacts) -> list[Waiting]:
     return [one for one in facts.inventory.waiting if one.job not in facts.own_jobs and ours & set(one.partitions)]
 
 
-def _give_way(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
+def _give_way(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
     """Joiners are ended where that lets a job of others start; else no job would gain by it."""
     running = sorted(_of(facts, "running"), key=lambda one: (one.since_s, one.job))  # the newest first
     for other in _others(facts):
@@ -92,7 +92,9 @@ def _give_way(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
         if chosen and len(facts.held) - given >= facts.least:
             who = f"job {other.job} of {other.user}"
             reason = f"{who} waits for {plural(other.nodes, 'node')}, {short} more than are free"
-            return Decision("shrink", "others_wait", reason, facts.nodes - given, tuple(one.job for one in chosen))
+            return ResizeDecision(
+                "shrink", "others_wait", reason, facts.nodes - given, tuple(one.job for one in chosen)
+            )
     return None
 
 
@@ -111,7 +113,7 @@ def _enough(joiners: Sequence[JoinerJob], usable: set[str], short: int) -> list[
 # -- the chain ---------------------------------------------------------------------------------------------------------
 
 
-def _follow(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
+def _follow(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
     """Give the next job of the chain the size that it can have at once."""
     successor = facts.successor
     if successor is None or not policy.reshape_successor:
@@ -123,19 +125,19 @@ def _follow(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
         fitting = free // facts.unit * facts.unit
         if facts.least + facts.spares <= fitting < successor.nodes:
             why = f"{plural(free, 'node')} are free, and job {successor.job} waits for {successor.nodes}"
-            return Decision("reshape", "start_smaller", why, fitting, (successor.job,), (fitting,))
+            return ResizeDecision("reshape", "start_smaller", why, fitting, (successor.job,), (fitting,))
     held = sum(joiner.nodes for joiner in _of(facts, "running") if set(joiner.names) <= facts.held)
     wanted = min(facts.own_nodes + held, ceiling)
     if facts.phase == "training" and not _of(facts, "pending", "leaving", "ending") and wanted != successor.nodes:
         why = f"the jobs of this run hold {plural(wanted, 'node')}, which all become free when the next one starts"
-        return Decision("reshape", "follow_size", why, facts.nodes, (successor.job,), (wanted,))
+        return ResizeDecision("reshape", "follow_size", why, facts.nodes, (successor.job,), (wanted,))
     return None
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
-def _wait(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
+def _wait(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
     if facts.phase == "between_jobs":
         return _stay(facts, "between_jobs", "the run waits for its next job")
     if facts.phase == "settling":
@@ -160,7 +162,7 @@ def _wait(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
 # -- what is good for the run ------------------------------------------------------------------------------------------
 
 
-def _undo(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
+def _undo(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
     """Joiners that bring too little go: others may make more of their nodes."""
     running = sorted(_of(facts, "running"), key=lambda one: (one.since_s, one.job))
     if not running or facts.throughput is None or facts.nodes - running[0].nodes < facts.least:
@@ -169,11 +171,11 @@ def _undo(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
     after = facts.nodes - last.nodes
     if facts.gpu_utilisation is not None and facts.gpu_utilisation < policy.low_utilisation:
         reason = f"GPUs are busy for {facts.gpu_utilisation:.0%} of the time"
-        return Decision("shrink", "idle_gpus", reason, after, (last.job,))
+        return ResizeDecision("shrink", "idle_gpus", reason, after, (last.job,))
     efficiency = _efficiency(facts, after, facts.nodes)
     if not facts.throughput.assumed and efficiency < policy.min_efficiency * policy.shrink_below:
         reason = f"the last {plural(last.nodes, 'node')} bring {efficiency:.0%} of a linear gain"
-        return Decision("shrink", "poor_scaling", reason, after, (last.job,))
+        return ResizeDecision("shrink", "poor_scaling", reason, after, (last.job,))
     return None
 
 
@@ -184,7 +186,7 @@ def _efficiency(facts: ResizeFacts, fewer: int, more: int) -> float:
     return gain / (more / fewer - 1)
 
 
-def _grow(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
+def _grow(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision:
     assert facts.throughput is not None
     if facts.nodes + facts.unit > facts.most:
         return _stay(facts, "at_most", f"{plural(facts.nodes, 'node')} train, the most that this run may have")
@@ -278,7 +280,7 @@ def _restart_s(facts: ResizeFacts, policy: ResizePolicy) -> float:
     return policy.restart_s if facts.restart_s is None else facts.restart_s
 
 
-def _grow_to(best: int, facts: ResizeFacts, policy: ResizePolicy) -> Decision:
+def _grow_to(best: int, facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision:
     assert facts.throughput is not None
     more = best - facts.nodes
     speed, now = facts.throughput, facts.throughput.step_s(facts.nodes)
@@ -290,7 +292,7 @@ def _grow_to(best: int, facts: ResizeFacts, policy: ResizePolicy) -> Decision:
     )
     jobs = job_sizes(more, facts.unit, policy.max_joiner_jobs - len(facts.joiners))
     expected = {"step_s": round(speed.step_s(best), 6), "step_s_now": round(now, 6)}
-    return Decision("grow", "idle_nodes", reason, best, (), jobs, expected)
+    return ResizeDecision("grow", "idle_nodes", reason, best, (), jobs, expected)
 
 
 def job_sizes(nodes: int, unit: int, most_jobs: int) -> tuple[int, ...]:

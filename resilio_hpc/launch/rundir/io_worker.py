@@ -178,7 +178,7 @@ class Storage:
 def main() -> int:
     """Child: serve requests and drain until standard input ends."""
     run_path, spool, job, parent = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    presence = Presence(run_path, sys.argv[5])
+    presence = DirectoryPresence(run_path, sys.argv[5])
     die_with_parent(parent)
     outlive_warnings()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides
@@ -218,7 +218,7 @@ def main() -> int:
             next_drain = time.monotonic() + DRAIN_INTERVAL_S
 
 
-class Presence:
+class DirectoryPresence:
     """Whether the run directory is still there, looked at now and then. One that fails or hangs is not gone."""
 
     def __init__(self, run_path: Path, run_id: str, gone_s: float = GONE_S) -> None:

@@ -21,7 +21,7 @@ TOUCH_S = 30.0
 ABANDONED_S = 300.0
 
 
-class Held:
+class AgentLocks:
     """The locks of one agent. Descriptors are not inherited by children, so they end with this very process."""
 
     def __init__(self, directories: Sequence[Path], wait_s: float = 0.0) -> None:

@@ -29,7 +29,7 @@ class SupervisorFiles:
     def __init__(self, run: Run, part: str, writer: str) -> None:
         self._run = run
         self._directory = node_directories.make(node_directories.local_base())
-        self._held = stale_directories.Held([self._directory])
+        self._held = stale_directories.AgentLocks([self._directory])
         self.ledger = Ledger(self._directory / "spool" / "ledger", writer)
         self.verdict: dict[str, Any] | None = None  # the part's, once it was seen
         self.status: dict[str, Any] = {}  # the controller's, as last seen

@@ -12,7 +12,7 @@ from resilio_hpc.ckpt.coordination.coordinator import ARRIVING
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
-from resilio_hpc.launch.config.slurm_variables import Task
+from resilio_hpc.launch.config.slurm_variables import SlurmTask
 from resilio_hpc.launch.process.process_tree import TOKEN_VARIABLE
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.rundir import run_directory
@@ -21,7 +21,7 @@ from resilio_hpc.launch.workers.console import Console, RankLogs
 from resilio_hpc.launch.workers.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
-from resilio_hpc.launch.workers.rank_env import Placement, RoundSetting, rank_argv, rank_variables
+from resilio_hpc.launch.workers.rank_env import RankPlacement, RoundSetting, rank_argv, rank_variables
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, Devices, RankEvents, StopHow
 from resilio_hpc.launch.workers.rank_server import RankServer
 from resilio_hpc.launch.workers.spawner import Spawner
@@ -136,7 +136,7 @@ class LocalRanks:
             logs.append(RankLogs(rank.rank, rank.local_rank, out, err))
             self._error_logs[rank.local_rank] = err
             self._errors[rank.local_rank] = errors / f"{rank.local_rank}.json"
-            placement = Placement(
+            placement = RankPlacement(
                 local.member.node_rank, len(start.state.members), rank.local_rank, local.member.local_world_size,
                 rank.rank, world,
             )  # fmt: skip
@@ -155,7 +155,7 @@ class LocalRanks:
         ))  # fmt: skip
         return directory / f"{rank}.log", directory / (f"{rank}.err.log" if separate else f"{rank}.log")
 
-    def _command(self, placement: Placement, start: m.Start, out: Path, err: Path) -> sm.RankCommand:
+    def _command(self, placement: RankPlacement, start: m.Start, out: Path, err: Path) -> sm.RankCommand:
         node = self._node
         restore = start.restore_of(placement.rank)
         setting = RoundSetting(
@@ -170,7 +170,9 @@ class LocalRanks:
             self._base | devices, self._options, placement, setting, self._errors[local]
         )
         if self._in_own_step:
-            task = Task(placement.node_rank, local, placement.rank, placement.local_world_size, placement.world_size)
+            task = SlurmTask(
+                placement.node_rank, local, placement.rank, placement.local_world_size, placement.world_size
+            )
             variables |= slurm_variables.of_task(self._base, start.state.members, task)
         cpus = None
         if self._options.cpu_bind == "ranks":

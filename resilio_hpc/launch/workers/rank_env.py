@@ -17,7 +17,7 @@ from resilio_hpc.launch.config.rank_layout import fill, layout_of, values_of
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankPlacement:
     """Where one rank sits in the world of one round."""
 
     node_rank: int
@@ -46,7 +46,7 @@ class RoundSetting:
 
 
 def rank_variables(
-    base: Mapping[str, str], options: LaunchOptions, placement: Placement, setting: RoundSetting, error_file: Path
+    base: Mapping[str, str], options: LaunchOptions, placement: RankPlacement, setting: RoundSetting, error_file: Path
 ) -> dict[str, str]:
     """Return the variables to set on top of ``base``, the environment that the agent was started with.
 
@@ -74,7 +74,7 @@ def rank_variables(
 
 
 def _torchrun_variables(
-    base: Mapping[str, str], options: LaunchOptions, placement: Placement, setting: RoundSetting
+    base: Mapping[str, str], options: LaunchOptions, placement: RankPlacement, setting: RoundSetting
 ) -> dict[str, str]:
     variables = {
         "RANK": str(placement.rank),
@@ -99,7 +99,7 @@ def _torchrun_variables(
     return variables
 
 
-def _device_variables(base: Mapping[str, str], options: LaunchOptions, placement: Placement) -> dict[str, str]:
+def _device_variables(base: Mapping[str, str], options: LaunchOptions, placement: RankPlacement) -> dict[str, str]:
     if not options.virtual_local_rank:
         return {"LOCAL_RANK": str(placement.local_rank)}
     visible = base.get("CUDA_VISIBLE_DEVICES")
@@ -115,7 +115,7 @@ def _device_variables(base: Mapping[str, str], options: LaunchOptions, placement
     return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
 
 
-def rank_argv(options: LaunchOptions, local_rank: int, placement: Placement | None = None) -> tuple[str, ...]:
+def rank_argv(options: LaunchOptions, local_rank: int, placement: RankPlacement | None = None) -> tuple[str, ...]:
     """Program and arguments; ``${local_rank}`` in an argument becomes the local rank, as with torchrun.
 
     With ``--fill-arguments`` the round's numbers are filled in too, where ``placement`` tells them. Raises UsageError.

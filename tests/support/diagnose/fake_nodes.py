@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from resilio_hpc.diagnose.observations import Observation, Outcome, Pair, Round, Times
+from resilio_hpc.diagnose.observations import Observation, Pair, Round, RoundOutcome, Times
 from resilio_hpc.diagnose.policy import PairPolicy, pair_policy
 from resilio_hpc.diagnose.result import CheckResult
 from resilio_hpc.diagnose.verdict import judge, pairs_of_next_round
@@ -40,19 +40,19 @@ class FakeNodes:
     def play(self, pair: Pair) -> list[Observation]:
         outcomes = self._outcomes(pair)
         collective = max((self.clock(node, "collective") for node in pair), key=min)
-        passed = all(one is Outcome.PASSED for one in outcomes.values()) and len(pair) == 2
+        passed = all(one is RoundOutcome.PASSED for one in outcomes.values()) and len(pair) == 2
         seen = []
         for node in pair:
             partner = next((other for other in pair if other != node), "")
             outcome = outcomes[node]
-            compute = () if outcome is Outcome.ALONE else self.clock(node, "compute")
+            compute = () if outcome is RoundOutcome.ALONE else self.clock(node, "compute")
             times = Times(compute, collective if passed else (), "cpu")
-            fault = {Outcome.ALONE: "crashed", Outcome.TOGETHER: "failed"}.get(outcome)
+            fault = {RoundOutcome.ALONE: "crashed", RoundOutcome.TOGETHER: "failed"}.get(outcome)
             seen.append(Observation(node, partner, outcome, times, fault))  # type: ignore[arg-type]
         return seen
 
-    def _outcomes(self, pair: Pair) -> Mapping[str, Outcome]:
+    def _outcomes(self, pair: Pair) -> Mapping[str, RoundOutcome]:
         if any(node in self.alone for node in pair):
-            return {node: Outcome.ALONE if node in self.alone else Outcome.WAITED for node in pair}
+            return {node: RoundOutcome.ALONE if node in self.alone else RoundOutcome.WAITED for node in pair}
         broken = len(pair) == 2 and any(node in self.together for node in pair)
-        return dict.fromkeys(pair, Outcome.TOGETHER if broken else Outcome.PASSED)
+        return dict.fromkeys(pair, RoundOutcome.TOGETHER if broken else RoundOutcome.PASSED)

@@ -14,10 +14,10 @@ from resilio_hpc.launch.controller.state import (
     ClaimWitness,
     Clock,
     Finish,
-    Past,
     QueryHistory,
     Record,
     RecordEpoch,
+    RunHistory,
     Send,
     StepDown,
 )
@@ -163,12 +163,12 @@ class VirtualHost:
     def _ask_past(self) -> None:
         directory = self._world.directory
 
-        def question() -> tuple[int, Past]:
+        def question() -> tuple[int, RunHistory]:
             said = directory.verdict
             verdict = (said["verdict"], said["exit_code"]) if said is not None else None
-            return directory.newest, Past(tuple(sorted(directory.committed)), directory.last_round, verdict)
+            return directory.newest, RunHistory(tuple(sorted(directory.committed)), directory.last_round, verdict)
 
-        def answer(reply: tuple[int, Past] | None) -> None:
+        def answer(reply: tuple[int, RunHistory] | None) -> None:
             if self.controller is None:
                 return
             if reply is None:

@@ -10,7 +10,7 @@ from typing import Any
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
-from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.controller.state import ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import VoteRecord
@@ -71,7 +71,7 @@ class World:
         unit: int = 1, absent: tuple[str, ...] = (), disk_port: int = 0, **config: Any,
     ) -> None:  # fmt: skip
         names = tuple(f"n{number}" for number in range(1, nodes + spares + 1))
-        shape = Shape(minimum or nodes, nodes, unit)
+        shape = NodeCounts(minimum or nodes, nodes, unit)
         self.config = ControllerConfig(shape, names, **{"join_timeout_s": 30.0, **config})
         self.slots = slots
         self.script = script or Script()
