@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from measure import Series, print_table, write_json
-from resilio_hpc.prolog_epilog.base.check import Result, Verdict
+from resilio_hpc.prolog_epilog.base.check import NodeVerdict, Result
 from resilio_hpc.prolog_epilog.base.node import boot_id, uptime_s
 from resilio_hpc.prolog_epilog.base.table import load
 from resilio_hpc.prolog_epilog.hooks.hook_files import HookSettings, render_hooks
@@ -34,7 +34,7 @@ def warm(directory: Path) -> None:
         for one in checks
     )
     VerdictCache(directory).write(
-        Verdict(node="n1", boot=boot_id(), uptime_s=uptime_s(), unix_s=time.time(), results=results)
+        NodeVerdict(node="n1", boot=boot_id(), uptime_s=uptime_s(), unix_s=time.time(), results=results)
     )
 
 

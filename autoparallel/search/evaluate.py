@@ -15,7 +15,7 @@ from resilio_hpc.autoparallel.search.inventory import WAITS_FOR_NODES
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.slurm.client.commands import SubmitLimit, Unanswered
 from resilio_hpc.slurm.client.expected_start import Expected
-from resilio_hpc.slurm.submit.trial import Look, Request
+from resilio_hpc.slurm.submit.trial import JobLook, SubmitRequest
 
 Event = Literal["passed", "would-submit", "submitted", "started", "queued", "taken-back"]
 LOST = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL"})  # it may have begun to start; its nodes took it down
@@ -90,13 +90,13 @@ def after_test(expected: Expected, now: float, patience: Patience) -> Verdict:
     return Verdict("go", "it can start now" if not wait else f"it would start in {wait:.0f} s")
 
 
-def must_ask(look: Look) -> bool:
+def must_ask(look: JobLook) -> bool:
     """Whether the scheduler has passed the job over, so that the test is worth another question."""
     return look.state == "PENDING" and look.reason != ""
 
 
 def after_submit(
-    look: Look, expected: Expected | None, now: float, since_submit_s: float, patience: Patience
+    look: JobLook, expected: Expected | None, now: float, since_submit_s: float, patience: Patience
 ) -> Verdict:
     """Return what a look at the submitted job means. ``expected``: a second test's answer, where there is one."""
     if look.state == "CANCELLED":
@@ -128,13 +128,13 @@ SILENCE_S = 120.0
 class Scheduler(Protocol):
     """``slurm.trial.Trials``."""
 
-    def expected(self, request: Request) -> Expected:
+    def expected(self, request: SubmitRequest) -> Expected:
         """When it would start."""
 
-    def submit(self, request: Request) -> str:
+    def submit(self, request: SubmitRequest) -> str:
         """Return the job's number."""
 
-    def look(self, job: str) -> Look:
+    def look(self, job: str) -> JobLook:
         """How it stands."""
 
     def take_back(self, job: str) -> None:
@@ -142,7 +142,7 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True)
-class Clock:
+class WallClock:
     """Unix seconds, and how to let time pass."""
 
     now: Callable[[], float] = time.time
@@ -153,11 +153,11 @@ class Clock:
 class Evaluator:
     """``prepare``: a choice as a job; ``tell``: hears of every attempt as it happens."""
 
-    prepare: Callable[[Choice], Request]
+    prepare: Callable[[Choice], SubmitRequest]
     tell: Callable[[Attempt], None]
     scheduler: Scheduler
     patience: Patience
-    clock: Clock = field(default_factory=Clock)
+    clock: WallClock = field(default_factory=WallClock)
 
     def run(self, choices: Sequence[Choice], dry_run: bool = False) -> Attempt | None:
         """Return the attempt with which it ended: started, queued, or would-submit; None where no choice is left.
@@ -187,7 +187,7 @@ class Evaluator:
         self.tell(attempt)
         return attempt
 
-    def _submit(self, rank: int, choice: Choice, request: Request, wait: float | None) -> Attempt:
+    def _submit(self, rank: int, choice: Choice, request: SubmitRequest, wait: float | None) -> Attempt:
         try:
             job = self.scheduler.submit(request)
         except (Unanswered, SubmitLimit):
@@ -204,7 +204,7 @@ class Evaluator:
             raise SlurmError(f"job {job} was cancelled from outside while it waited: nothing more is submitted")
         return self._told(rank, choice, verdict.event, verdict.why, job=job)
 
-    def _settled(self, job: str, request: Request) -> Verdict:
+    def _settled(self, job: str, request: SubmitRequest) -> Verdict:
         """Look at the job until it has started, is known to start in time, or is known not to."""
         submitted = self.clock.now()
         while True:
@@ -218,7 +218,7 @@ class Evaluator:
                 raise Unanswered(f"job {job} was submitted, and Slurm tells nothing of it: look with squeue -j {job}")
             self.clock.sleep(POLL_S)
 
-    def _asked(self, request: Request) -> Expected | None:
+    def _asked(self, request: SubmitRequest) -> Expected | None:
         try:
             return self.scheduler.expected(request)
         except Unanswered:

@@ -126,7 +126,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     index: int = -1
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """On one node at one time; times are seconds since boot, which no change of the clock moves.
 
     ``withheld``: why it is not to be acted on, such as a storm of drains; prologs then only say what was found.
@@ -191,7 +191,7 @@ class Former:
 
 
 @dataclass(frozen=True)
-class Past:
+class DeviceHistory:
     """What is known of each device from before: by the baseline, or else the best since the node was started."""
 
     normal: Mapping[str, Value] = field(default_factory=dict)

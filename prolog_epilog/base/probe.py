@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from resilio_hpc.prolog_epilog.base.check import Doubt, Fault, Former, Limits, Past, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.check import DeviceHistory, Doubt, Fault, Former, Limits, Unreadable, Value
 from resilio_hpc.prolog_epilog.base.node import Node
 
 Judge = Callable[[Any, Limits], Iterable[Fault]]
 Counters = Callable[[Any], Mapping[str, int | Unreadable]]
 Normal = Callable[[Any], Mapping[str, Value]]
-Comparing = Callable[[Any, Limits, Past], Iterable[Fault]]
+Comparing = Callable[[Any, Limits, DeviceHistory], Iterable[Fault]]
 Remembering = Callable[[Any, Limits, Former], tuple[Iterable[Fault], object]]
 
 _WINDOW_S = 3600.0
@@ -51,7 +51,7 @@ class Probe:
         def compare(reading: Any, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
             seen = _values(former.kept)
             best = {name: max(value, seen.get(name, value)) for name, value in normal(reading).items()}
-            return judge(reading, limits, Past(former.normal or {}, seen)), {**seen, **best}
+            return judge(reading, limits, DeviceHistory(former.normal or {}, seen)), {**seen, **best}
 
         return cls(compare, normal)
 

@@ -29,14 +29,14 @@ class _Timex(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClockState:
     """``most_error_s``: what the clock may be wrong by at most, as the daemon that disciplines it says."""
 
     synchronised: bool
     most_error_s: float
 
 
-def fetch(node: Node) -> Clock:
+def fetch(node: Node) -> ClockState:
     """Read the clock's state. Raises Unreadable."""
     captured = node.files.optional("/.adjtimex")  # a captured tree has what adjtimex said
     if captured is not None:
@@ -49,22 +49,22 @@ def fetch(node: Node) -> Clock:
     return parse(f"{state} {found.status} {found.maxerror} {found.esterror}")
 
 
-def parse(text: str) -> Clock:
+def parse(text: str) -> ClockState:
     """``state status maxerror esterror``. Raises Unreadable. Pure."""
     words = text.split()
     try:
         state, status, most, _ = (int(word) for word in words)
     except ValueError as error:
         raise Unreadable(f"not what adjtimex says: {text[:60]!r}") from error
-    return Clock(not (state == _TIME_ERROR or status & _STA_UNSYNC), most / 1e6)
+    return ClockState(not (state == _TIME_ERROR or status & _STA_UNSYNC), most / 1e6)
 
 
-def synchronised(clock: Clock, limits: Limits) -> Iterable[Fault]:
+def synchronised(clock: ClockState, limits: Limits) -> Iterable[Fault]:
     if not clock.synchronised:
         yield Fault("the clock is not synchronised (adjtimex): is chronyd or ntpd running?")
 
 
-def error(clock: Clock, limits: Limits) -> Iterable[Fault]:
+def error(clock: ClockState, limits: Limits) -> Iterable[Fault]:
     """munge refuses what is 300 s off; time stamps of many nodes are compared long before."""
     if not clock.synchronised:
         raise Absent("the clock is not synchronised")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from resilio_hpc.prolog_epilog.base.check import Absent, Doubt, Fault, Limits, Past, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Limits, Unreadable, Value
 from resilio_hpc.prolog_epilog.base.node import Node
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 
@@ -67,7 +67,7 @@ def _interface(files: NodeFiles, name: str, folder: str) -> Interface:
     )
 
 
-def link(interfaces: list[Interface], limits: Limits, past: Past) -> Iterable[Fault]:
+def link(interfaces: list[Interface], limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
     """Up, and yet without a carrier, unless the baseline says that this is normal."""
     for one in interfaces:
         if one.trouble:
@@ -84,7 +84,7 @@ def carriers(interfaces: list[Interface]) -> Mapping[str, Value]:
     return {one.name: one.carrier for one in interfaces if not one.trouble}
 
 
-def speed(interfaces: list[Interface], limits: Limits, past: Past) -> Iterable[Fault]:
+def speed(interfaces: list[Interface], limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
     """Slower than the site says, or than the interface was before."""
     yield from (Doubt(one.trouble, one.name) for one in interfaces if one.trouble)
     for one in interfaces:

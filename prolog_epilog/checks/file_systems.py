@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilio_hpc.prolog_epilog.base.check import Absent, Doubt, Fault, Limits, Past, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Limits, Unreadable, Value
 from resilio_hpc.prolog_epilog.base.mounts import MOUNTINFO, Mount, mount_of, parse_mountinfo, plain
 from resilio_hpc.prolog_epilog.base.node import Node
 
@@ -145,7 +145,7 @@ def inodes(found: FileSystem, limits: Limits) -> Iterable[Fault]:
             yield Fault(f"{found.path} has {percent:.1f} % ({found.free_inodes}) inodes free", found.path)
 
 
-def writable(found: FileSystem, limits: Limits, past: Past) -> Iterable[Fault]:
+def writable(found: FileSystem, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
     """Read-only now, and writable before.
 
     What was never writable is meant so: software, images, exports. A file that cannot be written although the mount
@@ -223,7 +223,7 @@ def tidy(path: str) -> str:
     return re.sub("/+", "/", path).rstrip("/") or "/"
 
 
-def present(table: MountTable, limits: Limits, past: Past) -> Iterable[Fault]:
+def present(table: MountTable, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
     """Yield what should be mounted and is not, unless it was not when the baseline was taken.
 
     The types need not be those of fstab: autofs stands in for what it mounts.

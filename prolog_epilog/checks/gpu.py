@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
-from resilio_hpc.prolog_epilog.base.check import Absent, Doubt, Fault, Limits, OnFail, Past, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Limits, OnFail, Unreadable, Value
 from resilio_hpc.prolog_epilog.checks.gpu_readings import Gpu, Gpus
 
 _THROTTLES = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
@@ -55,7 +55,7 @@ def driver(reading: Gpus, limits: Limits) -> Iterable[Fault]:
         yield Fault(f"{reading.expected} GPUs are expected, and NVML says: {reading.trouble}")
 
 
-def count(reading: Gpus, limits: Limits, past: Past) -> Iterable[Fault]:
+def count(reading: Gpus, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
     """As many as expected, and as the baseline has."""
     if reading.trouble:
         raise Absent("the driver does not answer")
@@ -106,7 +106,7 @@ def retired_pages(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 
 @_reads("nvlinks")
-def nvlink_down(reading: Gpus, limits: Limits, past: Past) -> Iterable[Fault]:
+def nvlink_down(reading: Gpus, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
     """Fewer active links than the site says, or than the GPU had before.
 
     Where others of this node only have more, it is warned of: bridges may join some of the GPUs. A node without NVLink

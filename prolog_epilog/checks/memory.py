@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from resilio_hpc.prolog_epilog.base.check import Absent, Doubt, Fault, Limits, Past, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Limits, Unreadable, Value
 from resilio_hpc.prolog_epilog.base.node import Node
 
 _EDAC = "/sys/devices/system/edac/mc"
@@ -29,7 +29,7 @@ def parse_meminfo(text: str) -> Mapping[str, int]:
     return fields
 
 
-def size(fields: Mapping[str, int], limits: Limits, past: Past) -> Iterable[Fault]:
+def size(fields: Mapping[str, int], limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
     """Less than the site says, or than the baseline: a module was lost. Kernels differ by what they take themselves."""
     expected, mib = limits.number("mib"), fields["MemTotal"] / 1024
     least = expected or past.normal.get(_TOTAL, 0) * 1024 * (1 - _KERNELS_SHARE)
@@ -143,7 +143,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def online(found: Processors, limits: Limits, past: Past) -> Iterable[Fault]:
+def online(found: Processors, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
     """Processors that are off: a fault where they were on before, else a warning.
 
     Where hyperthreads are switched off, half of them may be.

@@ -44,7 +44,7 @@ class HealthLog:
 
 
 @dataclass(frozen=True)
-class Controller:
+class NvmeController:
     """``log`` is None where it may not be asked. ``remote``: a disk of a server, by TCP, RDMA or Fibre Channel."""
 
     name: str
@@ -58,7 +58,7 @@ class Controller:
         return "warn" if self.remote else None
 
 
-def fetch(node: Node) -> list[Controller]:
+def fetch(node: Node) -> list[NvmeController]:
     """Read the controllers. Raises Absent without an NVMe controller, Unreadable."""
     files = node.files
     found = []
@@ -66,10 +66,10 @@ def fetch(node: Node) -> list[Controller]:
         try:
             state = (files.optional(f"{CLASS}/{name}/state") or "").strip()
         except Unreadable as error:
-            found.append(Controller(name, str(error), None))
+            found.append(NvmeController(name, str(error), None))
             continue
         remote = (files.optional(f"{CLASS}/{name}/transport") or "pcie").strip() not in ("pcie", "apple-nvme")
-        found.append(Controller(name, state, _log(node, name) if state in ("live", "") else None, remote))
+        found.append(NvmeController(name, state, _log(node, name) if state in ("live", "") else None, remote))
     if not found:
         raise Absent("no NVMe disk")
     return found
@@ -118,18 +118,18 @@ def _asked(node: Node, name: str) -> HealthLog | None:
         os.close(fd)
 
 
-def _logs(controllers: list[Controller]) -> list[tuple[Controller, HealthLog]]:
+def _logs(controllers: list[NvmeController]) -> list[tuple[NvmeController, HealthLog]]:
     """Of the disks that told it. Raises Absent where none may be asked."""
     if all(one.log is None for one in controllers):
         raise Absent("no NVMe disk may be asked for its health log")
     return [(one, one.log) for one in controllers if isinstance(one.log, HealthLog)]
 
 
-def _doubts(controllers: list[Controller]) -> Iterable[Doubt]:
+def _doubts(controllers: list[NvmeController]) -> Iterable[Doubt]:
     return [Doubt(f"{one.name}: {one.log}", one.name) for one in controllers if isinstance(one.log, Unreadable)]
 
 
-def state(controllers: list[Controller], limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+def state(controllers: list[NvmeController], limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
     """Return controllers that are dead, or not live for a while: a reset takes some seconds, and is only warned of.
 
     Also fewer disks than the baseline has.
@@ -157,12 +157,12 @@ def state(controllers: list[Controller], limits: Limits, former: Former) -> tupl
     return faults, since
 
 
-def local_disks(controllers: list[Controller]) -> Mapping[str, Value]:
+def local_disks(controllers: list[NvmeController]) -> Mapping[str, Value]:
     """How many the node has of its own."""
     return {_DISKS: sum(not one.remote for one in controllers)}
 
 
-def warnings(controllers: list[Controller], limits: Limits) -> Iterable[Fault]:
+def warnings(controllers: list[NvmeController], limits: Limits) -> Iterable[Fault]:
     """Bits of the critical warning, each said."""
     yield from _doubts(controllers)
     for one, log in _logs(controllers):
@@ -171,7 +171,7 @@ def warnings(controllers: list[Controller], limits: Limits) -> Iterable[Fault]:
             yield Fault(f"{one.name}: {', '.join(said)}", one.name, on_fail=one.on_fail)
 
 
-def wear(controllers: list[Controller], limits: Limits) -> Iterable[Fault]:
+def wear(controllers: list[NvmeController], limits: Limits) -> Iterable[Fault]:
     """At the end of its life. A threshold of 0 says that the disk counts no spare blocks, as virtual ones."""
     yield from _doubts(controllers)
     for one, log in _logs(controllers):
@@ -181,7 +181,7 @@ def wear(controllers: list[Controller], limits: Limits) -> Iterable[Fault]:
             yield Fault(f"{text} (least: {log.spare_least} %)", one.name)
 
 
-def media_errors(controllers: list[Controller]) -> Mapping[str, int | Unreadable]:
+def media_errors(controllers: list[NvmeController]) -> Mapping[str, int | Unreadable]:
     counts: dict[str, int | Unreadable] = {
         f"{one.name} media-errors": log.media_errors for one, log in _logs(controllers)
     }

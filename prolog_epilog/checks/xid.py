@@ -57,7 +57,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Event:
+class XidEvent:
     """One Xid of one GPU (its PCI address), at seconds since boot; ``unit`` is the part of the GPU, if told.
 
     ``users``: who had programs on the node around that time; empty where that is not known."""
@@ -93,14 +93,14 @@ def policy(path: Path = POLICY) -> Mapping[int, Rule]:
     return rules
 
 
-def parse(lines: Iterable[Line]) -> list[Event]:
+def parse(lines: Iterable[Line]) -> list[XidEvent]:
     """Return the Xids of a kernel log, in order. Pure."""
     events = []
     for line in lines:
         found = _LINE.search(line.text)
         if found:
             text = found[3] or ""
-            events.append(Event(line.at_s, address(found[1]), int(found[2]), _unit(text), text))
+            events.append(XidEvent(line.at_s, address(found[1]), int(found[2]), _unit(text), text))
     return events
 
 
@@ -118,9 +118,9 @@ def address(text: str) -> str:
     return ":".join([f"{int(words[0] or '0', 16):04x}", *words[1:3]])
 
 
-def collapsed(events: Sequence[Event], burst_s: float) -> list[Event]:
+def collapsed(events: Sequence[XidEvent], burst_s: float) -> list[XidEvent]:
     """Without those that follow the same one (GPU, number, unit) within ``burst_s``; of Xid 154 each is kept. Pure."""
-    kept: list[Event] = []
+    kept: list[XidEvent] = []
     last: dict[tuple[str, int, str], float] = {}
     for event in sorted(events, key=lambda event: event.at_s):
         key = (event.gpu, event.xid, event.unit)
@@ -151,7 +151,7 @@ def _named(fault: Fault, log: KernelLog) -> Fault:
     return msgspec.structs.replace(fault, device=uuid, index=index)
 
 
-def faults(events: Sequence[Event], limits: Limits) -> list[Fault]:
+def faults(events: Sequence[XidEvent], limits: Limits) -> list[Fault]:
     """Return what single events ask for, and what they ask for together. Pure."""
     found = []
     counted = collapsed(events, limits.number("burst_s"))
@@ -170,7 +170,7 @@ def faults(events: Sequence[Event], limits: Limits) -> list[Fault]:
     return found
 
 
-def _single(event: Event) -> Fault | None:
+def _single(event: XidEvent) -> Fault | None:
     """Return what one event asks for; a number that is not in the table is said, and no more."""
     rule = policy().get(event.xid)
     action = _action(event)
@@ -182,7 +182,7 @@ def _single(event: Event) -> Fault | None:
     return Fault(f"GPU {event.gpu}: Xid {event.xid} ({meaning}): {event.text}".rstrip(": "), event.gpu, on_fail=action)
 
 
-def _action(event: Event) -> OnFail | None:
+def _action(event: XidEvent) -> OnFail | None:
     rule = policy().get(event.xid)
     if rule is None:
         return "warn"
@@ -191,7 +191,7 @@ def _action(event: Event) -> OnFail | None:
     return rule.nonfatal if rule.nonfatal and _NONFATAL.search(event.text) else rule.on_fail
 
 
-def _current(events: Sequence[Event]) -> list[Event]:
+def _current(events: Sequence[XidEvent]) -> list[XidEvent]:
     """Of the lines that change what is to be done, the last counts.
 
     Where it is "None" after a reset, what asked for that reset is done with.
@@ -207,7 +207,7 @@ def _current(events: Sequence[Event]) -> list[Event]:
     ]  # fmt: skip
 
 
-def _by_reset(event: Event) -> bool:
+def _by_reset(event: XidEvent) -> bool:
     rule = policy().get(event.xid)
     return rule is not None and rule.kind in ("reset", "workflow")
 
@@ -223,7 +223,7 @@ def _recovery(text: str) -> tuple[OnFail | None, str]:
     return ("evict", said) if "reset" in said.lower() else ("warn", said or "recovery action")
 
 
-def _units_of_processes(events: Sequence[Event]) -> Mapping[tuple[int, str], set[str]]:
+def _units_of_processes(events: Sequence[XidEvent]) -> Mapping[tuple[int, str], set[str]]:
     found: dict[tuple[int, str], set[str]] = {}
     for event in events:
         if event.process is not None and event.unit:
@@ -231,9 +231,9 @@ def _units_of_processes(events: Sequence[Event]) -> Mapping[tuple[int, str], set
     return found
 
 
-def _same_unit(events: Sequence[Event], units: Mapping[tuple[int, str], set[str]], least: float) -> list[Fault]:
+def _same_unit(events: Sequence[XidEvent], units: Mapping[tuple[int, str], set[str]], least: float) -> list[Fault]:
     """By processes that met the Xid on this unit and on no other: a program's own mistake is on all that run it."""
-    by_unit: dict[tuple[int, str], dict[str, Event]] = {}
+    by_unit: dict[tuple[int, str], dict[str, XidEvent]] = {}
     for event in events:
         rule = policy().get(event.xid)
         if rule and rule.by_unit and event.process is not None:
@@ -248,7 +248,7 @@ def _same_unit(events: Sequence[Event], units: Mapping[tuple[int, str], set[str]
     ]
 
 
-def _one_culprit(events: Sequence[Event]) -> bool:
+def _one_culprit(events: Sequence[XidEvent]) -> bool:
     """Whether it may have been one program, started again and again, or one user's."""
     names = {event.process[1] for event in events if event.process is not None}
     if len(names) == 1 and not _INTERPRETER.fullmatch(next(iter(names))):
@@ -256,13 +256,13 @@ def _one_culprit(events: Sequence[Event]) -> bool:
     return bool(frozenset.intersection(*(event.users for event in events)))
 
 
-def _is_hardware(event: Event) -> bool:
+def _is_hardware(event: XidEvent) -> bool:
     rule = policy().get(event.xid)
     hardware = rule is not None and rule.kind in ("reset", "reboot", "workflow", "mechanical", "support")
     return hardware and _action(event) != "warn"
 
 
-def _key(event: Event) -> tuple[float, str, int, str]:
+def _key(event: XidEvent) -> tuple[float, str, int, str]:
     return (event.at_s, event.gpu, event.xid, event.text)
 
 
@@ -270,7 +270,7 @@ def _key(event: Event) -> tuple[float, str, int, str]:
 class _Kept:
     """What is kept from look to look: events, and who had programs on the node at the last one (``looked_s``)."""
 
-    events: Sequence[Event]
+    events: Sequence[XidEvent]
     users: frozenset[int] = frozenset()
     looked_s: float | None = None
 
@@ -288,7 +288,7 @@ class _Kept:
             found = msgspec.convert(value, _Written)
         except msgspec.ValidationError:
             return cls(())
-        events = [Event(at, gpu, xid, unit, text, frozenset(who)) for at, gpu, xid, unit, text, who in found.events]
+        events = [XidEvent(at, gpu, xid, unit, text, frozenset(who)) for at, gpu, xid, unit, text, who in found.events]
         return cls(events, frozenset(found.users), found.looked_s)
 
 

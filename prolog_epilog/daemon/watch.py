@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.prolog_epilog.base.check import Check, Result, Verdict
+from resilio_hpc.prolog_epilog.base.check import Check, NodeVerdict, Result
 from resilio_hpc.prolog_epilog.daemon.report_intake import ReportIntake
 from resilio_hpc.prolog_epilog.drain.fault_record import FaultRecord
 from resilio_hpc.prolog_epilog.drain.node_drains import NodeDrains
@@ -34,7 +34,7 @@ class Watch:
     _last_lines: frozenset[str] = frozenset()
     _written_s: float = -REWRITE_S
 
-    def turn(self) -> Verdict | None:
+    def turn(self) -> NodeVerdict | None:
         """Run what is due, or everything on request; None where nothing was, or another process runs the checks."""
         now = self.health_run.now_s()
         asked = self.cache.take_request() | (self.reports is not None and self.reports.wanted(now))
@@ -84,7 +84,7 @@ class Watch:
         except HealthError as error:
             self.said(str(error))
 
-    def _write(self, verdict: Verdict) -> None:
+    def _write(self, verdict: NodeVerdict) -> None:
         """Where it cannot be written (no memory left), the old one grows stale, and prologs say so."""
         try:
             self.cache.write(verdict)
@@ -92,7 +92,7 @@ class Watch:
         except HealthError as error:
             self.said(str(error))
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _tell(self, verdict: NodeVerdict) -> None:
         """Say what is new since the last verdict; evidence may change from look to look, the fault is the same."""
         lines = frozenset(f"{one.action} {one.check} {one.device}".rstrip() for one in verdict.findings)
         for finding in verdict.findings:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import InitVar, dataclass
 
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.prolog_epilog.base.check import Verdict
+from resilio_hpc.prolog_epilog.base.check import NodeVerdict
 from resilio_hpc.prolog_epilog.base.isolated import OneAtATime
 from resilio_hpc.slurm.node_faults.fault import NodeFault, evidence
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
@@ -15,7 +15,7 @@ BUDGET_S = 5.0
 _KINDS = {"fatal": "health-fatal", "error": "health-error"}
 
 
-def faults_of(verdict: Verdict, known: Collection[tuple[str, str]]) -> list[NodeFault]:
+def faults_of(verdict: NodeVerdict, known: Collection[tuple[str, str]]) -> list[NodeFault]:
     """Those that keep jobs off the node or a device, and are not ``known``: (check, device). Pure."""
     return [
         NodeFault(
@@ -44,7 +44,7 @@ class FaultRecord:
     def __post_init__(self, budget_s: float) -> None:
         self._child = OneAtATime(budget_s)
 
-    def turn(self, verdict: Verdict) -> None:
+    def turn(self, verdict: NodeVerdict) -> None:
         """After each look."""
         new = faults_of(verdict, self._known)
         present = frozenset((one.check, one.device) for one in verdict.findings)

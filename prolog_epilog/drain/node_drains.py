@@ -19,7 +19,7 @@ from typing import assert_never
 import msgspec
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.base.check import Result, Verdict
+from resilio_hpc.prolog_epilog.base.check import NodeVerdict, Result
 from resilio_hpc.prolog_epilog.run.cached_verdict import Refusal
 from resilio_hpc.prolog_epilog.run.health_run import only_warned, withheld
 from resilio_hpc.slurm.client.client import SlurmClient
@@ -146,7 +146,7 @@ class NodeDrains:
         self._passes[NO_VERDICT] += 1
         self.again = frozenset()  # each of them was looked at now, or is none of this node's
 
-    def turn(self, verdict: Verdict, refusal: Refusal | None = None) -> Verdict:
+    def turn(self, verdict: NodeVerdict, refusal: Refusal | None = None) -> NodeVerdict:
         """Ask for drains and give back.
 
         The verdict is not to be acted on where a drain was withheld, and a check only warns in it that fails on too
@@ -170,7 +170,7 @@ class NodeDrains:
             return withheld(verdict, f"{first.result}: {held_back[0]}: {first.why}")
         return msgspec.structs.replace(verdict, leave_until_s=self._leave_s)
 
-    def _order(self, verdict: Verdict, wanted: Mapping[str, str]) -> None:
+    def _order(self, verdict: NodeVerdict, wanted: Mapping[str, str]) -> None:
         """Ask for the drains. A Slurm that does not answer is not asked for the rest: the next verdict asks again."""
         self._ordered_s = verdict.uptime_s
         down: set[str] = set()
@@ -208,20 +208,20 @@ class NodeDrains:
         """Return the checks whose drain came to this."""
         return frozenset(check for check, one in self._outcomes.items() if one.result in results)
 
-    def _asking(self, verdict: Verdict) -> dict[str, str]:
+    def _asking(self, verdict: NodeVerdict) -> dict[str, str]:
         """Return by check, in order, the evidence for which a verdict asks for a drain."""
         if verdict.withheld:
             return {}
         found = {one.check: one.evidence for one in reversed(verdict.findings) if one.action == "drain"}
         return {check: found[check] for check in sorted(found.keys() - self.again)}
 
-    def _due(self, verdict: Verdict, wanted: Mapping[str, str]) -> bool:
+    def _due(self, verdict: NodeVerdict, wanted: Mapping[str, str]) -> bool:
         # where a check fails everywhere, all nodes ask
         again_s = LOOK_S if self._with(DrainResult.SHARED) >= wanted.keys() else AGAIN_S
         is_new = bool(wanted.keys() - self._wanted.keys())
         return bool(wanted) and (is_new or verdict.uptime_s - self._ordered_s >= again_s)
 
-    def _ask_for_room(self, verdict: Verdict) -> None:
+    def _ask_for_room(self, verdict: NodeVerdict) -> None:
         """Ask whether a drain has room: Slurm drains a node whose prolog fails, also for one device or one job."""
         now = verdict.uptime_s
         if verdict.withheld or self.again or self._held or verdict.action not in ("evict", "fail"):
@@ -236,7 +236,7 @@ class NodeDrains:
             if why_not:
                 self.said(f"prologs pass, whatever they find: {why_not}")
 
-    def _ask(self, verdict: Verdict, refusal: Refusal | None, *, now_due: bool) -> None:
+    def _ask(self, verdict: NodeVerdict, refusal: Refusal | None, *, now_due: bool) -> None:
         """Ask Slurm about our drains: some may end, some were ended by others, some are ours without our name."""
         now = verdict.uptime_s
         if self._asked_s is None:  # all nodes of a cluster may be started at once
@@ -269,7 +269,7 @@ class NodeDrains:
             self.again |= checks
             self._leave_s = 0.0
 
-    def _give_back(self, verdict: Verdict) -> None:
+    def _give_back(self, verdict: NodeVerdict) -> None:
         failing = {finding.check for finding in verdict.findings if finding.action != "warn"}
         for check in sorted(self._held - failing):
             if self._passes[check] and (said := self.drainer.undrain(verdict.node, check, self._passes[check])):
@@ -281,7 +281,7 @@ class NodeDrains:
         recent = refusal is not None and 0 <= now - refusal.uptime_s <= ADOPTED_WITHIN_S
         return refusal if recent and refusal != self._adopted else None
 
-    def _adopt(self, verdict: Verdict, failed: Refusal) -> None:
+    def _adopt(self, verdict: NodeVerdict, failed: Refusal) -> None:
         evidence = f"prolog of job {failed.job}: {failed.evidence}"
         at_unix_s = verdict.unix_s - (verdict.uptime_s - failed.uptime_s)
         if said := self.drainer.adopt(verdict.node, failed.check, evidence, at_unix_s):

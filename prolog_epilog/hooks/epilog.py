@@ -17,7 +17,7 @@ from resilio_hpc.prolog_epilog.base.check import Limits
 
 
 @dataclass(frozen=True)
-class Job:
+class EndedJob:
     """The job that has ended here."""
 
     id: str
@@ -71,7 +71,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LeftEntry:
     """A file or folder right in a place. ``age_s``: since it was last changed."""
 
     place: str
@@ -81,27 +81,27 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CleanupPlan:
     """What is to be done, and why files stay where they do."""
 
     kill: tuple[Running, ...] = ()
-    remove: tuple[Entry, ...] = ()
-    kept: tuple[Entry, ...] = ()
+    remove: tuple[LeftEntry, ...] = ()
+    kept: tuple[LeftEntry, ...] = ()
     why: str = ""
 
 
-def job_of(environment: Mapping[str, str]) -> Job:
+def job_of(environment: Mapping[str, str]) -> EndedJob:
     """As Slurm tells an epilog. Raises UsageError."""
     job, user = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_UID", "")
     if not job.isdecimal() or not user.isdecimal():
         raise UsageError("SLURM_JOB_ID and SLURM_JOB_UID are not set: Slurm's Epilog calls this")
-    return Job(job, int(user))
+    return EndedJob(job, int(user))
 
 
-def decide(job: Job, running: Sequence[Running], entries: Iterable[Entry], policy: Policy) -> Plan:
+def decide(job: EndedJob, running: Sequence[Running], entries: Iterable[LeftEntry], policy: Policy) -> CleanupPlan:
     """In doubt nothing goes: no process that may be another job's, no file of a user who is still here. Pure."""
     if job.user < policy.least_user:
-        return Plan(why=f"user {job.user} is one of the system's")
+        return CleanupPlan(why=f"user {job.user} is one of the system's")
     steps = {one.pid for one in running if one.name == "slurmstepd"}
     own = [one for one in running if one.user == job.user and one.pid not in steps]
     kill = tuple(one for one in own if one.job == job.id)
@@ -114,12 +114,12 @@ def decide(job: Job, running: Sequence[Running], entries: Iterable[Entry], polic
         who = others[0] if others else unknown[0]
         name = f"{who.name} of job {who.job}" if who.job else who.name
         why = f"user {job.user} may still be here: process {who.pid} ({name})"
-        return Plan(kill, (), tuple(mine), why)
+        return CleanupPlan(kill, (), tuple(mine), why)
     kept = _kept(mine, policy)
-    return Plan(kill, tuple(entry for entry in mine if entry not in kept), tuple(kept))
+    return CleanupPlan(kill, tuple(entry for entry in mine if entry not in kept), tuple(kept))
 
 
-def _kept(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
+def _kept(entries: Sequence[LeftEntry], policy: Policy) -> list[LeftEntry]:
     """Return what a successor of the job may read: checkpoints on the node's disk, snapshots in its memory."""
     cached = [
         entry
@@ -137,11 +137,11 @@ def _kept(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
     return cached[: policy.keep_count] + memory
 
 
-def _named(entry: Entry, patterns: Sequence[str]) -> bool:
+def _named(entry: LeftEntry, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in patterns)
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
+class CleanupDone(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the plan. ``failed``: why something is still there."""
 
     job: str
@@ -152,8 +152,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def would_be(job: Job, plan: Plan) -> Done:
+def would_be(job: EndedJob, plan: CleanupPlan) -> CleanupDone:
     """Return what ``carry_out`` would say if nothing went wrong. Pure."""
     remove = tuple(f"{one.place}/{one.name}" for one in plan.remove)
     kept = tuple(f"{one.place}/{one.name}" for one in plan.kept)
-    return Done(job=job.id, killed=len(plan.kill), removed=remove, kept=kept, why=plan.why)
+    return CleanupDone(job=job.id, killed=len(plan.kill), removed=remove, kept=kept, why=plan.why)

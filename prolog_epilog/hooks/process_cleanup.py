@@ -24,7 +24,7 @@ from resilio_hpc.prolog_epilog.base.check import Unreadable
 from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, gather
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 from resilio_hpc.prolog_epilog.base.processes import parse_stat
-from resilio_hpc.prolog_epilog.hooks.epilog import Done, Entry, Job, Plan, Policy, Running
+from resilio_hpc.prolog_epilog.hooks.epilog import CleanupDone, CleanupPlan, EndedJob, LeftEntry, Policy, Running
 
 _UID = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)
 _STEP = re.compile(r"slurmstepd: \[(\d+)\.")
@@ -55,14 +55,16 @@ def _job_of_process(files: NodeFiles, pid: str, name: str) -> str:
     return next((word.partition("=")[2] for word in words if word.startswith("SLURM_JOB_ID=")), "")
 
 
-def see_entries(files: NodeFiles, places: Iterable[str], now: float) -> list[Entry]:
+def see_entries(files: NodeFiles, places: Iterable[str], now: float) -> list[LeftEntry]:
     """Return what lies right in the places; a place that is not there has nothing."""
     found = []
     for place in places:
         for name in files.names(place):
             with contextlib.suppress(OSError):
                 status = os.lstat(files.path(f"{place}/{name}"))
-                found.append(Entry(place, name, status.st_uid, max(0.0, now - _changed(files, place, name, status))))
+                found.append(
+                    LeftEntry(place, name, status.st_uid, max(0.0, now - _changed(files, place, name, status)))
+                )
     return found
 
 
@@ -76,12 +78,14 @@ def _changed(files: NodeFiles, place: str, name: str, status: os.stat_result) ->
     return latest
 
 
-def carry_out(job: Job, plan: Plan, policy: Policy, files: NodeFiles, budget_s: float = 10.0) -> Done:
+def carry_out(
+    job: EndedJob, plan: CleanupPlan, policy: Policy, files: NodeFiles, budget_s: float = 10.0
+) -> CleanupDone:
     """Kill first, since processes make files. Bounded, whatever hangs."""
     killed = end(plan.kill, policy.grace_s)
     removed, failed = remove(plan.remove, job.user, files, budget_s)
     kept = tuple(f"{one.place}/{one.name}" for one in plan.kept)
-    return Done(job=job.id, killed=killed, removed=removed, kept=kept, failed=failed, why=plan.why)
+    return CleanupDone(job=job.id, killed=killed, removed=removed, kept=kept, failed=failed, why=plan.why)
 
 
 def end(processes: Sequence[Running], grace_s: float) -> int:
@@ -126,7 +130,7 @@ def _all_ended(held: Sequence[int], timeout_s: float) -> bool:
 
 
 def remove(
-    entries: Sequence[Entry], user: int, files: NodeFiles, budget_s: float
+    entries: Sequence[LeftEntry], user: int, files: NodeFiles, budget_s: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return (removed, what failed and why); a child for each place does it as the user."""
     removed: list[str] = []

@@ -99,7 +99,7 @@ def read_all(directory: Path) -> list[Baseline]:
 
 
 @dataclass(frozen=True)
-class Difference:
+class BaselineDifference:
     """One device of one check: ``before`` or ``now`` is None where it is not known there."""
 
     check: str
@@ -111,14 +111,14 @@ class Difference:
         return f"{self.check} {self.device}: {spelled(self.now)}, was {spelled(self.before)}"
 
 
-def differences(before: Values, now: Values) -> list[Difference]:
+def differences(before: Values, now: Values) -> list[BaselineDifference]:
     """Return what is not the same. Pure."""
     found = []
     for check in sorted({*before, *now}):
         old, new = before.get(check, {}), now.get(check, {})
         for device in sorted({*old, *new}):
             if old.get(device) != new.get(device):
-                found.append(Difference(check, device, old.get(device), new.get(device)))
+                found.append(BaselineDifference(check, device, old.get(device), new.get(device)))
     return found
 
 
@@ -128,7 +128,7 @@ class Alike:
 
     nodes: tuple[str, ...]
     nearest: tuple[str, ...] = ()
-    unlike: tuple[Difference, ...] = ()
+    unlike: tuple[BaselineDifference, ...] = ()
 
 
 def alike(baselines: Iterable[Baseline]) -> list[Alike]:

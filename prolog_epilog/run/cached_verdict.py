@@ -29,8 +29,8 @@ from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import HealthError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.prolog_epilog.base import trusted
-from resilio_hpc.prolog_epilog.base.check import Verdict
-from resilio_hpc.prolog_epilog.run.runner import Memory
+from resilio_hpc.prolog_epilog.base.check import NodeVerdict
+from resilio_hpc.prolog_epilog.run.runner import RunMemory
 
 T = TypeVar("T")
 DIRECTORY = Path("/run/resilio/health")
@@ -69,7 +69,7 @@ class VerdictCache:
         except OSError as error:
             raise HealthError(f"cannot keep a verdict in {self.directory}: {error.strerror}") from error
 
-    def write(self, verdict: Verdict) -> None:
+    def write(self, verdict: NodeVerdict) -> None:
         """Replace the verdict. Raises HealthError, as when the memory for it is full; the old one stays."""
         self.prepare()
         try:
@@ -78,9 +78,9 @@ class VerdictCache:
         except OSError as error:
             raise HealthError(f"cannot keep a verdict in {self.directory}: {error.strerror}") from error
 
-    def read(self, now_s: float, ttl_s: float, boot: str) -> Verdict:
+    def read(self, now_s: float, ttl_s: float, boot: str) -> NodeVerdict:
         """Return the verdict, if it may be believed. Raises NoVerdict."""
-        verdict = self._decoded("verdict.json", Verdict)
+        verdict = self._decoded("verdict.json", NodeVerdict)
         if verdict is None:
             raise NoVerdict("the verdict is damaged")
         if verdict.boot != boot:
@@ -89,15 +89,15 @@ class VerdictCache:
             raise NoVerdict(f"the verdict is {now_s - verdict.uptime_s:.0f} s old")
         return verdict
 
-    def memory(self, boot: str) -> Memory:
+    def memory(self, boot: str) -> RunMemory:
         """Return what checks kept since this boot; nothing where it is not ours or damaged."""
         with contextlib.suppress(NoVerdict):
             kept = self._decoded("memory.json", _Kept)
             if kept is not None and kept.boot == boot:
                 return kept.memory
-        return Memory()
+        return RunMemory()
 
-    def keep(self, memory: Memory, boot: str) -> None:
+    def keep(self, memory: RunMemory, boot: str) -> None:
         """Raise HealthError."""
         self.prepare()
         try:
@@ -157,10 +157,10 @@ class VerdictCache:
 
 class _Kept(msgspec.Struct, frozen=True):
     boot: str
-    memory: Memory
+    memory: RunMemory
 
 
-def render(verdict: Verdict) -> str:
+def render(verdict: NodeVerdict) -> str:
     """Return the verdict for sh: words before free text, numbers whole, no line longer than a terminal likes. Pure."""
     lines = [
         HEADER,

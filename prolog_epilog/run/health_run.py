@@ -10,14 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.prolog_epilog.base.check import Check, Context, Result, Unreadable, Verdict
+from resilio_hpc.prolog_epilog.base.check import Check, Context, NodeVerdict, Result, Unreadable
 from resilio_hpc.prolog_epilog.base.node import Node, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.base.probe import Probe, Source
 from resilio_hpc.prolog_epilog.base.processes import jobs_here
 from resilio_hpc.prolog_epilog.base.table import Table
 from resilio_hpc.prolog_epilog.checks import registry
 from resilio_hpc.prolog_epilog.run import baseline
-from resilio_hpc.prolog_epilog.run.runner import CheckRunner, Memory
+from resilio_hpc.prolog_epilog.run.runner import CheckRunner, RunMemory
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HealthRun:
     def boot(self) -> str:
         return boot_id(self.node.root)
 
-    def run(self, checks: Iterable[Check], memory: Memory) -> list[Result]:
+    def run(self, checks: Iterable[Check], memory: RunMemory) -> list[Result]:
         """Those for an idle node are left out while a job is here, and where one came meanwhile."""
         wanted = list(checks)
         if self._busy():
@@ -69,12 +69,12 @@ class HealthRun:
 
     def learn(self, checks: Iterable[Check]) -> tuple[list[Result], baseline.Values]:
         """Return what there is now, as a baseline keeps it, with the results of the checks that looked at it."""
-        runner = CheckRunner(self.sources, self.probes, self.node, self.now_s, memory=Memory(normal={}))
+        runner = CheckRunner(self.sources, self.probes, self.node, self.now_s, memory=RunMemory(normal={}))
         return runner.run(list(checks)), runner.learned
 
-    def verdict(self, results: Iterable[Result]) -> Verdict:
+    def verdict(self, results: Iterable[Result]) -> NodeVerdict:
         """Of these results, as of now."""
-        return Verdict(
+        return NodeVerdict(
             node=self.name,
             boot=self.boot(),
             uptime_s=self.now_s(),
@@ -118,7 +118,7 @@ def node_name(environment: Mapping[str, str]) -> str:
     return environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
 
 
-def only_warned(verdict: Verdict, checks: Mapping[str, str]) -> Verdict:
+def only_warned(verdict: NodeVerdict, checks: Mapping[str, str]) -> NodeVerdict:
     """Return the same verdict, in which these checks only warn; each with why. Pure."""
 
     def softened(result: Result) -> Result:
@@ -135,6 +135,6 @@ def only_warned(verdict: Verdict, checks: Mapping[str, str]) -> Verdict:
     return msgspec.structs.replace(verdict, results=tuple(map(softened, verdict.results)))
 
 
-def withheld(verdict: Verdict, why: str) -> Verdict:
+def withheld(verdict: NodeVerdict, why: str) -> NodeVerdict:
     """Return the same verdict, not to be acted on."""
     return msgspec.structs.replace(verdict, withheld=why)

@@ -38,7 +38,7 @@ class StuckSince(msgspec.Struct, frozen=True):
     text: str
 
 
-class Memory(msgspec.Struct):
+class RunMemory(msgspec.Struct):
     """What is kept from run to run, for as long as the node is up: by check and target, and by source and target.
 
     ``normal``: the node's baseline by check, empty where there is none; None until it was looked for.
@@ -95,7 +95,7 @@ class CheckRunner:
     node: Node
     clock: Callable[[], float]
     parallel: int = PARALLEL
-    memory: Memory = field(default_factory=Memory)
+    memory: RunMemory = field(default_factory=RunMemory)
     child: Callable[[Callable[[Mark], bytes], float], Child] = Child
     learned: Values = field(default_factory=dict)
 

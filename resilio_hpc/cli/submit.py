@@ -20,7 +20,7 @@ from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.hostlist import compress
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion
 from resilio_hpc.slurm.submit import new_job, sbatch_options, submission, template_files, template_settings
-from resilio_hpc.slurm.submit.template import Job, Template, normalised, render
+from resilio_hpc.slurm.submit.template import FilledTemplate, Template, normalised, render
 
 _EXAMPLES = """\
 examples:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
             submit_check.check_fits(plain.options, set(map(normalised, values)), CommandClient())
     avoids = Exclusion() if options.any_node else new_job.avoided(plain, os.environ, Path.cwd(), CommandClient())
 
-    def excluding(nodes: str) -> Job:
+    def excluding(nodes: str) -> FilledTemplate:
         return render(template, _replaced(values, exclude=nodes), command, here, others)
 
     job = excluding(new_job.excluded(plain, avoids)) if avoids.nodes else plain
@@ -164,7 +164,7 @@ def _others(template: Template, values: Mapping[str, str]) -> str:
 # -- what is said ----------------------------------------------------------------------------------------------------
 
 
-def _receipt(template: Template, job: Job, number: str, cwd: Path) -> Receipt:
+def _receipt(template: Template, job: FilledTemplate, number: str, cwd: Path) -> Receipt:
     directory = cwd / job.options.get("chdir", ".")
     array = "array" in job.options
     output = str(directory / output_name(job.options.get("output", "slurm-%j.out"), job.options, number))

@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """How the run's newest job ended."""
 
     verdict: str
@@ -65,7 +65,7 @@ class Overview:
     job: str
     jobs: int
     status: Status | None
-    verdict: Verdict | None
+    verdict: RunVerdict | None
     checkpoint: Checkpoint | None
     faults: tuple[Fault, ...]
     goodput: Goodput
@@ -147,13 +147,13 @@ def read_identity(path: Path) -> tuple[str, float | None]:
     return printable(f.text("run_id"), 40), f.time("created")
 
 
-def parse_verdict(data: object) -> Verdict | None:
+def parse_verdict(data: object) -> RunVerdict | None:
     """Return the verdict in a JSON object, or None. Pure."""
     f = Fields.of(data)
     name = f.text("verdict")
     if not name:
         return None
-    return Verdict(
+    return RunVerdict(
         printable(name, 40), printable(f.text("reason"), 300), f.whole("exit_code"), f.time("time") or 0.0,
         f.text("job"), dict(f.data),
     )  # fmt: skip
@@ -172,7 +172,7 @@ def build(
     identity: tuple[str, float | None],
     events: Sequence[Event],
     status: Status | None,
-    verdict: Verdict | None,
+    verdict: RunVerdict | None,
     now: float,
     since: float = 0.0,
 ) -> Overview:
@@ -222,7 +222,7 @@ def _restore(events: Sequence[Event]) -> Restore | None:
     return None
 
 
-def _checkpoint(events: Sequence[Event], status: Status | None, verdict: Verdict | None) -> Checkpoint | None:
+def _checkpoint(events: Sequence[Event], status: Status | None, verdict: RunVerdict | None) -> Checkpoint | None:
     known = [
         (step, event.time, Fields(event.fields).number("blocked_s")) for event in events
         if event.kind == "committed" and (step := Fields(event.fields).whole("step")) is not None

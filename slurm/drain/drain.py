@@ -30,7 +30,7 @@ class Action(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class DrainDecision:
     """``why`` in words; ``reason``: the text to write, for DRAIN and REWORD."""
 
     action: Action
@@ -64,86 +64,88 @@ def slurms_own(reason: str) -> SlurmReason | None:
     return next((row for row in slurm_reasons() if reason.startswith(row.begins)), None)
 
 
-def decide_drain(node: Node | None, finding: Finding) -> Decision:
+def decide_drain(node: Node | None, finding: Finding) -> DrainDecision:
     """``node`` as Slurm has just told of it; None when Slurm knows no such node."""
     unreadable = _unreadable(node)
     if unreadable or node is None:
-        return unreadable or Decision(Action.UNKNOWN, "")
+        return unreadable or DrainDecision(Action.UNKNOWN, "")
     ours = read_reason(node.reason)
     if node.state.drain and ours is not None:
         if any(one.check == finding.check for one in ours):
-            return Decision(Action.NOTHING, f"drained by us already: {node.reason}")
-        return Decision(
+            return DrainDecision(Action.NOTHING, f"drained by us already: {node.reason}")
+        return DrainDecision(
             Action.REWORD, f"drained by us already, also for {finding.check}", write_reason([*ours, finding])
         )
     if node.state.drain:
-        return Decision(Action.LEAVE, f"drained already {_by(node)}")
+        return DrainDecision(Action.LEAVE, f"drained already {_by(node)}")
     if not node.state.in_service and _held(node):
-        return Decision(Action.LEAVE, f"{node.state} already {_by(node)}")
-    return Decision(Action.DRAIN, f"is {node.state}", write_reason([finding]))
+        return DrainDecision(Action.LEAVE, f"{node.state} already {_by(node)}")
+    return DrainDecision(Action.DRAIN, f"is {node.state}", write_reason([finding]))
 
 
-def decide_undrain(node: Node | None, check: str | None, passes: int, passes_needed: int) -> Decision:
+def decide_undrain(node: Node | None, check: str | None, passes: int, passes_needed: int) -> DrainDecision:
     """``check``: only what this one holds; None: all of ours. ``passes``: how often in a row the check has passed."""
     unreadable = _unreadable(node)
     if unreadable or node is None:
-        return unreadable or Decision(Action.UNKNOWN, "")
+        return unreadable or DrainDecision(Action.UNKNOWN, "")
     if not node.state.drain:
-        return Decision(Action.NOTHING, f"not drained: {node.state}")
+        return DrainDecision(Action.NOTHING, f"not drained: {node.state}")
     ours = read_reason(node.reason)
     if ours is None:
         by_prolog = node.reason.startswith(PROLOG_ERROR)
         hint = "; where it was our prolog that failed, the node's daemon takes it over within minutes"
-        return Decision(Action.LEAVE, f"not drained by us, but {_by(node)}{hint if by_prolog else ''}")
+        return DrainDecision(Action.LEAVE, f"not drained by us, but {_by(node)}{hint if by_prolog else ''}")
     rest = [one for one in ours if check is not None and one.check != check]
     if len(rest) == len(ours):
-        return Decision(Action.NOTHING, f"not drained for {check}: {node.reason}")
+        return DrainDecision(Action.NOTHING, f"not drained for {check}: {node.reason}")
     if passes < passes_needed:
-        return Decision(Action.NOTHING, f"{passes} of {passes_needed} passes in a row: {node.reason}")
+        return DrainDecision(Action.NOTHING, f"{passes} of {passes_needed} passes in a row: {node.reason}")
     if rest:
         held = ", ".join(one.check for one in rest)
-        return Decision(Action.REWORD, f"{check} has passed; {held} still holds it", write_reason(rest))
-    return Decision(Action.UNDRAIN, f"drained by us: {node.reason}")
+        return DrainDecision(Action.REWORD, f"{check} has passed; {held} still holds it", write_reason(rest))
+    return DrainDecision(Action.UNDRAIN, f"drained by us: {node.reason}")
 
 
 ADOPTED_WITHIN_S = 600.0
 _CLOCKS_S = 60.0  # slurmctld's and ours may differ
 
 
-def decide_adopt(node: Node | None, finding: Finding, failed_s: float) -> Decision:
+def decide_adopt(node: Node | None, finding: Finding, failed_s: float) -> DrainDecision:
     """Whether a drain of Slurm's for a failed prolog came of our own, which failed at that time (Unix seconds)."""
     unreadable = _unreadable(node)
     if unreadable or node is None:
-        return unreadable or Decision(Action.UNKNOWN, "")
+        return unreadable or DrainDecision(Action.UNKNOWN, "")
     if not node.state.drain or not node.reason.startswith(PROLOG_ERROR):
-        return Decision(Action.NOTHING, f"not drained for a failed prolog: {node.state}")
+        return DrainDecision(Action.NOTHING, f"not drained for a failed prolog: {node.state}")
     if node.reason_time is None or not -_CLOCKS_S <= node.reason_time - failed_s <= ADOPTED_WITHIN_S:
-        return Decision(Action.LEAVE, "drained by Slurm for another failed prolog")
-    return Decision(Action.REWORD, f"our prolog had failed: {node.reason}", write_reason([finding]))
+        return DrainDecision(Action.LEAVE, "drained by Slurm for another failed prolog")
+    return DrainDecision(Action.REWORD, f"our prolog had failed: {node.reason}", write_reason([finding]))
 
 
-def decide_slurms_own(node: Node | None, passes: int, passes_needed: int) -> Decision:
+def decide_slurms_own(node: Node | None, passes: int, passes_needed: int) -> DrainDecision:
     """Whether a drain that Slurm made itself, of the kind that passes ("Kill task failed"), could be ended.
 
     UNDRAIN is an offer here: a person takes it up (``resilio undrain --kill-task-failed``).
     """
     unreadable = _unreadable(node)
     if unreadable or node is None:
-        return unreadable or Decision(Action.UNKNOWN, "")
+        return unreadable or DrainDecision(Action.UNKNOWN, "")
     row = slurms_own(node.reason)
     if not node.state.drain or row is None or not row.offer:
-        return Decision(Action.LEAVE, f"{node.state}, {_by(node)}: not a drain of Slurm's that passes")
+        return DrainDecision(Action.LEAVE, f"{node.state}, {_by(node)}: not a drain of Slurm's that passes")
     if passes < passes_needed:
-        return Decision(Action.NOTHING, f"{passes} of {passes_needed} passes in a row: {node.reason}")
-    return Decision(Action.UNDRAIN, f"drained by Slurm: {node.reason}")
+        return DrainDecision(Action.NOTHING, f"{passes} of {passes_needed} passes in a row: {node.reason}")
+    return DrainDecision(Action.UNDRAIN, f"drained by Slurm: {node.reason}")
 
 
-def _unreadable(node: Node | None) -> Decision | None:
+def _unreadable(node: Node | None) -> DrainDecision | None:
     if node is None:
-        return Decision(Action.UNKNOWN, "Slurm knows no such node")
+        return DrainDecision(Action.UNKNOWN, "Slurm knows no such node")
     if not node.state.known:
-        return Decision(Action.UNKNOWN, f"state {node.state} is not understood")
-    return Decision(Action.LEAVE, "is not part of the cluster yet (FUTURE)") if node.state.base == "FUTURE" else None
+        return DrainDecision(Action.UNKNOWN, f"state {node.state} is not understood")
+    return (
+        DrainDecision(Action.LEAVE, "is not part of the cluster yet (FUTURE)") if node.state.base == "FUTURE" else None
+    )
 
 
 def _held(node: Node) -> bool:

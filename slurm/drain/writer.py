@@ -25,7 +25,7 @@ from resilio_hpc.slurm.client.update_count import came_alone, count_with_ours
 from resilio_hpc.slurm.drain.drain import (
     PROLOG_ERROR,
     Action,
-    Decision,
+    DrainDecision,
     decide_adopt,
     decide_drain,
     decide_slurms_own,
@@ -141,7 +141,7 @@ class _Act:
         self._orders = 0
         self._sight: _Sight | None = None  # of all nodes, before a drain
 
-    def offer(self, decide: Callable[[Node | None], Decision]) -> DrainOutcome:
+    def offer(self, decide: Callable[[Node | None], DrainDecision]) -> DrainOutcome:
         try:
             decision = decide(self._read())
         except SlurmError as error:
@@ -150,7 +150,7 @@ class _Act:
             return self._not_written(decision)
         return self._outcome(DrainResult.OFFERED, f"{decision.why}; resilio undrain --kill-task-failed {self._node}")
 
-    def write(self, decide: Callable[[Node | None], Decision]) -> DrainOutcome:
+    def write(self, decide: Callable[[Node | None], DrainDecision]) -> DrainOutcome:
         """Compare, say what is meant, and carry it out."""
         try:
             decision = decide(self._read())
@@ -174,14 +174,14 @@ class _Act:
             self._record("outcome", outcome.result, outcome.why, self._written)
         return outcome
 
-    def _guarded(self, decision: Decision) -> bool:
+    def _guarded(self, decision: DrainDecision) -> bool:
         """By the storm breaker."""
         return decision.action is Action.DRAIN and self._w._breaker
 
     def _too_many(self) -> Storm | None:
         return one_too_many(self._client.nodes(), self._node, self._w._clock(), self._w._policy, self._entry.check)
 
-    def _came_too_late(self, decision: Decision) -> Storm | None:
+    def _came_too_late(self, decision: DrainDecision) -> Storm | None:
         """Whether our drain of a few minutes ago was one too many.
 
         Nodes that drain in the same second do not see all others at once; later all see the same, and keep to the same
@@ -202,7 +202,7 @@ class _Act:
     def _held_back(self, storm: Storm, more: str = "") -> DrainOutcome:
         return self._outcome(DrainResult.SHARED if storm.check else DrainResult.STORM, f"{storm}{more}")
 
-    def _storm_ahead(self, decision: Decision) -> Storm | None:
+    def _storm_ahead(self, decision: DrainDecision) -> Storm | None:
         if not self._guarded(decision):
             return None
         self._sight = _Sight(self._client.node_updates(), self._client.nodes())
@@ -215,7 +215,7 @@ class _Act:
         now = _Sight(self._client.node_updates(), nodes)
         return _only_drained_others(self._sight, now, self._node, self._orders)
 
-    def _carry_out(self, decide: Callable[[Node | None], Decision]) -> DrainOutcome:
+    def _carry_out(self, decide: Callable[[Node | None], DrainDecision]) -> DrainOutcome:
         """One order: count, compare, write, count, look."""
         count = self._client.node_updates()
         decision = decide(self._read())  # nothing may come between this and the write
@@ -237,7 +237,7 @@ class _Act:
         why = f"was {was}; reason: {decision.reason}" if decision.action is Action.DRAIN else decision.why
         return DrainOutcome(self._node, _RESULTS[decision.action], why)
 
-    def _order(self, decision: Decision) -> None:
+    def _order(self, decision: DrainDecision) -> None:
         self._written = decision.reason
         self._orders += 1
         if decision.action is Action.DRAIN:
@@ -247,7 +247,7 @@ class _Act:
         else:
             self._client.orders.undrain([self._node])
 
-    def _disown(self, decision: Decision, seen: Node) -> None:
+    def _disown(self, decision: DrainDecision, seen: Node) -> None:
         """Leave the node drained, for a reason that is not ours, unless another order has changed that since."""
         now = self._look()
         if now is None:
@@ -266,7 +266,7 @@ class _Act:
     def _look(self) -> Node | None:
         return next(iter(self._client.nodes([self._node])), None)
 
-    def _not_written(self, decision: Decision) -> DrainOutcome:
+    def _not_written(self, decision: DrainDecision) -> DrainOutcome:
         return self._outcome(_RESULTS[decision.action], decision.why)
 
     def _outcome(self, result: DrainResult, why: str, would_write: str = "") -> DrainOutcome:

@@ -17,12 +17,12 @@ from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
 from resilio_hpc.slurm.node_faults.policy import FaultPolicy, fault_policy
 from resilio_hpc.slurm.node_faults.score import NodeScore, scores
 from resilio_hpc.slurm.submit import submission
-from resilio_hpc.slurm.submit.template import Job
+from resilio_hpc.slurm.submit.template import FilledTemplate
 
 EXCLUDED_VARIABLE = "RESILIO_EXCLUDED"  # in a job: those of its excluded nodes that were added, and are not the user's
 
 
-def avoided(job: Job, environment: Mapping[str, str], cwd: Path, client: SlurmClient) -> Exclusion:
+def avoided(job: FilledTemplate, environment: Mapping[str, str], cwd: Path, client: SlurmClient) -> Exclusion:
     """Nodes to be added; ``why`` also tells why none could be. Never raises: a job is submitted all the same."""
     run_dir = job.settings.get("run_dir", "resilio-runs/0").replace("/$SLURM_ARRAY_TASK_ID", "")
     directory = users_directory(environment, cwd / job.options.get("chdir", ".") / Path(run_dir).expanduser())
@@ -68,8 +68,8 @@ def gpus_wanted(options: Mapping[str, str]) -> Gres | None:
 
 
 def submit(
-    plain: Job, avoids: Exclusion, excluding: Callable[[str], Job], environment: Mapping[str, str],
-    say: Callable[[str], None],
+    plain: FilledTemplate, avoids: Exclusion, excluding: Callable[[str], FilledTemplate],
+    environment: Mapping[str, str], say: Callable[[str], None],
 ) -> submission.Submitted:  # fmt: skip
     """Submit the job; without the nodes that it was to avoid where Slurm finds too few that are left.
 
@@ -88,7 +88,7 @@ def submit(
         return submission.submit(plain.script, plain.arguments, environment)
 
 
-def excluded(plain: Job, avoids: Exclusion) -> str:
+def excluded(plain: FilledTemplate, avoids: Exclusion) -> str:
     """Return the job's own list, and what is added. Pure."""
     own = [plain.options["exclude"]] if "exclude" in plain.options else []
     return ",".join([*own, compress(avoids.nodes)])

@@ -32,7 +32,7 @@ from resilio_hpc.slurm.node_faults.ledger import DIRECTORY_VARIABLE, users_direc
 from resilio_hpc.slurm.submit import limits, new_job, submission, submitit_parameters, template_files
 from resilio_hpc.slurm.submit.submitit_job import LocalResilioJob, ResilioJob
 from resilio_hpc.slurm.submit.submitit_parameters import ParameterError
-from resilio_hpc.slurm.submit.template import Job
+from resilio_hpc.slurm.submit.template import FilledTemplate
 
 CLUSTERS = ("slurm", "local", "debug")
 TEMPLATE = "submitit"
@@ -117,7 +117,7 @@ class ResilioExecutor(core.PicklingExecutor):
         logs.mkdir(parents=True, exist_ok=True)
         here = submission.launcher_directory(os.environ)
 
-        def script(**more: str) -> Job:
+        def script(**more: str) -> FilledTemplate:
             return submitit_parameters.job_script(
                 template, {**self.parameters, **more}, self.folder, logs, self.max_num_timeout + 1, count, here
             )
@@ -143,7 +143,7 @@ class ResilioExecutor(core.PicklingExecutor):
         paths.submission_file.write_text(job.script)
         return number
 
-    def _warn_of_waiting_for_ever(self, job: Job) -> None:
+    def _warn_of_waiting_for_ever(self, job: FilledTemplate) -> None:
         """Once for the same request, however many jobs make it."""
         if job.options == self._asked_for:
             return
@@ -153,7 +153,7 @@ class ResilioExecutor(core.PicklingExecutor):
         if site is not None and (why := limits.never_starts(job.options, own, site)):
             _note(f"this job can never start: {why}")
 
-    def _avoided(self, job: Job, environment: tp.Mapping[str, str]) -> Exclusion:
+    def _avoided(self, job: FilledTemplate, environment: tp.Mapping[str, str]) -> Exclusion:
         if self.parameters.get("any_node", False):
             return Exclusion()
         avoids = new_job.avoided(job, environment, Path.cwd(), CommandClient())

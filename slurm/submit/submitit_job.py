@@ -18,7 +18,7 @@ from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.commands import UNKNOWN
 from resilio_hpc.slurm.client.runner import run_here
 from resilio_hpc.slurm.submit import submitit_states
-from resilio_hpc.slurm.submit.submitit_states import Verdict, chain_state
+from resilio_hpc.slurm.submit.submitit_states import RunEnd, chain_state
 
 R = tp.TypeVar("R", covariant=True)
 LOCAL_POLL_S = 0.05
@@ -87,7 +87,7 @@ class ResilioJob(core.Job[R]):
         """Return the jobs of Slurm's that have carried this one so far, and the one that waits."""
         return submitit_states.jobs_of(self.job_id, self.run_directory)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RunEnd:
         """How the run, or its newest part, ended."""
         return submitit_states.read_verdict(self.run_directory)
 

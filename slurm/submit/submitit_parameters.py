@@ -12,7 +12,7 @@ from typing import Any
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm.submit import sbatch_options, sbatch_values, template_settings
-from resilio_hpc.slurm.submit.template import Job, Template, render
+from resilio_hpc.slurm.submit.template import FilledTemplate, Template, render
 
 # submitit's name → sbatch's, or ours below.
 EQUIVALENT = {
@@ -58,7 +58,7 @@ def as_value_error() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TaskShape:
     """How many tasks a job has, and what they run on."""
 
     nodes: int
@@ -88,7 +88,7 @@ def checked(parameters: Mapping[str, Any]) -> None:
             raise UsageError(f"{name}={lines!r} is not a list of strings")
 
 
-def shape(parameters: Mapping[str, Any]) -> Shape:
+def shape(parameters: Mapping[str, Any]) -> TaskShape:
     """Return the shape that parameters ask for. Raises UsageError."""
     numbers = {}
     for name, default, check in (
@@ -102,7 +102,7 @@ def shape(parameters: Mapping[str, Any]) -> Shape:
     chain = bool(parameters.get("chain", True))
     if chain and "array_parallelism" in parameters:
         raise UsageError("array_parallelism needs chain=False: the tasks of a Slurm array cannot be chained")
-    return Shape(numbers["nodes"], numbers["spares"], numbers["tasks_per_node"], chain)
+    return TaskShape(numbers["nodes"], numbers["spares"], numbers["tasks_per_node"], chain)
 
 
 def converted(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def job_script(
     chain_max: int,
     count: int,
     path_entry: str = "",
-) -> Job:
+) -> FilledTemplate:
     """Return the batch script for ``count`` functions (an array, where there are several). Raises UsageError."""
     wanted = shape(parameters)
     values = {name: as_text(value) for name, value in parameters.items() if name in sbatch_options.BY_KEY}

@@ -23,7 +23,7 @@ _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"
 
 
 @dataclass(frozen=True)
-class Answer:
+class JobStates:
     """What Slurm says of jobs; ``sure``: it answered, so a job that is missing is purged."""
 
     states: Mapping[str, str]
@@ -32,7 +32,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunEnd:
     """How the newest part of a run ended; empty words while there is none."""
 
     verdict: str = ""
@@ -40,13 +40,13 @@ class Verdict:
     failure: str = ""
 
 
-def read_verdict(run_directory: Path) -> Verdict:
+def read_verdict(run_directory: Path) -> RunEnd:
     """Return what the run directory says. Raises Untrusted."""
     f = Fields.of(trusted_files.read_object(run_directory / "verdict.json"))
     first = f.inner("first_failure")
     what = first.text("message") or first.text("kind")
     failure = f"rank {first.whole('rank')} on {first.text('node')}: {what}" if first.data else ""
-    return Verdict(f.text("verdict"), f.text("reason"), failure)
+    return RunEnd(f.text("verdict"), f.text("reason"), failure)
 
 
 def jobs_of(job: str, run_directory: Path) -> list[str]:
@@ -54,7 +54,7 @@ def jobs_of(job: str, run_directory: Path) -> list[str]:
     return [link.job for link in read_links(run_directory)] or [job]
 
 
-def ask(jobs: Sequence[str]) -> Answer:
+def ask(jobs: Sequence[str]) -> JobStates:
     """One squeue for all jobs, one sacct for those that it does not know any more."""
     numbers = sorted({job.split("_")[0] for job in jobs})
     try:
@@ -71,7 +71,7 @@ def ask(jobs: Sequence[str]) -> Answer:
             states, nodes = {**older, **states}, {**older_nodes, **nodes}
         except CommandError:
             pass  # no accounting here
-    return Answer(states, nodes, sure)
+    return JobStates(states, nodes, sure)
 
 
 def parse(text: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -85,7 +85,7 @@ def parse(text: str) -> tuple[dict[str, str], dict[str, str]]:
     return states, nodes
 
 
-def living(jobs: Sequence[str], answer: Answer) -> list[str]:
+def living(jobs: Sequence[str], answer: JobStates) -> list[str]:
     """Those that run, or will, or whose state is unknown. Pure."""
     absent = PURGED if answer.sure else UNKNOWN
     return [job for job in jobs if answer.states.get(job, absent) in (*_RUNNING, *_WAITING, UNKNOWN)]

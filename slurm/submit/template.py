@@ -31,7 +31,7 @@ _SHORT = {"-J": "job_name", "-N": "nodes", "-t": "time", "-p": "partition", "-A"
 
 
 @dataclass(frozen=True)
-class Setting:
+class TemplateSetting:
     """``default`` is None where one must be given."""
 
     key: str
@@ -52,7 +52,7 @@ class Template:
     text: str
     about: str
     options: Mapping[str, str]
-    settings: tuple[Setting, ...]
+    settings: tuple[TemplateSetting, ...]
     takes_command: bool
     takes_setup: bool
 
@@ -69,7 +69,7 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Job:
+class FilledTemplate:
     """A template with its values.
 
     ``script`` is the whole batch script; ``options`` and ``settings`` those in force, ``arguments`` the options that
@@ -93,7 +93,7 @@ def parse(name: str, text: str) -> Template:
         text=text,
         about=_about(lines),
         options=_options(lines),
-        settings=tuple(Setting(m[1].lower(), m[3] if m[2] == "-" else None, m[4] or "") for m in settings),
+        settings=tuple(TemplateSetting(m[1].lower(), m[3] if m[2] == "-" else None, m[4] or "") for m in settings),
         takes_command=any(_COMMAND in line for line in lines if not line.startswith("#")),
         takes_setup=any(map(_SETUP.match, lines)),
     )
@@ -141,7 +141,7 @@ def render(
     others: str = "",
     setup_lines: Sequence[str] = (),
     teardown_lines: Sequence[str] = (),
-) -> Job:
+) -> FilledTemplate:
     """Return the job that ``values`` (as the user wrote them) and ``command`` make. Raises UsageError.
 
     ``path_entry``: a directory to be put in front of PATH; ``others``: what may be meant by a key that this one lacks;
@@ -164,7 +164,7 @@ def render(
     rewrite = _Rewriter(in_force, explicit, _set_up(setup, setup_lines, path_entry), command, teardown_lines)
     script = "\n".join(line for old in lines for line in rewrite(old))
     words = [sbatch_options.argument(sbatch_options.BY_KEY[key], value) for key, value in given.items()]
-    return Job(script, options, in_force, tuple(word for word in words if word))
+    return FilledTemplate(script, options, in_force, tuple(word for word in words if word))
 
 
 def _set_up(file: str, lines: Sequence[str], path_entry: str) -> list[str]:

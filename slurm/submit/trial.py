@@ -12,7 +12,7 @@ from resilio_hpc.slurm.submit import submission
 
 
 @dataclass(frozen=True)
-class Request:
+class SubmitRequest:
     """What sbatch gets: a script on its standard input, words, an environment."""
 
     script: str
@@ -21,7 +21,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Look:
+class JobLook:
     """``state``: UNKNOWN when Slurm does not answer; ``reason``: why it waits, "" before Slurm looked at it."""
 
     state: str
@@ -32,19 +32,19 @@ class Look:
 class Trials:
     """Through Slurm's commands; each ends within its time limit."""
 
-    def expected(self, request: Request) -> Expected:
+    def expected(self, request: SubmitRequest) -> Expected:
         """When it would start. Raises SlurmError: Unanswered where slurmctld is away."""
         return expected_start(request.script, request.arguments, request.environment)
 
-    def submit(self, request: Request) -> str:
+    def submit(self, request: SubmitRequest) -> str:
         """Return the job's number. Raises SlurmError as ``submission.submit``."""
         return submission.submit(request.script, request.arguments, request.environment).job
 
-    def look(self, job: str) -> Look:
+    def look(self, job: str) -> JobLook:
         """How the job stands."""
         fields = commands.job_fields(job)
         why = value(fields, "Reason").replace("_", " ")
-        return Look(state_of(fields), "" if why == "None" else why, value(fields, "NodeList"))
+        return JobLook(state_of(fields), "" if why == "None" else why, value(fields, "NodeList"))
 
     def take_back(self, job: str) -> None:
         """Cancel it if it still waits. Raises SlurmError."""

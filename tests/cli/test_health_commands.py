@@ -14,7 +14,7 @@ import pytest
 from resilio_hpc.cli.health.watch import Naming
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.base.check import Result, Verdict
+from resilio_hpc.prolog_epilog.base.check import NodeVerdict, Result
 from resilio_hpc.prolog_epilog.base.node import boot_id, uptime_s
 from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 from resilio_hpc.slurm.drain.reason import Finding, disowned_reason, write_reason
@@ -57,7 +57,7 @@ def test_a_kept_run_is_the_verdict_and_seldom_checks_are_not_repeated(
     names = ["disk-space", "memory-pressure", "clock-sync"]
     now = uptime_s()
     former = Result(check="slurm-conf", status="fail", on_fail="warn", severity="error", note="of then", uptime_s=now)
-    cache.write(Verdict(node="n", boot=boot_id(), uptime_s=now, unix_s=0.0, results=(former,)))
+    cache.write(NodeVerdict(node="n", boot=boot_id(), uptime_s=now, unix_s=0.0, results=(former,)))
     (cache.directory / "wanted").touch()
     assert main(["health", "run", "--write", "--quiet", "--directory", str(cache.directory)]) in (0, 1)
     results = {one.check: one for one in cache.read(uptime_s(), 60.0, boot_id()).results}

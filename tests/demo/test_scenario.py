@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.devtools.demo.scenario import Fault, outcome
+from resilio_hpc.devtools.demo.scenario import FaultOutcome, outcome
 
 STRUCK = 100.0
 
@@ -23,9 +23,9 @@ def ledger(*entries: tuple[float, str, dict[str, object]]) -> list[Event]:
     ids=["in its job", "in the next job, since the time limit came first"],
 )
 def test_a_fault_that_the_run_came_over(events: list[Event], recovery_s: float, lost_steps: int | None) -> None:
-    assert outcome("node_lost", "n2", STRUCK, events) == Fault("node_lost", "n2", True, recovery_s, lost_steps)
+    assert outcome("node_lost", "n2", STRUCK, events) == FaultOutcome("node_lost", "n2", True, recovery_s, lost_steps)
 
 
 def test_a_first_step_in_the_same_job_is_no_recovery_yet() -> None:
     events = ledger((99.0, "verdict", {}), (100.5, "first_step", {}), (103.0, "verdict", {}))
-    assert outcome("node_lost", "n2", STRUCK, events) == Fault("node_lost", "n2", False, None, None)
+    assert outcome("node_lost", "n2", STRUCK, events) == FaultOutcome("node_lost", "n2", False, None, None)

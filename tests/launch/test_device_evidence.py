@@ -12,7 +12,7 @@ from resilio_hpc.launch.gpus import device_evidence as de
 from resilio_hpc.launch.gpus.device_look import DeviceLook
 from resilio_hpc.launch.gpus.devices import visible_devices
 from resilio_hpc.launch.gpus.eviction import Identity
-from resilio_hpc.prolog_epilog.base.check import Fault, Result, Verdict
+from resilio_hpc.prolog_epilog.base.check import Fault, NodeVerdict, Result
 from resilio_hpc.prolog_epilog.base.node import Node, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.base.table import load
 from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
@@ -26,9 +26,9 @@ TABLE = load(site=Path("/dev/null"))
 BAD = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
 
 
-def verdict(*faults: Fault, check: str = "gpu-ecc", withheld: str = "", age_s: float = 0.0) -> Verdict:
+def verdict(*faults: Fault, check: str = "gpu-ecc", withheld: str = "", age_s: float = 0.0) -> NodeVerdict:
     result = Result(check=check, status="fail", on_fail="evict", severity="fatal", faults=faults)
-    return Verdict(node="n1", boot=boot_id(), uptime_s=uptime_s() - age_s, unix_s=0.0, results=(result,),
+    return NodeVerdict(node="n1", boot=boot_id(), uptime_s=uptime_s() - age_s, unix_s=0.0, results=(result,),
                    withheld=withheld)  # fmt: skip
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from resilio_hpc import train
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
 from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.base.check import Fault, Result, Verdict
+from resilio_hpc.prolog_epilog.base.check import Fault, NodeVerdict, Result
 from resilio_hpc.prolog_epilog.base.node import boot_id, uptime_s
 
 run = train.attach()
@@ -38,7 +38,8 @@ def break_down():
     if how == "verdict":
         fault = Fault("GPU 1: 3 uncorrected ECC errors", bad, 1)
         result = Result(check="gpu-ecc", status="fail", on_fail="evict", severity="fatal", faults=(fault,))
-        verdict = Verdict(node="n1", boot=boot_id(), uptime_s=uptime_s(), unix_s=time.time(), results=(result,), gpus=2)
+        now = uptime_s()
+        verdict = NodeVerdict(node="n1", boot=boot_id(), uptime_s=now, unix_s=time.time(), results=(result,), gpus=2)
         VerdictCache(Path(os.environ["RESILIO_HEALTH_DIRECTORY"])).write(verdict)
         sys.exit(7)
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered" if how == "ecc" else "no such data set")

@@ -19,7 +19,7 @@ from resilio_hpc.prolog_epilog.run import baseline
 from resilio_hpc.prolog_epilog.run.baseline import Baseline, Values, alike, differences, load, read, summary
 from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.run.health_run import HealthRun
-from resilio_hpc.prolog_epilog.run.runner import Memory
+from resilio_hpc.prolog_epilog.run.runner import RunMemory
 from tests.support.prolog_epilog.node_trees import write
 
 NORMAL: Values = {"ib-link": {"mlx5_0/1": True, "mlx5_1/1": False}, "ib-rate": {"mlx5_0/1": 400.0}}
@@ -62,13 +62,13 @@ def test_the_first_look_of_a_boot_reads_it_and_says_where_it_is_not_believed(tmp
     table = table_of(site)
     node = Node(settings=table.settings, root=write(tmp_path / "root"))
     health_run = HealthRun(table, node, "n1", said=told.append)
-    memory = Memory()
+    memory = RunMemory()
     for _ in range(2):
         (result,) = health_run.run([table.check("ib-link")], memory)
         assert [fault.evidence for fault in result.faults] == ["mlx5_9/1 is not there any more"]
         path.unlink(missing_ok=True)  # it is read once a boot
     baseline.write(kept, of("n1", NORMAL)).chmod(0o646)
-    (result,) = health_run.run([table.check("ib-link")], Memory())
+    (result,) = health_run.run([table.check("ib-link")], RunMemory())
     assert result.faults == () and len(told) == 1 and "the baseline is not believed" in told[0]
 
 

@@ -13,21 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.prolog_epilog.base.check import Fault, OnFail, Result, Verdict
+from resilio_hpc.prolog_epilog.base.check import Fault, NodeVerdict, OnFail, Result
 from resilio_hpc.prolog_epilog.hooks.hook_files import TEMPLATES, filled
 from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, Refusal, VerdictCache, render
 from resilio_hpc.prolog_epilog.run.health_run import withheld
-from resilio_hpc.prolog_epilog.run.runner import Memory, StuckSince
+from resilio_hpc.prolog_epilog.run.runner import RunMemory, StuckSince
 from tests.support.requirements import need_root
 from tests.support.waiting import PATIENCE_S
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 
 
-def verdict(*faults: Fault, on_fail: OnFail = "drain", uptime_s: float = 1000.0, gpus: int = 0) -> Verdict:
+def verdict(*faults: Fault, on_fail: OnFail = "drain", uptime_s: float = 1000.0, gpus: int = 0) -> NodeVerdict:
     status = "fail" if faults else "pass"
     result = Result(check="gpu-ecc", status=status, on_fail=on_fail, severity="error", faults=faults)  # type: ignore[arg-type]
-    return Verdict(
+    return NodeVerdict(
         node="n1", boot=BOOT, uptime_s=uptime_s, unix_s=1e9, results=(result,), gpus=gpus, leave_until_s=uptime_s + 180
     )  # fmt: skip
 
@@ -42,10 +42,10 @@ def cache(tmp_path: Path) -> VerdictCache:
 
 def test_what_was_written_is_read(cache: VerdictCache) -> None:
     assert cache.read(1010.0, 60.0, BOOT) == verdict(Fault("it is broken", "dev 0"))
-    memory = Memory({"a": [1]}, {"b": StuckSince(1, 2, 3.0, "x")}, {"c": 4.0})
+    memory = RunMemory({"a": [1]}, {"b": StuckSince(1, 2, 3.0, "x")}, {"c": 4.0})
     cache.keep(memory, BOOT)
     assert cache.memory(BOOT) == memory
-    assert cache.memory("another boot") == Memory()
+    assert cache.memory("another boot") == RunMemory()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ BAD = Fault("1 uncorrected ECC error", "GPU-1", 1)
     ],
 )
 def test_the_prolog_does_what_the_verdict_says(
-    cache: VerdictCache, root: Path, found: Verdict, env: dict[str, str], code: int, said: str
+    cache: VerdictCache, root: Path, found: NodeVerdict, env: dict[str, str], code: int, said: str
 ) -> None:
     cache.write(found)
     assert prolog(cache, root, env)[0] == code

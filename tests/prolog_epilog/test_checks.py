@@ -16,7 +16,7 @@ from resilio_hpc.prolog_epilog.base.node import Node
 from resilio_hpc.prolog_epilog.base.probe import Source
 from resilio_hpc.prolog_epilog.base.table import Table, load, overlay
 from resilio_hpc.prolog_epilog.checks import registry
-from resilio_hpc.prolog_epilog.run.runner import CheckRunner, Memory
+from resilio_hpc.prolog_epilog.run.runner import CheckRunner, RunMemory
 from tests.support.prolog_epilog.cases import CASES, Case
 from tests.support.prolog_epilog.fake_nvml import FakeNvml
 from tests.support.prolog_epilog.hung_children import hung_child
@@ -41,13 +41,13 @@ def table_for(case: Case, name: str) -> Table:
 
 
 def look(
-    root: Path, name: str, case: Case, nvml: FakeNvml | None = None, memory: Memory | None = None, now_s: float = 1e5
+    root: Path, name: str, case: Case, nvml: FakeNvml | None = None, memory: RunMemory | None = None, now_s: float = 1e5
 ) -> Result:
     """Run one check on the node below ``root``."""
     table = table_for(case, name)
     node = Node(settings=table.settings, root=root, nvml=lambda: nvml or FakeNvml())
     check = replace_budget(table.checks[name], 300.0)  # the machine may be slow; budgets are not the subject here
-    runner = CheckRunner(registry.SOURCES, registry.PROBES, node, lambda: now_s, memory=memory or Memory())
+    runner = CheckRunner(registry.SOURCES, registry.PROBES, node, lambda: now_s, memory=memory or RunMemory())
     (result,) = runner.run([check])
     return result
 
@@ -66,7 +66,7 @@ def test_every_check_of_the_tables_has_code_and_cases() -> None:
 def test_a_check_passes_on_a_healthy_node(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     limits = {} if name in HEALTHY_NEEDS_SHIPPED_LIMITS else case.limits
-    memory = Memory()
+    memory = RunMemory()
     for now_s in (1e5, 1e5 + 400):
         result = look(write(tmp_path), name, replace(case, limits=limits), memory=memory, now_s=now_s)
         assert (result.status, result.faults) == ("pass", ()), result.note
@@ -81,7 +81,7 @@ HEALTHY_NEEDS_SHIPPED_LIMITS = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_check_fails_on_a_bad_node_and_says_why(name: str, tmp_path: Path) -> None:
-    case, memory = CASES[name], Memory()
+    case, memory = CASES[name], RunMemory()
     if case.twice:
         first = look(write(tmp_path), name, case, memory=memory)
         assert first.status == "pass", first

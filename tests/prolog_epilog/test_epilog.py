@@ -14,14 +14,14 @@ import pytest
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
-from resilio_hpc.prolog_epilog.hooks.epilog import Entry, Job, Plan, Policy, Running, decide, job_of
+from resilio_hpc.prolog_epilog.hooks.epilog import CleanupPlan, EndedJob, LeftEntry, Policy, Running, decide, job_of
 from resilio_hpc.prolog_epilog.hooks.process_cleanup import carry_out, end, see_entries, see_processes
 from tests.support.environments import open_the_way_to
 from tests.support.requirements import need_root
 from tests.support.waiting import PATIENCE_S
 
 USER = 20001
-JOB = Job("7", USER)
+JOB = EndedJob("7", USER)
 POLICY = Policy(
     clean=("/dev/shm", "/tmp"),
     cached=("/nvme",),
@@ -39,11 +39,11 @@ def running(pid: int, job: str = "7", user: int = USER, name: str = "python", pa
     return Running(pid, 100, user, job, name, parent)
 
 
-def entry(place: str, name: str, age_s: float = 10.0, user: int = USER) -> Entry:
-    return Entry(place, name, user, age_s)
+def entry(place: str, name: str, age_s: float = 10.0, user: int = USER) -> LeftEntry:
+    return LeftEntry(place, name, user, age_s)
 
 
-def left(plan: Plan) -> tuple[list[int], list[str], list[str]]:
+def left(plan: CleanupPlan) -> tuple[list[int], list[str], list[str]]:
     """What is killed, removed and kept."""
     return [one.pid for one in plan.kill], [one.name for one in plan.remove], [one.name for one in plan.kept]
 
@@ -89,7 +89,7 @@ def test_what_a_successor_reads_is_kept() -> None:
 
 
 def test_a_job_of_the_system_leaves_nothing_to_remove() -> None:
-    plan = decide(Job("7", 0), [running(5, user=0)], [entry("/tmp", "x", user=0)], POLICY)
+    plan = decide(EndedJob("7", 0), [running(5, user=0)], [entry("/tmp", "x", user=0)], POLICY)
     assert left(plan) == ([], [], []) and "system" in plan.why
 
 
@@ -162,7 +162,7 @@ def test_removal_is_the_users_and_follows_no_link(tmp_path: Path) -> None:
     entries = see_entries(files, policy.clean, time.time())
     plan = decide(JOB, [], entries, policy)
     assert sorted(one.name for one in plan.remove) == ["link", "mine"]
-    forged = replace(plan, remove=(*plan.remove, Entry("/shm", "roots", USER, 0.0)))
+    forged = replace(plan, remove=(*plan.remove, LeftEntry("/shm", "roots", USER, 0.0)))
     done = carry_out(JOB, forged, policy, files)
     assert [Path(path).name for path in done.removed] == ["link", "mine"]
     assert [text.rpartition(": ")[2] for text in done.failed] == ["Operation not permitted"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.prolog_epilog.base.check import Fault, OnFail, Result, Severity, Status, Verdict
+from resilio_hpc.prolog_epilog.base.check import Fault, NodeVerdict, OnFail, Result, Severity, Status
 from resilio_hpc.prolog_epilog.drain.fault_record import FaultRecord, faults_of
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
@@ -19,8 +19,8 @@ def result(check: str, on_fail: OnFail = "drain", severity: Severity = "fatal", 
     return Result(check=check, status=status, on_fail=on_fail, severity=severity, faults=faults, note="says nothing")
 
 
-def verdict(*results: Result) -> Verdict:
-    return Verdict(node="n1", boot="b", uptime_s=10.0, unix_s=1000.0, results=results)
+def verdict(*results: Result) -> NodeVerdict:
+    return NodeVerdict(node="n1", boot="b", uptime_s=10.0, unix_s=1000.0, results=results)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilio_hpc.prolog_epilog.base.check import Former, Limits, Past, Result, Unreadable
+from resilio_hpc.prolog_epilog.base.check import DeviceHistory, Former, Limits, Result, Unreadable
 from resilio_hpc.prolog_epilog.base.mounts import mount_of, parse_mountinfo
 from resilio_hpc.prolog_epilog.base.node import Node
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
@@ -20,9 +20,9 @@ from resilio_hpc.prolog_epilog.base.table import load
 from resilio_hpc.prolog_epilog.checks import ethernet, file_systems, gpu, nvme, registry
 from resilio_hpc.prolog_epilog.checks.file_systems import FileSystem, choose, parse_fstab
 from resilio_hpc.prolog_epilog.checks.gpu_readings import Gpu, Gpus
-from resilio_hpc.prolog_epilog.checks.nvme import Controller, HealthLog
+from resilio_hpc.prolog_epilog.checks.nvme import HealthLog, NvmeController
 from resilio_hpc.prolog_epilog.run.baseline import Values
-from resilio_hpc.prolog_epilog.run.runner import CheckRunner, Memory
+from resilio_hpc.prolog_epilog.run.runner import CheckRunner, RunMemory
 from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_Unknown, _raise
 from tests.support.prolog_epilog.node_trees import ROOT_MOUNT, Tree, health_log, port, write
 
@@ -36,7 +36,7 @@ class NodeOfPast:
 
     def __init__(self, root: Path, normal: Values | None = None, now_s: float = 1e5) -> None:
         self.root, self.now_s = root, now_s
-        self.memory = Memory(normal=normal)
+        self.memory = RunMemory(normal=normal)
         self.learned: Values = {}
 
     def look(self, *names: str, tree: Tree | None = None) -> dict[str, list[tuple[str, str]]]:
@@ -93,7 +93,7 @@ def test_a_mixed_layout_drains_nothing_and_says_nothing_once_it_is_normal(tmp_pa
     node = NodeOfPast(tmp_path)
     first = node.look(*LINKS, tree=MIXED)
     assert first == {"ib-link": [("warn", "mlx5_11/1")]} == node.look(*LINKS)
-    node.memory = Memory(normal=dict(node.learned))
+    node.memory = RunMemory(normal=dict(node.learned))
     assert node.look(*LINKS) == {}
 
 
@@ -213,9 +213,9 @@ def test_a_virtual_disk_without_spare_blocks_is_not_worn() -> None:
     log = nvme.parse_log(health_log(spare=0)[:4] + b"\0" + health_log()[5:])
     assert (log.spare, log.spare_least) == (0, 0)
     limits = Limits({"used_percent": 100})
-    assert list(nvme.wear([Controller("nvme0", "live", log)], limits)) == []
+    assert list(nvme.wear([NvmeController("nvme0", "live", log)], limits)) == []
     worn = HealthLog(0, 30, spare=9, spare_least=10, used=2, media_errors=0)
-    assert [one.device for one in nvme.wear([Controller("nvme0", "live", worn)], limits)] == ["nvme0"]
+    assert [one.device for one in nvme.wear([NvmeController("nvme0", "live", worn)], limits)] == ["nvme0"]
     for filled in (b"\0", b"\xff"):
         with pytest.raises(Unreadable, match="all of them"):
             nvme.parse_log(filled * 512)
@@ -246,7 +246,9 @@ def test_what_was_never_writable_is_read_only_on_purpose(tmp_path: Path) -> None
     after_a_boot = NodeOfPast(tmp_path)
     assert after_a_boot.look("mount-writable", tree={"/proc/self/mountinfo": became}) == {}
     assert after_a_boot.learned["mount-writable"]["/scratch nfs4"] is False
-    after_a_boot.memory = Memory(normal={"mount-writable": {"/scratch nfs4": True, "/cvmfs/atlas.cern.ch fuse": False}})
+    after_a_boot.memory = RunMemory(
+        normal={"mount-writable": {"/scratch nfs4": True, "/cvmfs/atlas.cern.ch fuse": False}}
+    )
     assert after_a_boot.look("mount-writable") == bad
     # another file system at the same place has no past there
     image = became.replace("/scratch ro,relatime shared:1 - nfs4", "/scratch ro,relatime shared:1 - squashfs")
@@ -264,7 +266,9 @@ def test_what_is_kept_of_a_mount_goes_with_it(tmp_path: Path) -> None:
 def refused(why: int, normal: bool | None = None, before: bool | None = None) -> list[str]:
     """What is done where a file cannot be written for this reason."""
     found = FileSystem("/tmp", "nfs", True, False, 9, 9, 9, 9, 0.0, os.strerror(why))
-    past = Past({} if normal is None else {found.identity: normal}, {} if before is None else {found.identity: before})
+    past = DeviceHistory(
+        {} if normal is None else {found.identity: normal}, {} if before is None else {found.identity: before}
+    )
     limits = Limits({"may_be_read_only": []})
     return [one.on_fail or "drain" for one in file_systems.writable(found, limits, past)]
 
@@ -327,26 +331,28 @@ def test_bridges_between_some_of_the_gpus_are_meant_so() -> None:
 
     limits = Limits({"active": 0})
 
-    def judged(now: Gpus, past: Past) -> list[tuple[int, Any]]:
+    def judged(now: Gpus, past: DeviceHistory) -> list[tuple[int, Any]]:
         return [(one.index, one.on_fail) for one in gpu.nvlink_down(now, limits, past)]
 
     pair = node(12, 12, 0, 0)
-    assert judged(pair, Past()) == [(2, "warn"), (3, "warn")]
+    assert judged(pair, DeviceHistory()) == [(2, "warn"), (3, "warn")]
     normal = gpu.active_links(pair)
-    assert judged(pair, Past(normal)) == []
-    assert judged(node(12, 8, 0, 0), Past(normal)) == [(1, None)]
-    assert judged(node(0, 0, 0, 0), Past(normal)) == [(0, None), (1, None)]
+    assert judged(pair, DeviceHistory(normal)) == []
+    assert judged(node(12, 8, 0, 0), DeviceHistory(normal)) == [(1, None)]
+    assert judged(node(0, 0, 0, 0), DeviceHistory(normal)) == [(0, None), (1, None)]
 
 
 def test_an_interface_that_is_slower_than_before_is_told() -> None:
     slow = ethernet.Interface("eth0", True, 10_000)
     limits = Limits({"mbps": 0, "ignored": []})
-    assert list(ethernet.speed([slow], limits, Past())) == []
-    (fault,) = ethernet.speed([slow], limits, Past(seen={"eth0": 25_000}))
+    assert list(ethernet.speed([slow], limits, DeviceHistory())) == []
+    (fault,) = ethernet.speed([slow], limits, DeviceHistory(seen={"eth0": 25_000}))
     assert fault.evidence == "eth0 runs at 10000 of 25000 Mb/s"
     idle = ethernet.Interface("eth1", False)
-    assert [one.device for one in ethernet.link([slow, idle], limits, Past())] == ["eth1"]
-    assert [one.device for one in ethernet.link([slow, idle], limits, Past({"eth1": False, "eth2": True}))] == ["eth2"]
+    assert [one.device for one in ethernet.link([slow, idle], limits, DeviceHistory())] == ["eth1"]
+    assert [
+        one.device for one in ethernet.link([slow, idle], limits, DeviceHistory({"eth1": False, "eth2": True}))
+    ] == ["eth2"]
 
 
 def test_what_was_kept_by_another_version_is_no_error() -> None:

@@ -14,7 +14,7 @@ from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, L
 from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, _process_stat, gather, still_there
 from resilio_hpc.prolog_epilog.base.node import Node
 from resilio_hpc.prolog_epilog.base.probe import Probe, Source
-from resilio_hpc.prolog_epilog.run.runner import CheckRunner, Memory
+from resilio_hpc.prolog_epilog.run.runner import CheckRunner, RunMemory
 from tests.support.prolog_epilog.hung_children import hung_child
 from tests.support.waiting import until
 
@@ -25,11 +25,11 @@ def check(name: str = "one", source: str = "a", budget_s: float = 5.0, **more: A
 
 
 def examine(
-    checks: list[Check], fetch: Callable[[Node], object], memory: Memory | None = None, **more: Any
+    checks: list[Check], fetch: Callable[[Node], object], memory: RunMemory | None = None, **more: Any
 ) -> list[Result]:
     sources = {one.source: Source(fetch) for one in checks}
     probes = {one.id: Probe.of(lambda reading, limits: reading) for one in checks}
-    return CheckRunner(sources, probes, Node(), lambda: 1000.0, memory=memory or Memory(), **more).run(checks)
+    return CheckRunner(sources, probes, Node(), lambda: 1000.0, memory=memory or RunMemory(), **more).run(checks)
 
 
 def test_checks_of_one_source_share_one_reading() -> None:
@@ -93,7 +93,7 @@ def test_all_take_no_longer_than_their_budgets_together_and_others_answer() -> N
 def test_who_cannot_be_killed_is_left_and_not_joined_by_another() -> None:
     """A child in state D, for which one stands in that no signal reaches: the signal is not sent."""
     immortal = partial(hung_child, kill=lambda pid, number: None, slow_death_s=0.05)
-    memory, started = Memory(), []
+    memory, started = RunMemory(), []
 
     def hangs(node: Node) -> object:
         node.mark("/scratch")
@@ -152,7 +152,7 @@ def test_a_check_remembers_and_begins_anew_when_it_is_cleared() -> None:
     def judge(reading: Any, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
         return [Fault(f"{former.kept} {former.cleared_s:g}")], "kept"
 
-    memory = Memory()
+    memory = RunMemory()
     runner = CheckRunner({"a": Source(lambda node: 0)}, {"one": Probe(judge)}, Node(), lambda: 1000.0, memory=memory)
     said = [runner.run([check()])[0].faults[0].evidence for _ in range(2)]
     memory.clear("one", 900.0)

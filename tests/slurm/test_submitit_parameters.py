@@ -22,8 +22,8 @@ from resilio_hpc.slurm.submit import template_files
 from resilio_hpc.slurm.submit.submitit_environment import ResilioJobEnvironment, save
 from resilio_hpc.slurm.submit.submitit_executor import knows_torch
 from resilio_hpc.slurm.submit.submitit_job import LocalResilioJob, lines_of
-from resilio_hpc.slurm.submit.submitit_parameters import Shape, checked, converted, job_script, local_command, shape
-from resilio_hpc.slurm.submit.template import Job, parse, render
+from resilio_hpc.slurm.submit.submitit_parameters import TaskShape, checked, converted, job_script, local_command, shape
+from resilio_hpc.slurm.submit.template import FilledTemplate, parse, render
 from resilio_hpc.slurm.submitit_task import forget_earlier_life
 from tests.support.environments import ROOT
 from tests.support.waiting import PATIENCE_S, until
@@ -31,7 +31,7 @@ from tests.support.waiting import PATIENCE_S, until
 FOLDER = Path("/a 'folder'/%j")
 
 
-def script(count: int = 1, **parameters: Any) -> Job:
+def script(count: int = 1, **parameters: Any) -> FilledTemplate:
     return job_script(template_files.load("submitit"), parameters, FOLDER, Path("/a 'folder'"), 4, count)
 
 
@@ -56,7 +56,7 @@ def test_nodes_are_those_that_train_and_spares_come_on_top() -> None:
         "nodes": "3", "ntasks_per_node": "4", "job_name": "it's", "time": "90", "mem": "4096M",
     }  # fmt: skip
     assert (job.settings["spares"], job.settings["ranks_per_node"], job.settings["chain_max"]) == ("1", "4", "4")
-    assert shape({"nodes": 2, "tasks_per_node": 4, "spares": 1}) == Shape(2, 1, 4, True)
+    assert shape({"nodes": 2, "tasks_per_node": 4, "spares": 1}) == TaskShape(2, 1, 4, True)
 
 
 def test_an_array_is_not_chained_and_has_its_width() -> None:

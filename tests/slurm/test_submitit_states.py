@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.slurm.submit.submitit_states import Answer, Verdict, chain_state, jobs_of, living, parse, read_verdict
+from resilio_hpc.slurm.submit.submitit_states import (
+    JobStates,
+    RunEnd,
+    chain_state,
+    jobs_of,
+    living,
+    parse,
+    read_verdict,
+)
 
 STATES = [
     # states of the jobs, verdict, chained → word
@@ -49,18 +57,18 @@ def test_what_squeue_and_sacct_say() -> None:
 
 def test_a_cancel_goes_to_those_that_may_live() -> None:
     states = {"1": "TIMEOUT", "2": "RUNNING", "3": "PENDING"}
-    assert living(["1", "2", "3", "4"], Answer(states, {}, sure=True)) == ["2", "3"]
-    assert living(["1", "2", "3", "4"], Answer(states, {}, sure=False)) == ["2", "3", "4"]
+    assert living(["1", "2", "3", "4"], JobStates(states, {}, sure=True)) == ["2", "3"]
+    assert living(["1", "2", "3", "4"], JobStates(states, {}, sure=False)) == ["2", "3", "4"]
 
 
 def test_a_run_directory_tells_jobs_and_verdict(tmp_path: Path) -> None:
-    assert (jobs_of("7", tmp_path), read_verdict(tmp_path)) == (["7"], Verdict())
+    assert (jobs_of("7", tmp_path), read_verdict(tmp_path)) == (["7"], RunEnd())
     links = [{"number": 1, "job": "7"}, {"number": 2, "job": "8"}]
     (tmp_path / "chain.json").write_text(json.dumps({"v": 1, "links": links}))
     first = {"rank": 1, "node": "n2", "message": "ValueError: x"}
     told = {"verdict": "no_progress", "reason": "2 restarts", "first_failure": first}
     (tmp_path / "verdict.json").write_text(json.dumps(told))
     assert jobs_of("7", tmp_path) == ["7", "8"]
-    assert read_verdict(tmp_path) == Verdict("no_progress", "2 restarts", "rank 1 on n2: ValueError: x")
+    assert read_verdict(tmp_path) == RunEnd("no_progress", "2 restarts", "rank 1 on n2: ValueError: x")
     (tmp_path / "verdict.json").write_text('["torn')
-    assert read_verdict(tmp_path) == Verdict()
+    assert read_verdict(tmp_path) == RunEnd()

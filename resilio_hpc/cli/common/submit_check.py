@@ -13,10 +13,12 @@ from resilio_hpc.launch.cli.options_parser import parse
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.submit import limits, template_settings
 from resilio_hpc.slurm.submit.limits import node_count
-from resilio_hpc.slurm.submit.template import Job, Template
+from resilio_hpc.slurm.submit.template import FilledTemplate, Template
 
 
-def check(template: Template, job: Job, command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
+def check(
+    template: Template, job: FilledTemplate, command: Sequence[str], environment: Mapping[str, str], cwd: Path
+) -> None:
     """Raise UsageError for what resilio-launch would refuse in the job, and for files that are not there."""
     directory = cwd / job.options.get("chdir", ".")
     if not directory.is_dir():
@@ -51,7 +53,7 @@ def check_fits(options: Mapping[str, str], given: Collection[str], client: Slurm
         raise UsageError(f"this job can never start: {why} (--no-check submits it all the same)")
 
 
-def launch_flags(job: Job) -> list[str]:
+def launch_flags(job: FilledTemplate) -> list[str]:
     """Return what the script gives resilio-launch beside the command. Pure."""
     flags = [
         f"{setting.launch_flag}={job.settings[setting.key]}"
@@ -66,7 +68,7 @@ def launch_flags(job: Job) -> list[str]:
     return flags
 
 
-def _inside(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
+def _inside(job: FilledTemplate, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment in which the launcher would find itself."""
     foreign = ("SLURM_", "RESILIO_")
     own = {name: value for name, value in environment.items() if not name.startswith(foreign)}

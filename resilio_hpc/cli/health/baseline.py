@@ -17,7 +17,7 @@ from resilio_hpc.prolog_epilog.run import baseline as baselines
 from resilio_hpc.prolog_epilog.run.baseline import Baseline, Values
 from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.run.health_run import HealthRun
-from resilio_hpc.prolog_epilog.run.runner import Memory
+from resilio_hpc.prolog_epilog.run.runner import RunMemory
 from resilio_hpc.slurm.client.hostlist import compress
 
 
@@ -55,14 +55,14 @@ def _chosen(names: Sequence[str], health_run: HealthRun) -> list[Check]:
     return [check for check in chosen if check.enabled]
 
 
-def _begin(memory: Memory, values: Values, checks: Sequence[str], now_s: float) -> None:
+def _begin(memory: RunMemory, values: Values, checks: Sequence[str], now_s: float) -> None:
     for check in checks:
         memory.clear(check, now_s)
     memory.normal = values
 
 
 def _forget(health_run: HealthRun, cache: VerdictCache, directory: Path) -> int:
-    def forget(memory: Memory) -> None:
+    def forget(memory: RunMemory) -> None:
         memory.normal = {}
 
     path = directory / f"{health_run.name}.json"

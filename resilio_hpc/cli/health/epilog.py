@@ -30,7 +30,7 @@ def epilog(options: argparse.Namespace) -> int:
     return 0
 
 
-def _epilog_text(done: epilogs.Done, dry_run: bool) -> str:
+def _epilog_text(done: epilogs.CleanupDone, dry_run: bool) -> str:
     would = "would be " if dry_run else ""
     parts = [f"{done.killed} processes {would}ended", f"{len(done.removed)} leftovers {would}removed"]
     parts += [f"{len(done.kept)} kept"] if done.kept else []

@@ -12,7 +12,7 @@ from resilio_hpc.cli.health import run
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.prolog_epilog.base import table as tables
-from resilio_hpc.prolog_epilog.base.check import REASON_PREFIX, Check, Verdict
+from resilio_hpc.prolog_epilog.base.check import REASON_PREFIX, Check, NodeVerdict
 from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.slurm.client import this_node
 from resilio_hpc.slurm.client.commands import refused
@@ -122,7 +122,7 @@ def _asked(node: str) -> tuple[str, str, str]:
     return state.upper(), "" if reason in ("none", "None") else reason, "" if state else f"Slurm knows no node {node}"
 
 
-def _cached(options: argparse.Namespace) -> tuple[Verdict | None, str]:
+def _cached(options: argparse.Namespace) -> tuple[NodeVerdict | None, str]:
     health_run = run.health_run_of(options)
     try:
         return VerdictCache(options.directory).read(health_run.now_s(), _TTL_S, health_run.boot()), ""

@@ -15,11 +15,11 @@ import msgspec
 from resilio_hpc.core.errors import HealthError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.prolog_epilog.base import table as tables
-from resilio_hpc.prolog_epilog.base.check import Check, Result, Verdict
+from resilio_hpc.prolog_epilog.base.check import Check, NodeVerdict, Result
 from resilio_hpc.prolog_epilog.base.node import Node
 from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.prolog_epilog.run.health_run import HealthRun, due, node_name, of_context
-from resilio_hpc.prolog_epilog.run.runner import Memory
+from resilio_hpc.prolog_epilog.run.runner import RunMemory
 
 _MARKS = {"pass": "ok", "fail": "FAIL", "unknown": "?", "timeout": "HANGS", "absent": "-"}
 
@@ -78,7 +78,7 @@ def look_again(node: str, names: Collection[str]) -> dict[str, str]:
 
 def _written(
     health_run: HealthRun, cache: VerdictCache, checks: list[Check], forced: Collection[str] = ()
-) -> Verdict | None:
+) -> NodeVerdict | None:
     """One look that is kept, at what is due and at what is ``forced``; None where another process is at it."""
     with cache.locked() as ours:
         if not ours:
@@ -122,7 +122,7 @@ def clear(options: argparse.Namespace) -> int:
     return 0
 
 
-def change_memory(health_run: HealthRun, cache: VerdictCache, change: Callable[[Memory], None]) -> None:
+def change_memory(health_run: HealthRun, cache: VerdictCache, change: Callable[[RunMemory], None]) -> None:
     """Change what checks keep, while none runs, and have them look anew. Raises HealthError."""
     until = time.monotonic() + 10.0
     while True:
@@ -139,7 +139,7 @@ def change_memory(health_run: HealthRun, cache: VerdictCache, change: Callable[[
     (cache.directory / "wanted").touch()
 
 
-def as_json(verdict: Verdict) -> str:
+def as_json(verdict: NodeVerdict) -> str:
     """For programs: the verdict with its action and findings."""
     whole = {
         **msgspec.to_builtins(verdict),
@@ -149,7 +149,7 @@ def as_json(verdict: Verdict) -> str:
     return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
 
 
-def _as_text(verdict: Verdict, time_s: bool) -> str:
+def _as_text(verdict: NodeVerdict, time_s: bool) -> str:
     lines = []
     for result in verdict.results:
         took = f"{result.seconds * 1000:7.0f} ms" if time_s else ""
@@ -173,6 +173,6 @@ def _counted(results: Sequence[Result]) -> str:
     return f"{counts['pass']} of {judged} checks passed{unread}"
 
 
-def text_of(verdict: Verdict) -> str:
+def text_of(verdict: NodeVerdict) -> str:
     """For people: every check on a line, and what it comes to."""
     return _as_text(verdict, time_s=False)

@@ -12,8 +12,8 @@ from resilio_hpc.cli.common.submit_check import check
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.config.rank_layout import Layout, fill, values_of
 from resilio_hpc.slurm.submit import submission, template_files
-from resilio_hpc.slurm.submit.template import Job, Template, normalised, render
-from resilio_hpc.slurm.submit.trial import Request
+from resilio_hpc.slurm.submit.template import FilledTemplate, Template, normalised, render
+from resilio_hpc.slurm.submit.trial import SubmitRequest
 
 LAUNCHER_FILLS = ("tp", "pp", "dp", "world_size", "nodes", "ranks_per_node")
 FIXED = ("cp", "ep", "vpp", "zero", "micro_batch", "global_batch", "accumulation", "recompute")
@@ -31,19 +31,19 @@ class JobOf:
     command: tuple[str, ...]
     environment: Mapping[str, str]
 
-    def __call__(self, choice: Choice) -> Request:
+    def __call__(self, choice: Choice) -> SubmitRequest:
         """Return the request, checked, for Slurm. Raises UsageError."""
         job, command = self.rendered(choice)
         if self._launches:
             check(self.template, job, command, self.environment, Path.cwd())
         own = submission.own_environment(self.environment)
-        return Request(job.script, job.arguments, own | choice.environment())
+        return SubmitRequest(job.script, job.arguments, own | choice.environment())
 
     @property
     def _launches(self) -> bool:
         return any("resilio-launch" in line and not line.startswith("#") for line in self.template.text.split("\n"))
 
-    def rendered(self, choice: Choice, setup_lines: Sequence[str] = ()) -> tuple[Job, list[str]]:
+    def rendered(self, choice: Choice, setup_lines: Sequence[str] = ()) -> tuple[FilledTemplate, list[str]]:
         """Return the job and its command. Raises UsageError for values that the template does not take."""
         values = {**self._shape(choice), **self.values}
         command = list(self.command)

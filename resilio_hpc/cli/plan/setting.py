@@ -244,7 +244,7 @@ def _reliability(options: argparse.Namespace, seq: int) -> Reliability:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlanAnswer:
     """``choices``: ranked, one per shape; ``front``: what no other beats. ``took_s``: of the search."""
 
     choices: list[Choice]

@@ -13,7 +13,7 @@ from typing import Any
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.demo import stage as s
-from resilio_hpc.devtools.demo.scenario import STRIKES, Fault, Scenario, Strike, outcome, time_limits
+from resilio_hpc.devtools.demo.scenario import STRIKES, FaultOutcome, Scenario, Strike, outcome, time_limits
 
 Say = Callable[[str], None]
 POLL_S = 0.25
@@ -35,7 +35,7 @@ class Result:
     """What ``summary.json`` holds."""
 
     identical: bool
-    faults: list[Fault]
+    faults: list[FaultOutcome]
     links: int
     slurm_version: str
     goodput: float | None

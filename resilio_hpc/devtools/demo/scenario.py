@@ -57,7 +57,7 @@ STRIKES = (
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultOutcome:
     """What became of one fault. ``recovery_s``: from the fault itself to the first step of all ranks after it."""
 
     kind: str
@@ -67,7 +67,7 @@ class Fault:
     lost_steps: int | None
 
 
-def outcome(kind: str, node: str, struck_at: float, events: list[Event]) -> Fault:
+def outcome(kind: str, node: str, struck_at: float, events: list[Event]) -> FaultOutcome:
     """Find in the ledger how the run came over a fault that struck at ``struck_at`` (Unix seconds). Pure.
 
     Where the job's time limit came first, it is the next job that trains again.
@@ -80,11 +80,11 @@ def outcome(kind: str, node: str, struck_at: float, events: list[Event]) -> Faul
         if event.kind == "recovered" or (event.kind == "first_step" and job_ended):
             stepped = event.fields.get("at", event.time)
             lost = event.fields.get("lost_steps")
-            return Fault(kind, node, True, round(max(0.0, float(stepped) - struck_at), 3), lost)
-    return Fault(kind, node, False, None, None)
+            return FaultOutcome(kind, node, True, round(max(0.0, float(stepped) - struck_at), 3), lost)
+    return FaultOutcome(kind, node, False, None, None)
 
 
-def time_limits(events: list[Event]) -> list[Fault]:
+def time_limits(events: list[Event]) -> list[FaultOutcome]:
     """One entry for each job that ended at its time limit and was carried on by the next. Pure.
 
     ``recovery_s`` is from the end of the last step of one job to the first step of the next.
@@ -98,5 +98,7 @@ def time_limits(events: list[Event]) -> list[Fault]:
             committed = event.fields.get("committed", -1)
             lost = max(0, committed - restored) if isinstance(restored, int) else None
             seconds = round(first.time - event.time, 3) if first else None
-            found.append(Fault("time_limit", str(event.fields.get("node", "")), first is not None, seconds, lost))
+            found.append(
+                FaultOutcome("time_limit", str(event.fields.get("node", "")), first is not None, seconds, lost)
+            )
     return found

@@ -23,7 +23,7 @@ from resilio_hpc.launch.gpus.devices import visible_devices
 from resilio_hpc.launch.gpus.eviction import DeviceEvidence, Identity, identities_of_slurm
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.prolog_epilog.base import table as tables
-from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, Limits, Value, Verdict
+from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, Limits, NodeVerdict, Value
 from resilio_hpc.prolog_epilog.base.node import Node, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.checks import gpu_readings, kernel_log, registry, xid
 from resilio_hpc.prolog_epilog.run.baseline import Values, read
@@ -36,7 +36,7 @@ XID = "gpu-xid"
 NOTHING: Mapping[str, Mapping[str, Value]] = MappingProxyType({})
 
 
-def of_verdict(verdict: Verdict) -> tuple[DeviceEvidence, ...]:
+def of_verdict(verdict: NodeVerdict) -> tuple[DeviceEvidence, ...]:
     """Return what root's verdict says of single GPUs; nothing while it is not to be acted on (a storm of drains).
 
     Pure.
