@@ -16,7 +16,7 @@ from resilio_hpc.autoparallel.base.hardware import machine
 from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.autoparallel.search.failures import Reliability
 from resilio_hpc.autoparallel.search.inventory_file import assumed
-from resilio_hpc.autoparallel.search.offers import Request, offers
+from resilio_hpc.autoparallel.search.offers import OfferRequest, offers
 from resilio_hpc.autoparallel.search.ranking import Training, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search.search import Found, Space, search
 
@@ -56,7 +56,7 @@ def every_shape(nodes: int, global_batch: int, times: int) -> None:
     best_wall, best_cpu = float("inf"), float("inf")
     for _ in range(times):
         wall, cpu = time.perf_counter(), time.process_time()
-        offered = offers(inventory, Request(), 0.0)
+        offered = offers(inventory, OfferRequest(), 0.0)
         searched = search_offers(offered, training, {"A100": machine("A100")}, Reliability(6000 * 3600.0))
         choices, front = ranked(searched, "time"), pareto(searched)
         best_wall, best_cpu = min(best_wall, time.perf_counter() - wall), min(best_cpu, time.process_time() - cpu)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from resilio_hpc.core.errors import ResilioError
-from resilio_hpc.launch.protocol.node_list import Entry, NodeList
+from resilio_hpc.launch.protocol.node_list import NodeEntry, NodeList
 
 NUMBERS = (-1, 0, 1, 2, 3, 7, 8, 127, 128, 65535, 1 << 31, (1 << 53) + 1, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-9, 1e9, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
@@ -115,7 +115,10 @@ class Values:
     def _node_list(self) -> NodeList:
         nodes = self.rng.sample(self.nodes, self.rng.randint(0, len(self.nodes)))
         return NodeList.of(
-            [Entry(node, self.rng.choice(["", node, "10.0.0.1"]), self.rng.choice([0, 1, 2, 20001])) for node in nodes]
+            [
+                NodeEntry(node, self.rng.choice(["", node, "10.0.0.1"]), self.rng.choice([0, 1, 2, 20001]))
+                for node in nodes
+            ]
         )
 
     def _value(self, kind: Any, name: str, depth: int) -> Any:

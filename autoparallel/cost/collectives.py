@@ -13,7 +13,7 @@ from resilio_hpc.autoparallel.base.layout import Layouts
 
 
 @dataclass(frozen=True)
-class Group:
+class CollectiveGroup:
     """Groups as columns: how many ranks, and how many of them share an NVLink domain."""
 
     size: Column
@@ -24,10 +24,10 @@ class Group:
 class Groups:
     """The process groups of layouts placed tp, cp, dp, pp from the inside of a domain outwards."""
 
-    tp: Group
-    cp: Group
-    dp: Group
-    ep: Group
+    tp: CollectiveGroup
+    cp: CollectiveGroup
+    dp: CollectiveGroup
+    ep: CollectiveGroup
     stage_is_local: Column
     """1 where neighbouring pipeline stages share a domain."""
 
@@ -35,8 +35,8 @@ class Groups:
 def groups(layouts: Layouts, machines: Machines) -> Groups:
     domain = np.minimum(machines.domain_gpus, layouts.num_gpus)
 
-    def group(size: Column, inside: Column) -> Group:
-        return Group(size, np.clip(np.floor(domain / inside), 1, size))
+    def group(size: Column, inside: Column) -> CollectiveGroup:
+        return CollectiveGroup(size, np.clip(np.floor(domain / inside), 1, size))
 
     inner = layouts.tp * layouts.cp
     return Groups(
@@ -48,20 +48,20 @@ def groups(layouts: Layouts, machines: Machines) -> Groups:
     )
 
 
-def _share(group: Group, machines: Machines, efficiency: Efficiency) -> Column:
+def _share(group: CollectiveGroup, machines: Machines, efficiency: Efficiency) -> Column:
     """Bandwidth of the network that one group has per domain: groups side by side share it."""
     nic = machines.nic * machines.domain_gpus / machines.node_gpus
     return nic * efficiency.nic * np.minimum(1.0, group.local / machines.domain_gpus)
 
 
-def _latency(group: Group, efficiency: Efficiency) -> Column:
+def _latency(group: CollectiveGroup, efficiency: Efficiency) -> Column:
     # Two GPUs pay most of the latency of eight: NCCL all-reduce curves of A100 nodes.
     inner = np.where(group.local > 1, efficiency.link_alpha_us * (1.5 + np.log2(np.maximum(group.local, 1))), 0.0)
     outer = efficiency.nic_alpha_us * np.log2(np.maximum(group.size / group.local, 1))
     return (inner + outer) * 1e-6
 
 
-def gather(size: Column, group: Group, machines: Machines, efficiency: Efficiency) -> Column:
+def gather(size: Column, group: CollectiveGroup, machines: Machines, efficiency: Efficiency) -> Column:
     """Seconds of an all-gather or a reduce-scatter of ``size`` bytes (the whole tensor); an all-reduce takes two."""
     across = group.size > group.local
     link = machines.link * efficiency.link
@@ -79,7 +79,7 @@ def tree_gain(size: Column, domains: Column) -> Column:
     return np.where(domains > 1, (1 - 1 / np.maximum(size, 1)) / (1 - 1 / apart), 1.0)
 
 
-def all_reduce(size: Column, group: Group, machines: Machines, efficiency: Efficiency) -> Column:
+def all_reduce(size: Column, group: CollectiveGroup, machines: Machines, efficiency: Efficiency) -> Column:
     """Seconds of an all-reduce of ``size`` bytes: inside of the domains in rings, between them in trees."""
     gain = 1 + efficiency.tree * (tree_gain(group.size, group.size / group.local) - 1)
     link = machines.link * efficiency.link
@@ -89,7 +89,9 @@ def all_reduce(size: Column, group: Group, machines: Machines, efficiency: Effic
     return np.where(group.size > 1, time, 0.0)
 
 
-def all_to_all(size: Column, outer: Column, group: Group, machines: Machines, efficiency: Efficiency) -> Column:
+def all_to_all(
+    size: Column, outer: Column, group: CollectiveGroup, machines: Machines, efficiency: Efficiency
+) -> Column:
     """Seconds of an all-to-all: each rank sends ``size`` bytes in all, or ``outer`` if all were for other domains."""
     inner = size * (group.local - 1) / group.size / (machines.link * efficiency.link)
     outside = outer * (group.size - group.local) / group.size

@@ -54,7 +54,7 @@ def open_backend(name: str) -> Backend:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankAddress:
     """Where a rank of torch's is, and where rank 0 listens."""
 
     rank: int
@@ -64,15 +64,15 @@ class Place:
     port: int
 
 
-def place(environment: dict[str, str]) -> Place:
+def place(environment: dict[str, str]) -> RankAddress:
     """From torchrun's variables, or else srun's. Raises UsageError. Pure."""
     try:
         if "MASTER_PORT" in environment:
             rank, size, local = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-            return Place(rank, size, local, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
+            return RankAddress(rank, size, local, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
         rank, size, local = (int(environment[f"SLURM_{name}"]) for name in ("PROCID", "NTASKS", "LOCALID"))
         port = _FIRST_PORT + int(environment["SLURM_JOB_ID"]) % _PORTS
-        return Place(rank, size, local, expand(environment["SLURM_JOB_NODELIST"])[0], port)
+        return RankAddress(rank, size, local, expand(environment["SLURM_JOB_NODELIST"])[0], port)
     except KeyError as error:
         raise UsageError(f"{error.args[0]} is not set: this runs under srun, or by resilio plan profile-comm") from None
 

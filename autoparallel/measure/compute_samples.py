@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Kind:
+class SampleKind:
     """``columns``: what the numbers of a shape are; ``work``: FLOPs or bytes of one call."""
 
     columns: tuple[str, ...]
@@ -27,16 +27,16 @@ def _attention(shape: Shape) -> float:
     return 3.5 * 4.0 * batch * heads * seq**2 * head_dim / 2
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, SampleKind] = {
     # bf16 products of (m, k) by (k, n)
-    "matmul": Kind(("m", "n", "k"), "FLOP", lambda s: 2.0 * s[0] * s[1] * s[2]),
+    "matmul": SampleKind(("m", "n", "k"), "FLOP", lambda s: 2.0 * s[0] * s[1] * s[2]),
     # FlashAttention as PyTorch has it, and cuDNN's
-    "attention": Kind(_HEADS, "FLOP", _attention),
-    "attention-cudnn": Kind(_HEADS, "FLOP", _attention),
+    "attention": SampleKind(_HEADS, "FLOP", _attention),
+    "attention-cudnn": SampleKind(_HEADS, "FLOP", _attention),
     # forward: read and write of bf16
-    "normalisation": Kind(("rows", "hidden"), "byte", lambda s: 4.0 * s[0] * s[1]),
+    "normalisation": SampleKind(("rows", "hidden"), "byte", lambda s: 4.0 * s[0] * s[1]),
     # fused AdamW in fp32: parameter, gradient and two moments read, three of them written
-    "optimizer": Kind(("parameters",), "byte", lambda s: 28.0 * s[0]),
+    "optimizer": SampleKind(("parameters",), "byte", lambda s: 28.0 * s[0]),
 }
 
 

@@ -39,7 +39,7 @@ LEAST_FIRST = (Recompute.NONE, Recompute.SELECTIVE, Recompute.ALTERNATE, Recompu
 
 
 @dataclass(frozen=True)
-class Read:
+class ParsedRows:
     """Rows, understood or not: ``cases[i]`` belongs to row ``index[i]``; ``notes`` says of the others why."""
 
     cases: list[Case]
@@ -57,9 +57,9 @@ def problem(cases: Sequence[Case]) -> Problem:
     )
 
 
-def read(rows: Sequence[Mapping[str, str]]) -> Read:
+def read(rows: Sequence[Mapping[str, str]]) -> ParsedRows:
     """Rows, understood; where nothing is said of recomputation or ZeRO, as little of them as fits into the GPU."""
-    done = Read([], [], {})
+    done = ParsedRows([], [], {})
     for number, row in enumerate(rows):
         try:
             done.cases.append(case(row))

@@ -17,7 +17,7 @@ NEVER_GIVEN = ("rand", "dropout", "bernoulli", "normal", "multinomial")  # each 
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecordedOperator:
     """One operator as traced. ``operands``: keys of the matrices that its FLOPs multiply.
 
     ``outputs``: key and size in bytes, and whether it may need a gradient. ``view``: outputs look at the first input.
@@ -68,7 +68,7 @@ class Recorder:
     def knows(self, key: Hashable) -> bool:
         return key in self._tensors
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: RecordedOperator) -> None:
         """Take one operator in, in the order of the program."""
         inputs = [self._tensors[key] for key in seen.inputs if key in self._tensors]
         if not inputs:
@@ -89,19 +89,19 @@ class Recorder:
         return replace(tensor, size_bytes=size, value=value, whole=tensor)
 
     @staticmethod
-    def _is_given(seen: Seen, inputs: Iterable[_Tensor]) -> bool:
+    def _is_given(seen: RecordedOperator, inputs: Iterable[_Tensor]) -> bool:
         everywhere = all(tensor.value is None for tensor in inputs)
         looks_up = any(tensor.parameters for tensor in inputs) and any(tensor.of_batch for tensor in inputs)
         random = any(word in seen.kind for word in NEVER_GIVEN)
         return everywhere and not seen.flops and not looks_up and not random
 
-    def _give(self, seen: Seen, inputs: Sequence[_Tensor]) -> None:
+    def _give(self, seen: RecordedOperator, inputs: Sequence[_Tensor]) -> None:
         parameters = frozenset[int]().union(*(tensor.parameters for tensor in inputs))
         gradient, of_batch = any(t.gradient for t in inputs), any(t.of_batch for t in inputs)
         made = [(key, _Tensor(size, None, parameters, of_batch, gradient and may)) for key, size, may in seen.outputs]
         self._tensors |= dict(made)
 
-    def _operate(self, seen: Seen, inputs: Sequence[_Tensor]) -> None:
+    def _operate(self, seen: RecordedOperator, inputs: Sequence[_Tensor]) -> None:
         index = len(self._operators)
         for value in {tensor.value for tensor in inputs} - {None}:
             self._readers[value or 0].append(index)
@@ -122,7 +122,7 @@ class Recorder:
             tensor.gradient = tensor.gradient or gradient
             tensor = tensor.whole
 
-    def _backward(self, seen: Seen) -> int:
+    def _backward(self, seen: RecordedOperator) -> int:
         """As many FLOPs again for each operand whose gradient is needed; attention has four products for two."""
         derived = sum(self._tensors[key].gradient for key in seen.operands if key in self._tensors)
         if any(word in seen.kind for word in ATTENTION):

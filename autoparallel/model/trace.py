@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_map_only
 
 from resilio_hpc.autoparallel.model.graph import OperatorGraph, Parameter
-from resilio_hpc.autoparallel.model.trace_dispatch import Refused, from_dispatch, from_export
+from resilio_hpc.autoparallel.model.trace_dispatch import ExportRefused, from_dispatch, from_export
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 
@@ -160,7 +160,7 @@ def trace(
         if export:
             try:
                 return from_export(name, module, args, kwargs, parameters)
-            except Refused:
+            except ExportRefused:
                 pass
         try:
             graph = from_dispatch(name, module, args, kwargs, parameters, mode)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from resilio_hpc.autoparallel.model.graph import OperatorGraph, Parameter
-from resilio_hpc.autoparallel.model.operator_recorder import Recorder, Seen
+from resilio_hpc.autoparallel.model.operator_recorder import RecordedOperator, Recorder
 
 BUILT_IN = ("aten", "prims", "prim", "_operator", "builtins", "math")
 HEAVY = ("linalg_", "_linalg", "_fft", "fft_", "_grouped_mm", "_cdist")  # of these some have no formula
@@ -145,14 +145,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _seen(
         self, func: Any, args: Any, kwargs: Any, out: Any, inputs: list[torch.Tensor], made: list[torch.Tensor]
-    ) -> Seen:
+    ) -> RecordedOperator:
         schema, gradient = func._schema, torch.is_grad_enabled() and "detach" not in func.__name__
         infos = [one.alias_info for one in schema.returns]
         given = dict(zip([a.name for a in schema.arguments], args, strict=False)) | kwargs
         changed = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         writes = [self.key(tensor) for name in changed for tensor in tensors_in(given.get(name))]
         fresh = [tensor for tensor in made if id(tensor) not in writes]
-        return Seen(
+        return RecordedOperator(
             self.path[-1] if self.path else "", operator_name(func), counted(func, args, kwargs, out),
             [id(tensor) for tensor in inputs],
             [(self.key(tensor), tensor.nbytes, gradient and tensor.is_floating_point()) for tensor in fresh],
@@ -183,7 +183,7 @@ def _paths(module: torch.nn.Module, watch: _Watch) -> Iterator[None]:
             handle.remove()
 
 
-class Refused(Exception):
+class ExportRefused(Exception):
     """torch.export does not take this model, or makes of it what is not read here."""
 
 
@@ -195,12 +195,12 @@ def from_export(
         with _silent():
             program = torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:
-        raise Refused(str(error)) from error
+        raise ExportRefused(str(error)) from error
     nodes = list(program.graph.nodes)
     if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in nodes):
-        raise Refused("control flow with graphs inside")
+        raise ExportRefused("control flow with graphs inside")
     if any(isinstance(size, torch.SymInt) for n in nodes for t in tensors_in(n.meta.get("val")) for size in t.shape):
-        raise Refused("shapes that depend on values")
+        raise ExportRefused("shapes that depend on values")
     recorder = Recorder(list(dict(sorted((index, about) for index, about, _ in parameters.values())).values()))
     for node, spec in zip(
         [n for n in nodes if n.op == "placeholder"], program.graph_signature.input_specs, strict=True
@@ -234,13 +234,13 @@ def _silent() -> Iterator[None]:
         logging.disable(before)
 
 
-def _seen(node: Node, flops: CompositeFlops) -> Seen:
+def _seen(node: Node, flops: CompositeFlops) -> RecordedOperator:
     args, kwargs = map_arg((node.args, node.kwargs), lambda inner: inner.meta.get("val"))
     schema = getattr(node.target, "_schema", None)
     work = flops(node.target, args, kwargs) if schema else 0
     inputs = node.all_input_nodes
     written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write] if schema else []
-    return Seen(
+    return RecordedOperator(
         _module(node), operator_name(node.target), work, inputs, [_output(node, _makes_gradient(node))],
         operands=[i for i in inputs if _is_matrix(i)], writes=_arguments(node, schema, written),
         view=_is_view(schema) if schema else node.target.__name__ == "getitem",  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ Flag = TypeVar("Flag")
 
 
 @dataclass(frozen=True)
-class Dimensions(Generic[Number, Flag]):
+class ModelDimensions(Generic[Number, Flag]):
     """Of a uniform decoder. ``ffn`` is the width of a dense layer's MLP, ``expert_ffn`` of one expert.
 
     ``dense_layers``: layers of a mixture of experts that have a dense MLP. ``head_dim`` 0 means hidden / heads.
@@ -45,14 +45,14 @@ class Dimensions(Generic[Number, Flag]):
 
 
 @dataclass(frozen=True)
-class Transformer(Dimensions[int, bool]):
+class Transformer(ModelDimensions[int, bool]):
     """One model."""
 
     name: str = field(kw_only=True)
 
 
 @dataclass(frozen=True)
-class Transformers(Dimensions[Column, Column], Columns):
+class Transformers(ModelDimensions[Column, Column], Columns):
     """Transformers as columns; ``of`` fills what is 0 by its meaning."""
 
     @classmethod

@@ -24,7 +24,7 @@ NOW_S = 15.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class WaitLimits:
     """``max_wait_s``: how long the start may lie in the future.
 
     ``settle_s``: how long Slurm may take to start a job for which it has room (a pass of its backfill scheduler is 30 s
@@ -80,7 +80,7 @@ def wait_s(expected: Expected, now: float) -> float | None:
     return left if left > NOW_S else 0.0
 
 
-def after_test(expected: Expected, now: float, patience: Patience) -> Verdict:
+def after_test(expected: Expected, now: float, patience: WaitLimits) -> Verdict:
     """Whether a choice is worth submitting."""
     wait = wait_s(expected, now)
     if wait is None:
@@ -96,7 +96,7 @@ def must_ask(look: JobLook) -> bool:
 
 
 def after_submit(
-    look: JobLook, expected: Expected | None, now: float, since_submit_s: float, patience: Patience
+    look: JobLook, expected: Expected | None, now: float, since_submit_s: float, patience: WaitLimits
 ) -> Verdict:
     """Return what a look at the submitted job means. ``expected``: a second test's answer, where there is one."""
     if look.state == "CANCELLED":
@@ -156,7 +156,7 @@ class Evaluator:
     prepare: Callable[[Choice], SubmitRequest]
     tell: Callable[[Attempt], None]
     scheduler: Scheduler
-    patience: Patience
+    patience: WaitLimits
     clock: WallClock = field(default_factory=WallClock)
 
     def run(self, choices: Sequence[Choice], dry_run: bool = False) -> Attempt | None:

@@ -17,7 +17,7 @@ SOON_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Request:
+class OfferRequest:
     """``least`` to ``most`` GPUs, 0 for any number of whole nodes. No ``partitions``: all; ``gpu`` "": every type.
 
     ``run_s``: the time limit that the job will ask for, 0 where it is not known.
@@ -30,13 +30,13 @@ class Request:
     run_s: float = 0.0
 
 
-def offers(inventory: Inventory, request: Request, now: float, soon_s: float = SOON_S) -> list[Offer]:
+def offers(inventory: Inventory, request: OfferRequest, now: float, soon_s: float = SOON_S) -> list[Offer]:
     """Every shape of the request that a pool is large enough for, most GPUs per node first. ``now``: Unix seconds."""
     found = [one for pool in fitting(inventory, request) for one in _of_pool(pool, inventory, request, now, soon_s)]
     return sorted(found, key=lambda one: (-one.shape.ranks_per_node, -one.shape.ranks, one.partition, one.gpu))
 
 
-def fitting(inventory: Inventory, request: Request) -> list[Pool]:
+def fitting(inventory: Inventory, request: OfferRequest) -> list[Pool]:
     """Pools with GPUs of the kind that is asked for."""
     return [
         pool for pool in inventory.pools
@@ -57,14 +57,14 @@ def same_kind(gpu: str, other: str) -> bool:
         return False
 
 
-def _of_pool(pool: Pool, inventory: Inventory, request: Request, now: float, soon_s: float) -> Iterator[Offer]:
+def _of_pool(pool: Pool, inventory: Inventory, request: OfferRequest, now: float, soon_s: float) -> Iterator[Offer]:
     most_nodes = min(len(pool.nodes), pool.max_nodes or len(pool.nodes))
     for shape in _shapes(pool, request):
         if shape.nodes <= most_nodes:
             yield _offer(pool, shape, inventory, now, soon_s)
 
 
-def _shapes(pool: Pool, request: Request) -> Iterator[Shape]:
+def _shapes(pool: Pool, request: OfferRequest) -> Iterator[Shape]:
     """All (nodes, GPUs of each) of one number of GPUs; of a range, whole nodes: a run grows and shrinks by these."""
     each = pool.gpus_per_node
     if request.least == request.most > 0:
@@ -97,7 +97,7 @@ def _wait(pool: Pool, missing: int, inventory: Inventory, now: float) -> float |
     return max(1.0, pool.frees_at[needed - 1] - now)
 
 
-def why_none(inventory: Inventory, request: Request) -> str:
+def why_none(inventory: Inventory, request: OfferRequest) -> str:
     """Return what keeps every shape from being offered, and what would be."""
     if not inventory.pools:
         return "no partition that is up has nodes in service"

@@ -164,7 +164,7 @@ class NoPartition(UsageError):
 
 
 @dataclass(frozen=True)
-class Partition:
+class StagePartition:
     """``starts``: first operator of each stage. ``flops`` and ``input_bytes``: of each stage."""
 
     starts: tuple[int, ...]
@@ -182,7 +182,7 @@ class Partition:
         return max(self.flops) - min(self.flops)
 
 
-def partition_graph(graph: OperatorGraph, stages: int, band: float, blocks: bool = False) -> Partition:
+def partition_graph(graph: OperatorGraph, stages: int, band: float, blocks: bool = False) -> StagePartition:
     """``partition`` of a graph; with ``blocks`` the blocks of the model stay whole. Raises as ``partition`` does."""
     allowed = graph.block_starts if blocks else None
     try:
@@ -200,7 +200,7 @@ def partition_graph(graph: OperatorGraph, stages: int, band: float, blocks: bool
 
 def partition(
     flops: ArrayLike, cut_bytes: ArrayLike, stages: int, band: float, allowed: ArrayLike | None = None
-) -> Partition:
+) -> StagePartition:
     """Return the best partition into ``stages``.
 
     ``flops`` (n,): of each operator, integers >= 0. ``cut_bytes`` (n,): what a stage that begins with it receives; the
@@ -218,7 +218,7 @@ def partition(
     ends = [*starts[1:].tolist(), len(cuts.prefix) - 1]
     sums = tuple(int(cuts.prefix[end] - cuts.prefix[start]) for start, end in zip(starts, ends, strict=True))
     volumes = np.asarray(cut_bytes, dtype=np.int64)[starts]
-    return Partition(tuple(starts.tolist()), sums, (0, *volumes[1:].tolist()), band)
+    return StagePartition(tuple(starts.tolist()), sums, (0, *volumes[1:].tolist()), band)
 
 
 def band_limits(total: int, stages: int, band: float) -> tuple[int, int]:

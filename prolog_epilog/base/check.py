@@ -115,7 +115,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float = 0.0
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class HealthFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A result that an administrator must know of, with what is to be done about it."""
 
     check: str
@@ -144,7 +144,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     v: int = 1
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[HealthFinding, ...]:
         """The worst first."""
         found = [finding for result in self.results for finding in _findings(result)]
         return tuple(sorted(found, key=lambda finding: (-ON_FAIL.index(finding.action), finding.check)))
@@ -158,11 +158,11 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
         return "warn" if self.withheld else worst
 
 
-def _findings(result: Result) -> Iterable[Finding]:
+def _findings(result: Result) -> Iterable[HealthFinding]:
     if result.status in ("pass", "absent"):
         return
     for fault in result.faults:
-        yield Finding(
+        yield HealthFinding(
             check=result.check,
             action=fault.on_fail or result.on_fail,
             severity=result.severity,
@@ -173,7 +173,7 @@ def _findings(result: Result) -> Iterable[Finding]:
     if not result.faults:
         evidence = printable(result.note, EVIDENCE_CHARACTERS)
         action: OnFail = result.on_fail if result.status == "timeout" else "warn"
-        yield Finding(check=result.check, action=action, severity="warning", evidence=evidence)
+        yield HealthFinding(check=result.check, action=action, severity="warning", evidence=evidence)
 
 
 @dataclass(frozen=True)

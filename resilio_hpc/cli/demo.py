@@ -19,9 +19,9 @@ from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools import devcluster
-from resilio_hpc.devtools.demo.play import Play, Result
+from resilio_hpc.devtools.demo.play import DemoResult, Play
 from resilio_hpc.devtools.demo.scenario import QUICK, Scenario
-from resilio_hpc.devtools.demo.stage import LocalStage, SlurmStage, Stage, binds, why_no_slurm
+from resilio_hpc.devtools.demo.stage import DemoStage, LocalStage, SlurmStage, binds, why_no_slurm
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
 from resilio_hpc.report.goodput import goodput
 
@@ -68,7 +68,7 @@ def _demo(options: argparse.Namespace, console: Screen) -> int:
     if reason:
         console.print(f"No Slurm here ({reason}): the same job runs on localhost, which plays {scenario.nodes} nodes.")
     scratch = Path(tempfile.mkdtemp(prefix="resilio-demo-"))
-    stage: Stage = LocalStage(scenario, scratch) if reason else _cluster_stage(scenario, options.slurm)
+    stage: DemoStage = LocalStage(scenario, scratch) if reason else _cluster_stage(scenario, options.slurm)
     if stage.slurm_version:
         console.print(f"A Slurm {stage.slurm_version} cluster of {scenario.nodes} nodes is up on this machine.")
     try:
@@ -90,7 +90,7 @@ def _demo(options: argparse.Namespace, console: Screen) -> int:
     return 0 if result.success else 1
 
 
-def _cluster_stage(scenario: Scenario, slurm: str) -> Stage:
+def _cluster_stage(scenario: Scenario, slurm: str) -> DemoStage:
     cluster = devcluster.start(f"demo{os.getpid()}", nodes=scenario.nodes, slurm=slurm, binds=binds())
     return SlurmStage(cluster, scenario)
 
@@ -100,7 +100,7 @@ def goodput_of(events: list[Event]) -> float | None:
     return goodput(events).share
 
 
-def table(result: Result) -> Table:
+def table(result: DemoResult) -> Table:
     """Faults with their recovery times."""
     made = Table(title="What happened, and how long it took")
     for name in ("fault", "node", "recovered", "recovery", "steps done again"):
@@ -116,7 +116,7 @@ def table(result: Result) -> Table:
     return made
 
 
-def _keep(stage: Stage, out: Path) -> None:
+def _keep(stage: DemoStage, out: Path) -> None:
     """Copy what the runs left (without checkpoints) to the output directory."""
     for name in ("undisturbed", "disturbed"):
         source = stage.directory / name

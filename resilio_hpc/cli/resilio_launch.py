@@ -81,7 +81,8 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
     from resilio_hpc.launch.chain import run_choice
 
     options = run_choice.choose(
-        run_choice.Command(parsed.options, parsed.run_dir_given, caller.environment), create=not parsed.options.dry_run
+        run_choice.LaunchRequest(parsed.options, parsed.run_dir_given, caller.environment),
+        create=not parsed.options.dry_run,
     )
     if options.dry_run:
         return _dry_run(options, caller, here, tuple(target.name for target in targets))

@@ -40,7 +40,7 @@ _PHASES: frozenset[Phase] = frozenset({"computing", "joining", "communicating"})
 
 
 @dataclass(frozen=True)
-class Limits:
+class PhaseLimits:
     """Seconds in each phase."""
 
     starting: float
@@ -49,7 +49,7 @@ class Limits:
     communicating: float
 
     @classmethod
-    def of(cls, policy: PairPolicy) -> Limits:
+    def of(cls, policy: PairPolicy) -> PhaseLimits:
         """While one computes, the other may be waiting for it to join."""
         talk = policy.collective_s + _EXTRA_S
         return cls(policy.start_s, policy.compute_s, policy.compute_s + talk, talk)
@@ -59,7 +59,7 @@ class ProbeProcess:
     """One prober after the other. ``deadline`` is monotonic; call ``read`` when ``fileno`` is readable or at it."""
 
     def __init__(self, policy: PairPolicy, threads: int, argv: Sequence[str] = ()) -> None:
-        self._limits = Limits.of(policy)
+        self._limits = PhaseLimits.of(policy)
         text = msgspec.json.encode(policy).decode()
         self._argv = (*(argv or interpreter.command("prober")), str(os.getpid()), str(threads), text)
         self._process: subprocess.Popen[bytes] | None = None

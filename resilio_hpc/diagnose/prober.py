@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 _PR_SET_PDEATHSIG = 1
 
 
-class Link:
+class CheckerLink:
     """The checker's end of both pipes. What libraries print goes to standard error."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def main() -> NoReturn:
     """``prober PARENT THREADS POLICY``: work until standard input ends."""
     parent, threads = int(sys.argv[1]), int(sys.argv[2])
     _die_with(parent)
-    link = Link()
+    link = CheckerLink()
     import msgspec
     import torch
 
@@ -100,7 +100,7 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-def _carry_out(link: Link, order: dict[str, Any], policy: Any) -> NoReturn:
+def _carry_out(link: CheckerLink, order: dict[str, Any], policy: Any) -> NoReturn:
     from resilio_hpc.diagnose import work
     from resilio_hpc.diagnose.work import PipeStore
 

@@ -11,7 +11,7 @@ from resilio_hpc.events.event_text import words
 
 
 @dataclass(frozen=True)
-class Fault:
+class RunFault:
     """One fault: from its first sign until all ranks made a step again (or never did). Times in Unix seconds.
 
     ``kind``: rank_killed, rank_exception, early_exit, restore_failed, spawn, store_lost, spawner_lost, node_lost,
@@ -58,20 +58,20 @@ class _Failure:
         return min(self.signs, key=lambda sign: (sign.weak, order.get(sign.kind, 2), sign.time), default=None)
 
 
-def faults(events: Iterable[Event]) -> list[Fault]:
+def faults(events: Iterable[Event]) -> list[RunFault]:
     """All faults, by time. ``events`` by time, of all writers and jobs (``read_ledger``)."""
     return _Reader().read(events)
 
 
 class _Reader:
     def __init__(self) -> None:
-        self._found: list[Fault] = []
+        self._found: list[RunFault] = []
         self._failure = _Failure()
         self._members: Sequence[str] = ()
         self._stopping = False
         self._job = ""
 
-    def read(self, events: Iterable[Event]) -> list[Fault]:
+    def read(self, events: Iterable[Event]) -> list[RunFault]:
         for event in events:
             f = Fields(event.fields)
             if event.kind == "round":
@@ -98,7 +98,7 @@ class _Reader:
         node, silent = f.text("node"), f.number("silent_s")
         if event.kind == "node_lost" and self._members and node not in self._members:
             lost_at = event.time - (silent or 0.0)
-            self._found.append(Fault("spare_lost", node, None, lost_at, True, detection_s=silent))
+            self._found.append(RunFault("spare_lost", node, None, lost_at, True, detection_s=silent))
             return
         sign = _sign_of(event, f)
         if sign is None or self._stopping or (sign.weak and node not in self._members):
@@ -112,7 +112,7 @@ class _Reader:
         main = next((sign for sign in failure.signs if sign.kind == kind), failure.main())
         began = min((sign.time for sign in failure.signs), default=at - (recovery or 0.0))
         self._found.append(
-            Fault(
+            RunFault(
                 kind=kind,
                 node=f.text("node") or (main.node if main else ""),
                 rank=f.whole("rank"),
@@ -136,7 +136,7 @@ class _Reader:
         main = next((sign for sign in failure.signs if (sign.node, sign.rank) == blamed), main)
         began = min(sign.time for sign in failure.signs)
         self._found.append(
-            Fault(
+            RunFault(
                 main.kind, main.node, main.rank, began, recovered, detection_s=_detection(failure, main),
                 plan=failure.plan, round=main.round, message=main.message,
             )

@@ -11,7 +11,7 @@ from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import Fields, parse_object, printable
 from resilio_hpc.core.ledger import Event, LedgerReader
-from resilio_hpc.report.faults import Fault, faults
+from resilio_hpc.report.faults import RunFault, faults
 from resilio_hpc.report.goodput import Goodput, goodput
 from resilio_hpc.report.status import Status, parse_status
 
@@ -67,7 +67,7 @@ class Overview:
     status: Status | None
     verdict: RunVerdict | None
     checkpoint: Checkpoint | None
-    faults: tuple[Fault, ...]
+    faults: tuple[RunFault, ...]
     goodput: Goodput
     events: tuple[Event, ...]
     since: float = 0.0

@@ -13,7 +13,7 @@ from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.terminal import local_time
 from resilio_hpc.events.event_text import FAULTS, plural, restored, seconds, signal_name, words
 from resilio_hpc.events.rungs import rung_words
-from resilio_hpc.report.faults import Fault
+from resilio_hpc.report.faults import RunFault
 from resilio_hpc.report.overview import Overview
 from resilio_hpc.report.status import NodeStatus
 
@@ -169,7 +169,7 @@ def _nodes(nodes: tuple[NodeStatus, ...], rows: int) -> Table:
     return table
 
 
-def _faults(faults: tuple[Fault, ...], rows: int) -> Table:
+def _faults(faults: tuple[RunFault, ...], rows: int) -> Table:
     table = _table("time", "fault", "where", "recovery>", "again>", "what was done")
     for fault in faults[-rows:]:
         where = f"rank {fault.rank} on {fault.node}" if fault.rank is not None else fault.node

@@ -27,7 +27,7 @@ NOTHING = ("", "(null)", "N/A")
 
 
 @dataclass(frozen=True)
-class Shape:
+class JobShape:
     """What a waiting job is to have; None leaves it as it is. ``exclude``: () for none; ``features``: "" for none."""
 
     nodes: int | None = None
@@ -60,7 +60,7 @@ class JobUpdates(Protocol):
 
 def reshape(
     job: str,
-    shape: Shape,
+    shape: JobShape,
     run_path: Path,
     orders: JobUpdates | None = None,
     look: Callable[[str], Mapping[str, str]] = commands.job_fields,
@@ -109,7 +109,7 @@ def _same(directory: str, run_path: Path) -> bool:
         return False
 
 
-def changes(fields: Mapping[str, str], shape: Shape) -> dict[str, str]:
+def changes(fields: Mapping[str, str], shape: JobShape) -> dict[str, str]:
     """Return what differs, by scontrol's names. Raises UsageError. Pure."""
     found: dict[str, str] = {}
     if shape.nodes is not None:
@@ -164,7 +164,7 @@ def _failed(
     return Reshaped(job, "refused", str(error), wanted)
 
 
-def _look_again(job: str, shape: Shape, wanted: Mapping[str, str], after: Mapping[str, str]) -> Reshaped:
+def _look_again(job: str, shape: JobShape, wanted: Mapping[str, str], after: Mapping[str, str]) -> Reshaped:
     """slurmctld took the order; a site's plug-in, or another user, may have made something else of it."""
     left = changes(after, shape) if state_of(after) == "PENDING" else {}
     if left:

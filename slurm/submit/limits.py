@@ -24,7 +24,7 @@ _UNITS = {"": 1, "M": 1, "K": 1 / 1024, "G": 1024, "T": 1024**2}
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteLimits:
     """What jobs can get. ``largest_array``: slurm.conf's MaxArraySize; 0 where it is not known."""
 
     partitions: tuple[Partition, ...]
@@ -32,17 +32,17 @@ class Site:
     largest_array: int = 0
 
 
-def asked(client: SlurmClient, options: Mapping[str, str]) -> Site | None:
+def asked(client: SlurmClient, options: Mapping[str, str]) -> SiteLimits | None:
     """Return what Slurm says of the site; None where it does not answer: then sbatch is asked anyway."""
     try:
         largest = commands.config_value("MaxArraySize") if "array" in options else ""
-        site = Site(client.partitions(), client.nodes(), int(largest) if largest.isdecimal() else 0)
+        site = SiteLimits(client.partitions(), client.nodes(), int(largest) if largest.isdecimal() else 0)
     except (SlurmError, UsageError):
         return None
     return site if site.partitions else None
 
 
-def never_starts(options: Mapping[str, str], own: Collection[str], site: Site) -> str:
+def never_starts(options: Mapping[str, str], own: Collection[str], site: SiteLimits) -> str:
     """Why a job with sbatch's ``options`` can never start, as far as that is certain; else "".
 
     ``own``: the keys of those that its user gave; the others are the template's.

@@ -26,7 +26,7 @@ def anything(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class Setting:
+class LaunchSetting:
     """``launch_flag``: the flag of resilio-launch that the scripts give it to, where it is exactly one."""
 
     key: str
@@ -35,21 +35,21 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("ranks_per_node", v.ranks, "--nproc-per-node"),
-    Setting("spares", v.count_or_none, "--spares"),
-    Setting("min_nodes", v.count),
-    Setting("max_nodes", v.count),
-    Setting("node_unit", v.count, "--node-unit"),
-    Setting("chain_max", v.count, "--chain-max"),
-    Setting("run_dir", path),
-    Setting("mpi_type", v.pmi, "--mpi"),
-    Setting("program", v.switch),
-    Setting("image", path),
-    Setting("mounts", anything),
-    Setting("arguments_file", path),
-    Setting("folder", path),
-    Setting("stderr_to_stdout", v.switch),
-    Setting("local_checkpoints", path, "--local-checkpoints"),
+    LaunchSetting("ranks_per_node", v.ranks, "--nproc-per-node"),
+    LaunchSetting("spares", v.count_or_none, "--spares"),
+    LaunchSetting("min_nodes", v.count),
+    LaunchSetting("max_nodes", v.count),
+    LaunchSetting("node_unit", v.count, "--node-unit"),
+    LaunchSetting("chain_max", v.count, "--chain-max"),
+    LaunchSetting("run_dir", path),
+    LaunchSetting("mpi_type", v.pmi, "--mpi"),
+    LaunchSetting("program", v.switch),
+    LaunchSetting("image", path),
+    LaunchSetting("mounts", anything),
+    LaunchSetting("arguments_file", path),
+    LaunchSetting("folder", path),
+    LaunchSetting("stderr_to_stdout", v.switch),
+    LaunchSetting("local_checkpoints", path, "--local-checkpoints"),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 # What users of other tools write, for "did you mean".

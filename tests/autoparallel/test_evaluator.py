@@ -14,7 +14,7 @@ from resilio_hpc.autoparallel.search.evaluate import (
     SILENCE_S,
     Attempt,
     Evaluator,
-    Patience,
+    WaitLimits,
     WallClock,
     after_submit,
     after_test,
@@ -82,13 +82,13 @@ class FakeScheduler:
 
 
 def walk(
-    scheduler: FakeScheduler, sizes: Sequence[int], patience: Patience | None = None, dry_run: bool = False
+    scheduler: FakeScheduler, sizes: Sequence[int], patience: WaitLimits | None = None, dry_run: bool = False
 ) -> tuple[Attempt | None, list[str]]:
     """What it ended with, and a word for each attempt: ``2 submitted``."""
     told: list[Attempt] = []
     prepare: Callable[[Choice], SubmitRequest] = lambda one: SubmitRequest(str(one.offer.shape.nodes), (), {})  # noqa: E731
     clock = WallClock(lambda: scheduler.time, scheduler.sleep)
-    evaluator = Evaluator(prepare, told.append, scheduler, patience or Patience(), clock)
+    evaluator = Evaluator(prepare, told.append, scheduler, patience or WaitLimits(), clock)
     last = evaluator.run([choice(size) for size in sizes], dry_run)
     return last, [f"{attempt.nodes} {attempt.event}" for attempt in told]
 
@@ -129,15 +129,15 @@ def test_a_start_in_the_future_is_accepted_as_far_as_it_was_allowed() -> None:
         return FakeScheduler({"8": [later]}, {"8": [JobLook("PENDING", "Resources")]})
 
     assert walk(scheduler(), [8]) == (None, ["8 passed"])
-    last, told = walk(scheduler(), [8], Patience(max_wait_s=900))
+    last, told = walk(scheduler(), [8], WaitLimits(max_wait_s=900))
     assert told == ["8 submitted", "8 queued"]
     assert last is not None and "600 s" in last.why
-    assert walk(scheduler(), [8], Patience(max_wait_s=599))[1] == ["8 passed"]
+    assert walk(scheduler(), [8], WaitLimits(max_wait_s=599))[1] == ["8 passed"]
 
 
 def test_a_job_that_waits_for_a_limit_is_taken_back_when_slurm_had_its_time() -> None:
     scheduler = FakeScheduler({"8": [STARTS]}, {"8": [JobLook("PENDING", "AssocGrpNodeLimit")]})
-    last, told = walk(scheduler, [8], Patience(max_wait_s=900, settle_s=30))
+    last, told = walk(scheduler, [8], WaitLimits(max_wait_s=900, settle_s=30))
     assert (last, told) == (None, ["8 submitted", "8 taken-back"])
     assert 30 <= scheduler.time - NOW <= 33
 
@@ -216,13 +216,13 @@ def test_a_shape_is_tried_once_with_its_best_layout() -> None:
 
 
 def test_clocks_that_differ_a_little_do_not_make_now_a_wait() -> None:
-    assert after_test(Expected(NOW + 10), NOW, Patience()).act == "go"
-    assert after_test(Expected(NOW - 10), NOW, Patience()).act == "go"
-    assert after_test(Expected(NOW + 20), NOW, Patience()).act == "next"
+    assert after_test(Expected(NOW + 10), NOW, WaitLimits()).act == "go"
+    assert after_test(Expected(NOW - 10), NOW, WaitLimits()).act == "go"
+    assert after_test(Expected(NOW + 20), NOW, WaitLimits()).act == "next"
 
 
 def test_a_job_whose_turn_is_near_stays_in_the_queue_where_waiting_is_allowed() -> None:
     look = JobLook("PENDING", "Priority")
-    assert after_submit(look, STARTS, NOW, 61, Patience(900, 60)).event == "queued"
-    assert after_submit(look, STARTS, NOW, 61, Patience(0, 60)).act == "next"
-    assert after_submit(look, STARTS, NOW, 59, Patience(0, 60)).act == "look"
+    assert after_submit(look, STARTS, NOW, 61, WaitLimits(900, 60)).event == "queued"
+    assert after_submit(look, STARTS, NOW, 61, WaitLimits(0, 60)).act == "next"
+    assert after_submit(look, STARTS, NOW, 59, WaitLimits(0, 60)).act == "look"

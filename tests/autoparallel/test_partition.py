@@ -12,7 +12,7 @@ import pytest
 
 from partition import plain_partition
 from resilio_hpc.autoparallel.model.graph import Operator, OperatorGraph, Value
-from resilio_hpc.autoparallel.search.partition import NoPartition, Partition, partition, partition_graph
+from resilio_hpc.autoparallel.search.partition import NoPartition, StagePartition, partition, partition_graph
 from resilio_hpc.core.errors import UsageError
 
 BANDS = (0.0, 0.05, 0.1, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0)
@@ -48,7 +48,7 @@ def brute_force(graph: OperatorGraph, stages: int, band: float) -> tuple[int, in
     return best
 
 
-def check_stages(graph: OperatorGraph, found: Partition) -> None:
+def check_stages(graph: OperatorGraph, found: StagePartition) -> None:
     """What the partition says of itself is so."""
     ends = [*found.starts[1:], len(graph.operators)]
     runs = list(zip(found.starts, ends, strict=True))

@@ -14,9 +14,9 @@ import torch
 from resilio_hpc.autoparallel.base.efficiency import shipped
 from resilio_hpc.autoparallel.base.hardware import Machines, machine
 from resilio_hpc.autoparallel.cost import collectives
-from resilio_hpc.autoparallel.cost.collectives import Group
+from resilio_hpc.autoparallel.cost.collectives import CollectiveGroup
 from resilio_hpc.autoparallel.measure import compute_bench, profile_file
-from resilio_hpc.autoparallel.measure.comm_backends import Place, open_backend, place
+from resilio_hpc.autoparallel.measure.comm_backends import RankAddress, open_backend, place
 from resilio_hpc.autoparallel.measure.comm_bench import groups_of, sizes_to, spread
 from resilio_hpc.autoparallel.measure.comm_fit import FACTORS, Curve, fit
 from resilio_hpc.autoparallel.measure.compute_samples import Sample
@@ -85,9 +85,9 @@ def test_ranks_are_grouped_by_node_and_transfers_go_side_by_side() -> None:
 
 def test_a_rank_knows_its_place_from_srun_or_from_torchruns_variables() -> None:
     srun = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "n[2-3]"}
-    assert place({**srun, "SLURM_JOB_ID": "12001"}) == Place(3, 4, 1, "n2", 20001)
+    assert place({**srun, "SLURM_JOB_ID": "12001"}) == RankAddress(3, 4, 1, "n2", 20001)
     here = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99"}
-    assert place({**srun, **here}) == Place(1, 2, 1, "127.0.0.1", 99)
+    assert place({**srun, **here}) == RankAddress(1, 2, 1, "127.0.0.1", 99)
     with pytest.raises(UsageError, match="this runs under srun"):
         place({})
 
@@ -146,7 +146,7 @@ def test_the_cost_model_gives_back_what_was_measured() -> None:
     assert notes == []
     machines = Machines.of([found])
     for ranks, local, latency_s, bandwidth in ((8, 8, 30e-6, 300e9), (16, 8, 80e-6, 90e9)):
-        group = Group(np.array([float(ranks)]), np.array([float(local)]))
+        group = CollectiveGroup(np.array([float(ranks)]), np.array([float(local)]))
         for size in (1 << 20, 1 << 28):
             time = float(collectives.all_reduce(np.array([float(size)]), group, machines, efficiency)[0])
             assert time == pytest.approx(latency_s + 2 * (ranks - 1) / ranks * size / bandwidth, rel=0.06)
@@ -163,7 +163,7 @@ def test_what_trees_gain_between_nodes_is_measured_where_rings_are_too() -> None
     assert found.nic_gbytes_s * efficiency.nic == pytest.approx(90, rel=0.05)
     alone = replace(whole, curves=tuple(one for one in whole.curves if one.span == "node"))
     found, efficiency, _ = apply(replace(alone, curves=(*alone.curves, faster)), machine("H100"), shipped())
-    group, size = Group(np.array([16.0]), np.array([8.0])), np.array([float(1 << 28)])
+    group, size = CollectiveGroup(np.array([16.0]), np.array([8.0])), np.array([float(1 << 28)])
     time = float(collectives.all_reduce(size, group, Machines.of([found]), efficiency)[0])
     assert time == pytest.approx(80e-6 + 15 / 8 * size[0] / (1.7 * 90e9), rel=0.06)
 

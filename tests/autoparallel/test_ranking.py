@@ -24,7 +24,7 @@ from resilio_hpc.autoparallel.search import infeasible, paper
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.failures import Reliability, interval_s, overhead, run_s
 from resilio_hpc.autoparallel.search.inventory_file import assumed
-from resilio_hpc.autoparallel.search.offers import Request, offers
+from resilio_hpc.autoparallel.search.offers import OfferRequest, offers
 from resilio_hpc.autoparallel.search.ranking import Searched, Training, at_shape, find, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.autoparallel.search.search import Space
@@ -35,7 +35,7 @@ NO_FAILURES = Reliability()
 
 
 def searched(gpus: int, run: Reliability = NO_FAILURES, training: Training = TRAINING) -> list[Searched]:
-    return search_offers(offers(assumed(gpus, 8, "h100"), Request(), 0.0), training, {"h100": H100}, run)
+    return search_offers(offers(assumed(gpus, 8, "h100"), OfferRequest(), 0.0), training, {"h100": H100}, run)
 
 
 def choice(time: float, gpus: int = 8, memory_bytes: float = 60e9, wait: float | None = 0.0) -> Choice:
@@ -157,7 +157,7 @@ def test_degrees_that_cannot_be_had_are_named(changes: dict[str, object], gpus: 
 
 
 def test_the_papers_planner_gives_each_shape_one_layout_with_as_many_stages_as_nodes() -> None:
-    offered = offers(nodes(16), Request(16, 16), 0.0)
+    offered = offers(nodes(16), OfferRequest(16, 16), 0.0)
     found = paper.search_offers(offered, TRAINING, {"h100": H100}, NO_FAILURES)
     assert [one.offer for one in found] == offered
     for one in found:

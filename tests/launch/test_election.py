@@ -5,7 +5,7 @@ from __future__ import annotations
 from resilio_hpc.launch.consensus.follower import Succession
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import next_membership
-from resilio_hpc.launch.protocol.node_list import Entry, NodeList
+from resilio_hpc.launch.protocol.node_list import NodeEntry, NodeList
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from tests.support.launch.lone_agent import LIMIT_S, Ports, agent, follower, leaderless, words
 
@@ -124,7 +124,7 @@ def test_the_half_without_the_witness_does_not_lead() -> None:
 def test_a_witness_of_each_halved_group_is_needed_and_counts_with_its_holder() -> None:
     one, ports = follower("b", "a", names=("a", "b", "c", "d"))
     one.state.update_voters(
-        next_membership(one.state.membership, 1, NodeList.of([Entry(x, x, 1) for x in "ab"]), settled=True)
+        next_membership(one.state.membership, 1, NodeList.of([NodeEntry(x, x, 1) for x in "ab"]), settled=True)
     )
     one.lose(2.0)
     one.peer_said(leaderless("c"), 2.3)

@@ -13,7 +13,7 @@ import pytest
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import handover, joining, orphaned_job, predecessor, preemption
-from resilio_hpc.launch.chain.orphaned_job import LIMIT_S, PATIENCE, STILL_S, Closing, Patience, Sight, stand_ins
+from resilio_hpc.launch.chain.orphaned_job import LIMIT_S, PATIENCE, STILL_S, CleanupLimits, Closing, Sight, stand_ins
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.protocol.vote import EpochRecord
 from resilio_hpc.launch.rundir import run_directory
@@ -21,7 +21,7 @@ from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.commands import Holding
 
-QUICK = Patience(poll_s=0.01)
+QUICK = CleanupLimits(poll_s=0.01)
 LOST = Holding("n1", ("n2", "n3"), "RUNNING")
 HELD = Holding("n1", ("n1", "n2", "n3"), "RUNNING")
 
@@ -135,7 +135,7 @@ def test_without_slurm_closing_gives_up_and_does_not_raise(
     run: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(slurm / "nothing"))
-    soon = Patience(supervisor_s=0.05, cancel_s=0.05, poll_s=0.01)
+    soon = CleanupLimits(supervisor_s=0.05, cancel_s=0.05, poll_s=0.01)
     assert not orphaned_job.close_job(run, "7", {"verdict": "needs_new_job"}, patience=soon)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.launch.protocol.node_list import Entry, NodeList
+from resilio_hpc.launch.protocol.node_list import NodeEntry, NodeList
 from resilio_hpc.slurm.client.hostlist import compress, expand
 
 names = st.lists(st.from_regex(r"[a-z][a-z0-9]{0,3}(-?[0-9]{1,3})?", fullmatch=True), unique=True, max_size=30)
@@ -27,7 +27,7 @@ def test_names_that_count_up_are_one_range() -> None:
 @given(names, st.data())
 def test_a_node_list_gives_back_its_entries(nodes: list[str], data: st.DataObject) -> None:
     entries = [
-        Entry(node, data.draw(st.sampled_from([node, "127.0.0.1"])), data.draw(st.integers(0, 3))) for node in nodes
+        NodeEntry(node, data.draw(st.sampled_from([node, "127.0.0.1"])), data.draw(st.integers(0, 3))) for node in nodes
     ]
     node_list = NodeList.of(entries)
     assert list(node_list.entries()) == entries
@@ -35,7 +35,7 @@ def test_a_node_list_gives_back_its_entries(nodes: list[str], data: st.DataObjec
 
 
 def test_four_thousand_nodes_take_a_hundred_bytes() -> None:
-    node_list = NodeList.of([Entry(f"node{i:04}", f"node{i:04}", 8) for i in range(4000)])
+    node_list = NodeList.of([NodeEntry(f"node{i:04}", f"node{i:04}", 8) for i in range(4000)])
     assert len(msgspec.msgpack.encode(node_list)) < 100
 
 

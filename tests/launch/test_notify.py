@@ -13,7 +13,7 @@ import pytest
 from resilio_hpc.launch.notify.notify import Notifier
 from resilio_hpc.launch.notify.sender import deliver
 from resilio_hpc.launch.rundir.notify_targets import parse_target
-from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.rundir.run_directory import RunIdentity
 from tests.support import waiting
 from tests.support.launch.webhook_server import Server
 from tests.support.waiting import PATIENCE_S
@@ -36,7 +36,7 @@ class Records(list[tuple[str, dict[str, Any]]]):
 
 def notifier(tmp_path: Path, *targets: str) -> tuple[Notifier, Records]:
     records = Records()
-    run = Run(tmp_path / "run 42", "abcdef", b"")
+    run = RunIdentity(tmp_path / "run 42", "abcdef", b"")
     return Notifier(run, "7", records, tuple(parse_target(target) for target in targets)), records
 
 

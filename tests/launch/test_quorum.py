@@ -20,11 +20,11 @@ from resilio_hpc.launch.protocol.membership import (
     silence_of_quorum,
     witnesses_needed,
 )
-from resilio_hpc.launch.protocol.node_list import Entry, NodeList
+from resilio_hpc.launch.protocol.node_list import NodeEntry, NodeList
 
 
 def voters(*names: str) -> NodeList:
-    return NodeList.of([Entry(name, name, 4000) for name in names])
+    return NodeList.of([NodeEntry(name, name, 4000) for name in names])
 
 
 def joint(before: str, after: str) -> Membership:
@@ -144,5 +144,5 @@ def test_a_former_controller_lost_its_quorum_when_the_most_silent_voters_that_ma
 
 
 def test_an_endpoint_is_known_once_the_voter_has_come() -> None:
-    membership = Membership(1, 1, NodeList.of([Entry("a", "127.0.0.1", 81), Entry("b", "b", 0)]))
+    membership = Membership(1, 1, NodeList.of([NodeEntry("a", "127.0.0.1", 81), NodeEntry("b", "b", 0)]))
     assert [membership.endpoint(node) for node in "abc"] == ["127.0.0.1:81", "", ""]

@@ -10,10 +10,10 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.option_values import Caller
 from resilio_hpc.launch.cli.options_parser import parse
 from resilio_hpc.launch.config.options import LaunchOptions
-from resilio_hpc.launch.config.rank_layout import Layout, fill, layout_of, values_of
+from resilio_hpc.launch.config.rank_layout import RankLayout, fill, layout_of, values_of
 from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_argv
 
-VALUES = values_of(Layout(2, 3, 4), 3, 8)
+VALUES = values_of(RankLayout(2, 3, 4), 3, 8)
 
 
 def options(*words: str, nodes: str = "8") -> LaunchOptions:
@@ -22,14 +22,18 @@ def options(*words: str, nodes: str = "8") -> LaunchOptions:
 
 
 def test_what_is_left_is_data_parallel() -> None:
-    assert layout_of((), 6) == Layout(1, 1, 6)
-    assert layout_of(("tp=2,pp=3",), 12) == Layout(2, 3, 2)
-    assert Layout(2, 3, 2).variables() == {"RESILIO_TP": "2", "RESILIO_PP": "3", "RESILIO_DP": "2"}
+    assert layout_of((), 6) == RankLayout(1, 1, 6)
+    assert layout_of(("tp=2,pp=3",), 12) == RankLayout(2, 3, 2)
+    assert RankLayout(2, 3, 2).variables() == {"RESILIO_TP": "2", "RESILIO_PP": "3", "RESILIO_DP": "2"}
 
 
 def test_a_row_for_this_number_of_ranks_goes_before_the_one_for_any() -> None:
     rows = ("tp=4", "16:pp=2,tp=8", "8:tp=1")
-    assert [layout_of(rows, ranks) for ranks in (8, 12, 16)] == [Layout(1, 1, 8), Layout(4, 1, 3), Layout(8, 2, 1)]
+    assert [layout_of(rows, ranks) for ranks in (8, 12, 16)] == [
+        RankLayout(1, 1, 8),
+        RankLayout(4, 1, 3),
+        RankLayout(8, 2, 1),
+    ]
 
 
 @pytest.mark.parametrize("row", ["tp=0", "dp=2", "tp=2,tp=2", "8", "tp", "tp=2,pp=2,tp=2", ":tp=2", "0:tp=2", ""])

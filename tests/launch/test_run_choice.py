@@ -12,7 +12,7 @@ import pytest
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import joining
-from resilio_hpc.launch.chain.run_choice import Command, choose, note_visit
+from resilio_hpc.launch.chain.run_choice import LaunchRequest, choose, note_visit
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.rundir import holder, run_claim, run_directory
 from resilio_hpc.slurm.chain import chain
@@ -36,7 +36,7 @@ class Script:
         default = self.where / "resilio-runs" / environment["SLURM_JOB_ID"]
         path = self.where / run_dir if run_dir else default
         options = LaunchOptions("stage.py", "script", str(path), words, chain=chained)
-        return choose(Command(options, bool(run_dir), environment))
+        return choose(LaunchRequest(options, bool(run_dir), environment))
 
     def begin(self, options: LaunchOptions, environment: dict[str, str], lives: bool = False) -> str:
         """The launch takes its turn. Returns its part."""
@@ -114,7 +114,7 @@ def test_a_directory_that_is_named_is_meant(script: Script) -> None:
 
 def test_without_slurm_nothing_is_chosen(tmp_path: Path) -> None:
     options = LaunchOptions("stage.py", "script", str(tmp_path / "20261122-7"))
-    assert choose(Command(options, False, {})) == options
+    assert choose(LaunchRequest(options, False, {})) == options
     assert not (tmp_path / "20261122-7").exists()
 
 

@@ -12,19 +12,19 @@ import pytest
 
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.rundir import run_directory
-from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.rundir.run_directory import RunIdentity
 from resilio_hpc.launch.supervisor.supervisor_files import SupervisorFiles
 from tests.support.waiting import until
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunIdentity:
     monkeypatch.setenv("RESILIO_LOCAL_DIR", str(tmp_path / "local"))
     return run_directory.open_run(tmp_path / "run")
 
 
 @pytest.fixture
-def files(run: Run) -> Iterator[SupervisorFiles]:
+def files(run: RunIdentity) -> Iterator[SupervisorFiles]:
     made = SupervisorFiles(run, "7", "7-supervisor-main")
     yield made
     hang(made, signal.SIGCONT)
@@ -47,7 +47,7 @@ def seen(files: SupervisorFiles, moment: float) -> Callable[[], bool]:
     return lambda: files.seen_since(moment, time.monotonic())
 
 
-def test_it_sees_the_verdict_of_its_own_part(files: SupervisorFiles, run: Run) -> None:
+def test_it_sees_the_verdict_of_its_own_part(files: SupervisorFiles, run: RunIdentity) -> None:
     run_directory.expect_verdict(run.path, "7")
     run_directory.write_verdict(run.path, "6", {"verdict": "time_limit"})
     tick_until(files, seen(files, time.monotonic()))
@@ -57,7 +57,9 @@ def test_it_sees_the_verdict_of_its_own_part(files: SupervisorFiles, run: Run) -
     assert (files.verdict or {})["verdict"] == "completed"
 
 
-def test_while_it_hangs_nothing_is_waited_for_and_afterwards_all_is_there(files: SupervisorFiles, run: Run) -> None:
+def test_while_it_hangs_nothing_is_waited_for_and_afterwards_all_is_there(
+    files: SupervisorFiles, run: RunIdentity
+) -> None:
     tick_until(files, seen(files, 0.0))
     hang(files)
     began = time.monotonic()
@@ -71,7 +73,7 @@ def test_while_it_hangs_nothing_is_waited_for_and_afterwards_all_is_there(files:
     tick_until(files, lambda: len(read_ledger(run.path / "ledger")) == 50)
 
 
-def test_what_it_leaves(files: SupervisorFiles, run: Run, tmp_path: Path) -> None:
+def test_what_it_leaves(files: SupervisorFiles, run: RunIdentity, tmp_path: Path) -> None:
     files.ledger.append("launch_ends", verdict="completed")
     files.close()
     assert [event.kind for event in read_ledger(run.path / "ledger")] == ["launch_ends"]

@@ -107,7 +107,7 @@ def test_a_waiting_successor_is_reshaped_and_what_runs_is_not(begin: Begin, clus
     following = run.said(run.first)["successor"]
     program = (
         "import sys; from pathlib import Path; from resilio_hpc.slurm.orders import reshape as r; "
-        "print(r.reshape(sys.argv[1], r.Shape(nodes=int(sys.argv[2]), time_limit_s=600.0, exclude=['n4']), "
+        "print(r.reshape(sys.argv[1], r.JobShape(nodes=int(sys.argv[2]), time_limit_s=600.0, exclude=['n4']), "
         f"Path({run.inside!r}), look=(lambda job: dict(r.commands.job_fields(job), JobState='PENDING'))).result)"
     )
 

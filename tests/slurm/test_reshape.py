@@ -10,7 +10,7 @@ import pytest
 
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.slurm.client import commands
-from resilio_hpc.slurm.orders.reshape import Shape, changes, reshape
+from resilio_hpc.slurm.orders.reshape import JobShape, changes, reshape
 
 RUN = Path("/shared/run")
 WAITS = {
@@ -47,36 +47,37 @@ class FakeSlurm:
 @pytest.mark.parametrize(
     ("shape", "wanted"),
     [
-        (Shape(), {}),
-        (Shape(nodes=4, time_limit_s=86400, exclude=["n4", "n3"], features=""), {}),
-        (Shape(nodes=2), {"NumNodes": "2-2", "NumTasks": "4", "NumCPUs": "8"}),
-        (Shape(nodes=6), {"NumNodes": "6-6", "NumTasks": "12", "NumCPUs": "24"}),
-        (Shape(time_limit_s=3661), {"TimeLimit": "61"}),
-        (Shape(exclude=["n1", "n2"]), {"ExcNodeList": "n[1-2]"}),
-        (Shape(exclude=[]), {"ExcNodeList": ""}),
-        (Shape(features="h100"), {"Features": "h100"}),
+        (JobShape(), {}),
+        (JobShape(nodes=4, time_limit_s=86400, exclude=["n4", "n3"], features=""), {}),
+        (JobShape(nodes=2), {"NumNodes": "2-2", "NumTasks": "4", "NumCPUs": "8"}),
+        (JobShape(nodes=6), {"NumNodes": "6-6", "NumTasks": "12", "NumCPUs": "24"}),
+        (JobShape(time_limit_s=3661), {"TimeLimit": "61"}),
+        (JobShape(exclude=["n1", "n2"]), {"ExcNodeList": "n[1-2]"}),
+        (JobShape(exclude=[]), {"ExcNodeList": ""}),
+        (JobShape(features="h100"), {"Features": "h100"}),
     ],
 )
-def test_only_what_differs_is_changed(shape: Shape, wanted: dict[str, str]) -> None:
+def test_only_what_differs_is_changed(shape: JobShape, wanted: dict[str, str]) -> None:
     assert changes(WAITS, shape) == wanted
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape(nodes=0), Shape(time_limit_s=30), Shape(time_limit_s=float("nan")), Shape(exclude=["ALL"])]
+    "shape",
+    [JobShape(nodes=0), JobShape(time_limit_s=30), JobShape(time_limit_s=float("nan")), JobShape(exclude=["ALL"])],
 )
-def test_an_impossible_shape_is_refused_before_slurm_hears_of_it(shape: Shape) -> None:
+def test_an_impossible_shape_is_refused_before_slurm_hears_of_it(shape: JobShape) -> None:
     with pytest.raises(UsageError):
         changes(WAITS, shape)
 
 
 def test_a_job_that_counts_its_gpus_in_all_keeps_its_nodes() -> None:
     with pytest.raises(UsageError, match="per node"):
-        changes(WAITS | {"TresPerJob": "gres:gpu:8"}, Shape(nodes=2))
+        changes(WAITS | {"TresPerJob": "gres:gpu:8"}, JobShape(nodes=2))
 
 
 def test_every_order_holds_what_slurm_refuses_for_a_job_that_has_started() -> None:
     slurm = FakeSlurm(WAITS)
-    assert reshape("8", Shape(time_limit_s=600), RUN, slurm, slurm.look).result == "done"
+    assert reshape("8", JobShape(time_limit_s=600), RUN, slurm, slurm.look).result == "done"
     assert slurm.orders == [{"TimeLimit": "10", "ExcNodeList": "n[3-4]"}]
 
 
@@ -93,29 +94,29 @@ def test_every_order_holds_what_slurm_refuses_for_a_job_that_has_started() -> No
 )
 def test_what_is_not_ours_or_does_not_wait_is_left_alone(fields: dict[str, str], result: str) -> None:
     slurm = FakeSlurm(fields)
-    assert reshape("8", Shape(nodes=2), RUN, slurm, slurm.look).result == result
+    assert reshape("8", JobShape(nodes=2), RUN, slurm, slurm.look).result == result
     assert slurm.orders == []
 
 
 def test_a_job_that_starts_in_between_is_said_to_have_started() -> None:
     slurm = FakeSlurm(WAITS, SlurmError("Job is no longer pending execution"), starts=True)
-    outcome = reshape("8", Shape(nodes=2), RUN, slurm, slurm.look)
+    outcome = reshape("8", JobShape(nodes=2), RUN, slurm, slurm.look)
     assert (outcome.result, outcome.fits) == ("started", False)
 
 
 def test_silence_is_not_taken_for_success() -> None:
     slurm = FakeSlurm(WAITS, commands.Unanswered("Socket timed out"))
-    assert reshape("8", Shape(nodes=2), RUN, slurm, slurm.look).result == "unanswered"
+    assert reshape("8", JobShape(nodes=2), RUN, slurm, slurm.look).result == "unanswered"
 
 
 def test_what_slurm_made_of_an_order_is_looked_at() -> None:
     slurm = FakeSlurm(WAITS)
-    outcome = reshape("8", Shape(nodes=2), RUN, slurm, lambda job: dict(WAITS))
+    outcome = reshape("8", JobShape(nodes=2), RUN, slurm, lambda job: dict(WAITS))
     assert outcome.result == "refused"
 
 
 def test_a_dry_run_orders_nothing() -> None:
     slurm = FakeSlurm(WAITS)
-    outcome = reshape("8", Shape(nodes=2), RUN, slurm, slurm.look, dry_run=True)
+    outcome = reshape("8", JobShape(nodes=2), RUN, slurm, slurm.look, dry_run=True)
     assert (outcome.result, slurm.orders) == ("would", [])
     assert outcome.changes["NumNodes"] == "2-2"

@@ -10,7 +10,7 @@ import pytest
 from resilio_hpc.slurm.client.gres import Gres
 from resilio_hpc.slurm.client.model import Node, Partition
 from resilio_hpc.slurm.client.states import node_state
-from resilio_hpc.slurm.submit.limits import Site, mebibytes, never_starts, seconds
+from resilio_hpc.slurm.submit.limits import SiteLimits, mebibytes, never_starts, seconds
 
 
 def node(name: str, *partitions: str, gpus: int = 4, state: str = "idle", **more: Any) -> Node:
@@ -18,7 +18,7 @@ def node(name: str, *partitions: str, gpus: int = 4, state: str = "idle", **more
     return Node(name, node_state([state]), partitions, **{**shape, **more})
 
 
-SITE = Site(
+SITE = SiteLimits(
     (
         Partition("gpu", "UP", default=True, max_time_s=86400.0, max_nodes=math.inf, min_nodes=1),
         Partition("short", "UP", max_time_s=3600.0, max_nodes=2, min_nodes=2),
@@ -74,10 +74,10 @@ def test_what_can_never_start_is_said(options: str, own: str, said: str) -> None
 
 
 def test_what_is_not_known_is_no_reason() -> None:
-    vague = Site(SITE.partitions, (node("g1", "gpu", cpus=None, memory_mb=None),))
+    vague = SiteLimits(SITE.partitions, (node("g1", "gpu", cpus=None, memory_mb=None),))
     assert never_starts({"cpus_per_task": "999", "mem": "9T"}, (), vague) == ""
     assert never_starts({"array": "0-9999999"}, (), vague) == ""
-    assert never_starts({"nodes": "9"}, (), Site((), ())) == ""
+    assert never_starts({"nodes": "9"}, (), SiteLimits((), ())) == ""
 
 
 def test_sbatchs_units() -> None:

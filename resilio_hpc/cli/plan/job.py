@@ -10,7 +10,7 @@ from pathlib import Path
 from resilio_hpc.autoparallel.search.choice import Choice
 from resilio_hpc.cli.common.submit_check import check
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.config.rank_layout import Layout, fill, values_of
+from resilio_hpc.launch.config.rank_layout import RankLayout, fill, values_of
 from resilio_hpc.slurm.submit import submission, template_files
 from resilio_hpc.slurm.submit.template import FilledTemplate, Template, normalised, render
 from resilio_hpc.slurm.submit.trial import SubmitRequest
@@ -80,7 +80,7 @@ class JobOf:
 def filled(command: Sequence[str], choice: Choice) -> tuple[str, ...]:
     """Return the command with {tp} … filled in. Raises UsageError. Pure."""
     words, shape = choice.words(), choice.offer.shape
-    degrees = Layout(choice.layout.tp, choice.layout.pp, int(words["dp"]))
+    degrees = RankLayout(choice.layout.tp, choice.layout.pp, int(words["dp"]))
     values = values_of(degrees, shape.nodes, shape.ranks_per_node)
     return fill(command, values | {name: words[name] for name in FIXED})
 

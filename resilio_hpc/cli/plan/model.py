@@ -16,7 +16,7 @@ from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model.model_description import TransformerModel
 from resilio_hpc.autoparallel.model.presets import find_model, presets
 from resilio_hpc.autoparallel.model.transformer_graph import transformer_graph
-from resilio_hpc.autoparallel.search.partition import Partition, partition_graph
+from resilio_hpc.autoparallel.search.partition import StagePartition, partition_graph
 from resilio_hpc.cli.common.steps import print_columns, size_text
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
@@ -140,7 +140,7 @@ def _print_model(model: TransformerModel | None, graph: OperatorGraph, seq: int)
     print(f"  {_flops(model.flops_per_token(length))} per token, forward and backward, at {length} tokens")
 
 
-def _print_stages(graph: OperatorGraph, found: Partition, options: argparse.Namespace) -> None:
+def _print_stages(graph: OperatorGraph, found: StagePartition, options: argparse.Namespace) -> None:
     mean = graph.total_flops / len(found.starts)
     where = "between blocks" if options.blocks else "between operators"
     print(f"{len(found.starts)} stages, cut {where}, FLOPs within {found.band * 100:g} % of {_flops(mean)}:")
@@ -155,7 +155,7 @@ def _print_stages(graph: OperatorGraph, found: Partition, options: argparse.Name
         print("  in several stages, which must keep them equal: " + ", ".join(f"{n} ({s})" for n, s in shared.items()))
 
 
-def _stages(graph: OperatorGraph, found: Partition) -> list[dict[str, Any]]:
+def _stages(graph: OperatorGraph, found: StagePartition) -> list[dict[str, Any]]:
     ends = [*found.starts[1:], len(graph.operators)]
     rows = []
     for first, end, flops, size in zip(found.starts, ends, found.flops, found.input_bytes, strict=True):
@@ -167,7 +167,7 @@ def _stages(graph: OperatorGraph, found: Partition) -> list[dict[str, Any]]:
     return rows
 
 
-def _shared(graph: OperatorGraph, found: Partition) -> dict[str, str]:
+def _shared(graph: OperatorGraph, found: StagePartition) -> dict[str, str]:
     """Parameters that more than one stage uses, with those stages."""
     users: dict[int, list[str]] = {}
     ends = [*found.starts[1:], len(graph.operators)]
@@ -178,7 +178,7 @@ def _shared(graph: OperatorGraph, found: Partition) -> dict[str, str]:
 
 
 def _as_json(
-    model: TransformerModel | None, graph: OperatorGraph, found: Partition | None, options: argparse.Namespace
+    model: TransformerModel | None, graph: OperatorGraph, found: StagePartition | None, options: argparse.Namespace
 ) -> dict[str, Any]:
     about: dict[str, Any] = {
         "name": graph.name, "parameters": graph.parameter_count, "operators": len(graph.operators),

@@ -18,7 +18,7 @@ from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, p
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.plan import emit, setting, submit, table
-from resilio_hpc.cli.plan.setting import PlanAnswer, Setting
+from resilio_hpc.cli.plan.setting import PlanAnswer, PlanSetting
 from resilio_hpc.core.errors import UsageError
 
 _EXAMPLES = """examples:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     return submit.submit(found.choices, options, command) if options.submit else 0
 
 
-def answer(asked: Setting, cost: str, rank: str) -> PlanAnswer:
+def answer(asked: PlanSetting, cost: str, rank: str) -> PlanAnswer:
     """Return the search, with the full cost model or the paper's."""
     start = time.perf_counter()
     offered = offers(asked.inventory, asked.request, asked.now)
@@ -71,7 +71,7 @@ def answer(asked: Setting, cost: str, rank: str) -> PlanAnswer:
     return PlanAnswer(ranked(searched, rank), pareto(searched), searched, time.perf_counter() - start)
 
 
-def _in_the_way(asked: Setting, searched: Sequence[Searched], cost: str) -> str:
+def _in_the_way(asked: PlanSetting, searched: Sequence[Searched], cost: str) -> str:
     """Why there is no answer at all."""
     if not searched:
         return why_none(asked.inventory, asked.request)
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 # -- for programs ------------------------------------------------------------------------------------------------------
 
 
-def as_json(asked: Setting, found: PlanAnswer, options: argparse.Namespace) -> dict[str, Any]:
+def as_json(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) -> dict[str, Any]:
     """Numbers in seconds, bytes and parts of the iteration; null where nothing is known or nothing ends."""
     best = found.choices[0]
     machine = at_shape(asked.machines[best.offer.gpu], best.offer.shape.ranks_per_node)

@@ -24,7 +24,7 @@ from resilio_hpc.autoparallel.search.failures import Reliability
 from resilio_hpc.autoparallel.search.frameworks import DEFAULT, machine_and_stack, space_of
 from resilio_hpc.autoparallel.search.inventory import Inventory, take_inventory
 from resilio_hpc.autoparallel.search.inventory_file import assumed, read_inventory
-from resilio_hpc.autoparallel.search.offers import Request, same_kind
+from resilio_hpc.autoparallel.search.offers import OfferRequest, same_kind
 from resilio_hpc.autoparallel.search.ranking import Searched, Training
 from resilio_hpc.autoparallel.search.search import Space
 from resilio_hpc.cli.plan.predict import calibration_of, file_text, profile_of
@@ -37,7 +37,7 @@ PINS = ("tp", "pp", "ep", "micro_batch", "vpp")
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlanSetting:
     """``machines``: by the GPU's name in the inventory.
 
     ``now``: Unix seconds. ``whole``: what the framework can run, without the user's limits. ``notes``: what was left
@@ -47,7 +47,7 @@ class Setting:
     description: TransformerModel
     training: Training
     inventory: Inventory
-    request: Request
+    request: OfferRequest
     machines: Mapping[str, Machine]
     reliability: Reliability
     now: float
@@ -93,7 +93,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint-s", type=float, default=1.0, metavar="S", help="a checkpoint stalls the run (1)")
 
 
-def setting(options: argparse.Namespace) -> Setting:
+def setting(options: argparse.Namespace) -> PlanSetting:
     """Everything that was said, read and checked; asks Slurm where nothing else is named. Raises UsageError."""
     check_model(options)
     description, model = described(options)
@@ -109,7 +109,9 @@ def setting(options: argparse.Namespace) -> Setting:
     pools = tuple(pool for pool in inventory.pools if pool.gpu_type in machines or pool.gpus_per_node == 0)
     kept = replace(inventory, pools=pools)
     whole = space_of(options.framework)
-    return Setting(description, training, kept, request, machines, reliability, time.time(), whole, (*unknown, *notes))
+    return PlanSetting(
+        description, training, kept, request, machines, reliability, time.time(), whole, (*unknown, *notes)
+    )
 
 
 def as_measured(
@@ -161,13 +163,13 @@ def gpu_range(text: str) -> tuple[int, int]:
     return least, most
 
 
-def _request(options: argparse.Namespace) -> Request:
+def _request(options: argparse.Namespace) -> OfferRequest:
     least, most = gpu_range(options.gpus)
     names = tuple(name for name in options.partition.split(",") if name)
-    return Request(least, most, names, options.gpu)
+    return OfferRequest(least, most, names, options.gpu)
 
 
-def _inventory(options: argparse.Namespace, request: Request) -> Inventory:
+def _inventory(options: argparse.Namespace, request: OfferRequest) -> Inventory:
     """Of a file, of Slurm, or of what the command line says."""
     if options.inventory is not None:
         return read_inventory(file_text(options.inventory), str(options.inventory))
@@ -185,7 +187,7 @@ def _inventory(options: argparse.Namespace, request: Request) -> Inventory:
 
 
 def _machines(
-    options: argparse.Namespace, inventory: Inventory, request: Request
+    options: argparse.Namespace, inventory: Inventory, request: OfferRequest
 ) -> tuple[dict[str, Machine], Stack, tuple[str, ...]]:
     """Machines by the names that the inventory has for them; what is said of those that are not known."""
     known: dict[str, Machine] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from resilio_hpc.autoparallel.search.choice import Choice
-from resilio_hpc.autoparallel.search.evaluate import Attempt, Evaluator, Patience
+from resilio_hpc.autoparallel.search.evaluate import Attempt, Evaluator, WaitLimits
 from resilio_hpc.cli.plan.job import job_of
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-wait", type=float, metavar="SECONDS", help="how far ahead the start may be (default: 0)")
     group.add_argument(
         "--settle", type=float, metavar="SECONDS",
-        help=f"how long Slurm may take to start a job that has room (default: {Patience.settle_s:g})",
+        help=f"how long Slurm may take to start a job that has room (default: {WaitLimits.settle_s:g})",
     )  # fmt: skip
     group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the job: time=2:00:00")
     group.add_argument("--dry-run", action="store_true", help="with --submit: test the choices, submit nothing")
@@ -62,13 +62,13 @@ def check_options(options: argparse.Namespace) -> None:
     patience_of(options)
 
 
-def patience_of(options: argparse.Namespace) -> Patience:
+def patience_of(options: argparse.Namespace) -> WaitLimits:
     """Return how long to wait for a start. Raises UsageError."""
     given = {f"{name}_s": getattr(options, name) for name in ("max_wait", "settle")}
     for name, value in given.items():
         if value is not None and not 0 <= value < math.inf:
             raise UsageError(f"--{name[:-2].replace('_', '-')} {value:g}: seconds, 0 or more")
-    return Patience(**{name: value for name, value in given.items() if value is not None})
+    return WaitLimits(**{name: value for name, value in given.items() if value is not None})
 
 
 def submit(choices: Sequence[Choice], options: argparse.Namespace, command: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from rich.text import Text
 from resilio_hpc.autoparallel.search.choice import Choice
 from resilio_hpc.autoparallel.search.ranking import Searched, at_shape
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
-from resilio_hpc.cli.plan.setting import PlanAnswer, Setting
+from resilio_hpc.cli.plan.setting import PlanAnswer, PlanSetting
 from resilio_hpc.core import terminal
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.events.event_text import plural, seconds
@@ -23,7 +23,7 @@ WIDE = 168  # where no person looks: nothing is folded
 START_STYLE = {"now": "green", "soon": "yellow", "ever": "dim"}
 
 
-def show(asked: Setting, found: PlanAnswer, options: argparse.Namespace) -> None:
+def show(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) -> None:
     """Print everything."""
     console = terminal.console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
@@ -35,7 +35,7 @@ def show(asked: Setting, found: PlanAnswer, options: argparse.Namespace) -> None
         console.print(Text(line), soft_wrap=True)
 
 
-def _head(asked: Setting, found: PlanAnswer) -> Text:
+def _head(asked: PlanSetting, found: PlanAnswer) -> Text:
     looked = sum(one.looked_at for one in found.searched)
     model = asked.description
     gpus = dict.fromkeys(asked.machines[one.offer.gpu].gpu for one in found.searched)
@@ -102,7 +102,9 @@ def memory_bar(used: float, of: float) -> Text:
 # -- why the others lost -----------------------------------------------------------------------------------------------
 
 
-def _after(asked: Setting, found: PlanAnswer, shown: Sequence[Choice], options: argparse.Namespace) -> Iterator[str]:
+def _after(
+    asked: PlanSetting, found: PlanAnswer, shown: Sequence[Choice], options: argparse.Namespace
+) -> Iterator[str]:
     best = found.choices[0]
     if options.pareto:
         yield f"{plural(len(shown), 'choice')} that no other beats in time, GPUs, free memory and time lost to failures"

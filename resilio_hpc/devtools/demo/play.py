@@ -31,7 +31,7 @@ class Blow:
 
 
 @dataclass(frozen=True)
-class Result:
+class DemoResult:
     """What ``summary.json`` holds."""
 
     identical: bool
@@ -53,7 +53,7 @@ class Result:
         return self.identical and all(fault.recovered for fault in self.faults)
 
 
-def launch_command(stage: s.Stage, scenario: Scenario, name: str, chained: bool) -> list[str]:
+def launch_command(stage: s.DemoStage, scenario: Scenario, name: str, chained: bool) -> list[str]:
     """Return the command of the batch script, as a user would write it."""
     run_directory = stage.visible(stage.directory / name)
     hash_file = stage.visible(stage.directory / f"{name}.json")
@@ -72,7 +72,7 @@ def launch_command(stage: s.Stage, scenario: Scenario, name: str, chained: bool)
 class Play:
     """One performance on one stage."""
 
-    def __init__(self, stage: s.Stage, scenario: Scenario, say: Say) -> None:
+    def __init__(self, stage: s.DemoStage, scenario: Scenario, say: Say) -> None:
         self._stage = stage
         self._scenario = scenario
         self._say = say
@@ -80,7 +80,7 @@ class Play:
         self._broken: str | None = None
         self._told: dict[str, int] = {}  # events of each run that have been passed on
 
-    def perform(self, goodput: Callable[[list[Event]], float | None]) -> Result:
+    def perform(self, goodput: Callable[[list[Event]], float | None]) -> DemoResult:
         """Both runs and the comparison. Raises ResilioError when a run does not end as it should."""
         undisturbed = self._undisturbed()
         disturbed = self._disturbed()
@@ -91,7 +91,7 @@ class Play:
         if not self._stage.slurm_version:
             links = sum(event.kind == "launch" for event in events)
         identical = undisturbed["hash"] == disturbed["hash"] and undisturbed["step"] == disturbed["step"]
-        return Result(
+        return DemoResult(
             identical, faults, links, self._stage.slurm_version, goodput(events), self._scenario.steps, undisturbed,
             disturbed,
         )  # fmt: skip

@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 EXAMPLE = PROJECT / "examples" / "train_gpt.py"
 
 
-class Stage(Protocol):
+class DemoStage(Protocol):
     """A place where a launch can be started and hurt."""
 
     slurm_version: str

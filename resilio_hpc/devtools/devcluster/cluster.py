@@ -15,7 +15,7 @@ from resilio_hpc.core.process import Completed, run
 from resilio_hpc.devtools.devcluster import files
 from resilio_hpc.devtools.devcluster.machines import ClusterMachines
 from resilio_hpc.devtools.devcluster.messages import ClusterStatus, MachineStatus
-from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterSpec, Layout
+from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterPaths, ClusterSpec
 
 Kind = TypeVar("Kind", bound=ClusterMachines, covariant=True)
 _POLL_S = 0.1  # each look is a command of Slurm
@@ -25,7 +25,7 @@ _COMMAND_TIMEOUT_S = 20.0
 class DevCluster(Generic[Kind]):
     """A running dev cluster. ``with devcluster.start(nodes=4) as cluster:`` ends it again at the end of the block."""
 
-    def __init__(self, spec: ClusterSpec, where: Layout, machines: Kind) -> None:
+    def __init__(self, spec: ClusterSpec, where: ClusterPaths, machines: Kind) -> None:
         self.spec = spec
         self.layout = where
         self.machines = machines

@@ -18,14 +18,14 @@ import msgspec
 import resilio_hpc
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.devtools.devcluster.messages import MachineState, Reply, Request
-from resilio_hpc.devtools.devcluster.spec import Layout
+from resilio_hpc.devtools.devcluster.spec import ClusterPaths
 
 _REQUEST_TIMEOUT_S = 15.0
 _START_TIMEOUT_S = 60.0  # a new interpreter, on a machine that may be busy
 _POLL_S = 0.01
 
 
-def ask(layout: Layout, action: str, machine: str = "") -> list[MachineState]:
+def ask(layout: ClusterPaths, action: str, machine: str = "") -> list[MachineState]:
     """Send one request to the rack and return its machines; raises SlurmError when refused or when there is no rack."""
     request = msgspec.convert({"action": action, "machine": machine}, Request)
     directory = os.open(layout.state, os.O_RDONLY | os.O_DIRECTORY) if layout.state.is_dir() else -1
@@ -51,7 +51,7 @@ def ask(layout: Layout, action: str, machine: str = "") -> list[MachineState]:
 
 
 @contextlib.contextmanager
-def claimed(layout: Layout, wait_s: float = 0.0) -> Iterator[int]:
+def claimed(layout: ClusterPaths, wait_s: float = 0.0) -> Iterator[int]:
     """Own a cluster's name: yields the lock's descriptor; raises UsageError while a rack or a command holds it."""
     layout.state.mkdir(parents=True, exist_ok=True)
     layout.state.chmod(0o711)
@@ -75,7 +75,7 @@ def claimed(layout: Layout, wait_s: float = 0.0) -> Iterator[int]:
         os.close(descriptor)
 
 
-def sweep(layout: Layout) -> None:
+def sweep(layout: ClusterPaths) -> None:
     """Remove a claimed cluster's files, whatever an earlier one left; its processes and mounts died with its rack."""
     for entry in layout.state.iterdir() if layout.state.is_dir() else ():
         if entry == layout.lock:
@@ -86,7 +86,7 @@ def sweep(layout: Layout) -> None:
             entry.unlink()
 
 
-def start_rack(layout: Layout, lock: int) -> socket.socket:
+def start_rack(layout: ClusterPaths, lock: int) -> socket.socket:
     """Start the rack, which keeps ``lock`` held; returns the leash: say ``keep`` or close it."""
     leash, theirs = socket.socketpair()
     project = str(Path(resilio_hpc.__file__).parent.parent)

@@ -10,7 +10,7 @@ import msgspec
 
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.devtools.devcluster import control, processes, slurm_conf
-from resilio_hpc.devtools.devcluster.spec import ROOTS, USER, USER_ID, ClusterSpec, Layout, base_directory, layout
+from resilio_hpc.devtools.devcluster.spec import ROOTS, USER, USER_ID, ClusterPaths, ClusterSpec, base_directory, layout
 
 
 def names() -> list[str]:
@@ -55,7 +55,7 @@ def _owner(state: Path) -> int | None:
         raise UsageError(f"{state} cannot be looked at: it is another user's") from None
 
 
-def write_files(spec: ClusterSpec, where: Layout, slurm_conf_text: str) -> None:
+def write_files(spec: ClusterSpec, where: ClusterPaths, slurm_conf_text: str) -> None:
     """Write everything that a claimed and swept cluster starts from."""
     for machine in spec.machines:
         for directory in (

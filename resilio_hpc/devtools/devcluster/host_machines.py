@@ -16,7 +16,7 @@ from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.core.process import run
 from resilio_hpc.devtools.devcluster import processes, services
 from resilio_hpc.devtools.devcluster.messages import MachineState
-from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterSpec, Layout
+from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterPaths, ClusterSpec
 
 _START_TIMEOUT_S = 20.0
 
@@ -24,7 +24,7 @@ _START_TIMEOUT_S = 20.0
 class HostMachines:
     """``ClusterMachines`` of which each is this host."""
 
-    def __init__(self, spec: ClusterSpec, where: Layout) -> None:
+    def __init__(self, spec: ClusterSpec, where: ClusterPaths) -> None:
         self._spec = spec
         self._layout = where
 
@@ -87,7 +87,7 @@ class HostMachines:
             raise SlurmError(f"{argv[0]} did not start ({error}); see {log.parent}") from None
 
 
-def is_up(where: Layout) -> bool:
+def is_up(where: ClusterPaths) -> bool:
     """Whether a rootless cluster runs there whose start was finished."""
     return where.control.is_file() and bool(processes.rootless_processes(where))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from resilio_hpc.devtools.devcluster import namespaces, services, shared_directory
-from resilio_hpc.devtools.devcluster.spec import CONTROLLER, USER, USER_ID, ClusterSpec, Layout
+from resilio_hpc.devtools.devcluster.spec import CONTROLLER, USER, USER_ID, ClusterPaths, ClusterSpec
 
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _PSEUDO = {
@@ -27,7 +27,7 @@ _FIRST_WAIT_S = 60.0
 _REBOOT_WAIT_S = 1.0
 
 
-def build_root(spec: ClusterSpec, layout: Layout, machine: str, mountinfo: str) -> Path:
+def build_root(spec: ClusterSpec, layout: ClusterPaths, machine: str, mountinfo: str) -> Path:
     """Mount the machine's whole file system below its state directory and return its root directory."""
     home = layout.machine(machine)
     layers, root = home / "layers", home / "root"
@@ -113,7 +113,7 @@ def _replace(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def run_init(spec: ClusterSpec, layout: Layout, machine: str, reboot: bool, wired: int, report: int) -> None:
+def run_init(spec: ClusterSpec, layout: ClusterPaths, machine: str, reboot: bool, wired: int, report: int) -> None:
     """Be the machine's init, for ever. ``report`` gets ``up`` or ``failed: …``; ``wired`` gives a byte for eth0."""
     try:
         hosts = (layout.etc / "hosts").read_text()

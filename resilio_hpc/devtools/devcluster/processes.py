@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.devtools.devcluster.spec import Layout
+from resilio_hpc.devtools.devcluster.spec import ClusterPaths
 
 _KILL_TIMEOUT_S = 10.0
 _LOOKS = 10
@@ -96,7 +96,7 @@ def _thread_states(pid: int) -> Iterator[str]:
             continue  # it ended while we looked
 
 
-def rootless_processes(where: Layout) -> list[int]:
+def rootless_processes(where: ClusterPaths) -> list[int]:
     """Pids on this host that carry a rootless cluster's SLURM_CONF: its daemons, steps and their tasks."""
     marker = b"SLURM_CONF=" + os.fsencode(where.etc / "slurm.conf")
     return [pid for pid, environment in _environments() if marker in environment.split(b"\0")]
@@ -111,7 +111,7 @@ def _environments() -> Iterator[tuple[int, bytes]]:
                 continue  # another user's, or it ended while we looked
 
 
-def kill_rootless(where: Layout) -> None:
+def kill_rootless(where: ClusterPaths) -> None:
     """SIGKILL everything of a rootless cluster, including what is started meanwhile."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while pids := rootless_processes(where):

@@ -24,7 +24,7 @@ import msgspec
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.devtools.devcluster import namespaces, node
 from resilio_hpc.devtools.devcluster.messages import MachineState, Reply, Request
-from resilio_hpc.devtools.devcluster.spec import ClusterSpec, Layout
+from resilio_hpc.devtools.devcluster.spec import ClusterPaths, ClusterSpec
 
 _SWITCH = "switch"
 _OTHER_SWITCH = "switch2"  # those who are split from the others still reach each other there
@@ -45,7 +45,7 @@ class _Machine:
 class Rack:
     """Machines, their power and their network cables."""
 
-    def __init__(self, spec: ClusterSpec, layout: Layout, leash: socket.socket) -> None:
+    def __init__(self, spec: ClusterSpec, layout: ClusterPaths, leash: socket.socket) -> None:
         self.spec = spec
         self.layout = layout
         self.leash = leash
@@ -255,7 +255,7 @@ def _port(machine: str) -> str:
     return f"p-{machine}"
 
 
-def _listen(layout: Layout) -> socket.socket:
+def _listen(layout: ClusterPaths) -> socket.socket:
     layout.control.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     os.chdir(layout.state)  # a socket's path may have 107 bytes only
@@ -268,7 +268,7 @@ def _listen(layout: Layout) -> socket.socket:
 
 def main(argv: list[str]) -> int:
     """``rack STATE_DIRECTORY LEASH_FD``: become the rack in namespaces of its own; the caller's child exits at once."""
-    layout = Layout(Path(argv[0]))
+    layout = ClusterPaths(Path(argv[0]))
     leash = socket.socket(fileno=int(argv[1]))
     spec = msgspec.json.decode(layout.spec.read_bytes(), type=ClusterSpec)
     os.setsid()

@@ -13,7 +13,7 @@ from resilio_hpc.devtools.devcluster import control, shared_directory
 from resilio_hpc.devtools.devcluster.messages import MachineState
 from resilio_hpc.devtools.devcluster.processes import NodeProcess, init_of, processes_of, wait_until_stopped
 from resilio_hpc.devtools.devcluster.services import ENVIRONMENT
-from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterSpec, Layout
+from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterPaths, ClusterSpec
 
 _POLL_S = 0.02
 _START_TIMEOUT_S = 20.0
@@ -22,7 +22,7 @@ _START_TIMEOUT_S = 20.0
 class RackMachines:
     """The machines of one rack: ``ClusterMachines``, and what can go wrong with them."""
 
-    def __init__(self, spec: ClusterSpec, where: Layout) -> None:
+    def __init__(self, spec: ClusterSpec, where: ClusterPaths) -> None:
         self._spec = spec
         self._layout = where
 

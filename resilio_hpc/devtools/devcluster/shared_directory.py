@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from resilio_hpc.devtools.devcluster import namespaces
-from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterSpec, Layout
+from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterPaths, ClusterSpec
 
 DAEMON = "bindfs"
 CACHED_S = 30  # acregmin is 3 s, acregmax 60 s, acdirmin 30 s by default (nfs(5))
@@ -25,7 +25,7 @@ _OPTIONS = {
 }
 
 
-def mount(spec: ClusterSpec, layout: Layout, machine: str, target: Path) -> None:
+def mount(spec: ClusterSpec, layout: ClusterPaths, machine: str, target: Path) -> None:
     """Show the shared directory at ``target``. Raises OSError with the daemon's complaint."""
     if spec.shared_mount == "bind" or machine == CONTROLLER:
         namespaces.bind(layout.shared, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterSpec, Layout
+from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterPaths, ClusterSpec
 
 _SETTINGS = {
     "SlurmctldHost": CONTROLLER,
@@ -57,7 +57,7 @@ def render_slurm_conf(spec: ClusterSpec) -> str:
     return _text(settings, [f"NodeName={names} {_hardware(spec)}"], spec)
 
 
-def render_rootless_conf(spec: ClusterSpec, where: Layout, account: str, host: str, ports: Sequence[int]) -> str:
+def render_rootless_conf(spec: ClusterSpec, where: ClusterPaths, account: str, host: str, ports: Sequence[int]) -> str:
     """slurm.conf of a cluster without namespaces: its daemons share this host, each with a port of its own.
 
     ``ports`` are slurmctld's and then one per node.

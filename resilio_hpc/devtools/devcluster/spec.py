@@ -66,7 +66,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"/dev/fakegpu{index}"
 
 
-class Layout:
+class ClusterPaths:
     """Paths of one cluster's state on the host."""
 
     def __init__(self, state: Path) -> None:
@@ -105,9 +105,9 @@ def base_directory() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "resilio-devcluster"
 
 
-def layout(name: str) -> Layout:
+def layout(name: str) -> ClusterPaths:
     """Layout of the cluster called ``name``."""
-    return Layout(base_directory() / name)
+    return ClusterPaths(base_directory() / name)
 
 
 def validate(spec: ClusterSpec) -> ClusterSpec:

@@ -22,7 +22,7 @@ from resilio_hpc.launch.chain.continuation_policy import CONTINUES
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.launch.rundir.controller_view import ControllerView
-from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.rundir.run_directory import RunIdentity
 from resilio_hpc.slurm.chain import chain
 
 FILE = "launch.json"
@@ -83,7 +83,7 @@ class Fragment(msgspec.Struct):
             return cls().package
 
 
-def find_run(path: Path) -> Run:
+def find_run(path: Path) -> RunIdentity:
     """Return the run of a directory. Raises UsageError: none there, or not this user's alone."""
     if not path.is_dir():
         raise UsageError(f"--join {path}: there is no such run directory")

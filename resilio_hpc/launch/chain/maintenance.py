@@ -23,7 +23,7 @@ from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.hostlist import expand
 from resilio_hpc.slurm.client.reservations import Reservation, in_the_way, maintenance_of, reservations, time_that_fits
 from resilio_hpc.slurm.client.text_output import duration_s
-from resilio_hpc.slurm.orders.reshape import Shape, reshape, value
+from resilio_hpc.slurm.orders.reshape import JobShape, reshape, value
 
 LOOK_S = 600.0
 Record = Callable[..., None]
@@ -86,7 +86,7 @@ def fit_next_job(run_path: Path, job: str, record: Record, now: float) -> None:
         say(f"--chain: the next job, {job}, waits until {what} is over, at {moment(one.end)}")
         return
     chain.note_time_limit(run_path, job, fields.get("TimeLimit", ""))
-    done = reshape(job, Shape(time_limit_s=fits_s), run_path)
+    done = reshape(job, JobShape(time_limit_s=fits_s), run_path)
     record("maintenance", job=job, reservation=one.name, begin=one.begin, end=one.end,
            time_limit_s=fits_s if done.fits else None, result=done.result)  # fmt: skip
     if done.fits:

@@ -35,7 +35,7 @@ SRUN_S = 5.0  # for the host of the step's srun to answer
 
 
 @dataclass(frozen=True)
-class Patience:
+class CleanupLimits:
     """How long others are waited for, in seconds."""
 
     supervisor_s: float = 30.0
@@ -47,7 +47,7 @@ class Patience:
     poll_s: float = 1.0
 
 
-PATIENCE = Patience()
+PATIENCE = CleanupLimits()
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def close_job(
     verdict: Mapping[str, Any] | None = None,
     reason: str = "",
     cut_off: bool = False,
-    patience: Patience = PATIENCE,
+    patience: CleanupLimits = PATIENCE,
 ) -> bool:
     """Close this job, of which ``part`` (``placements.Site.key``) is ours: never raises, ends within bounds.
 
@@ -121,7 +121,7 @@ def close_job(
         return False
 
 
-def stand_in(run_path: Path, part: str, nodes: Sequence[str], patience: Patience = PATIENCE) -> None:
+def stand_in(run_path: Path, part: str, nodes: Sequence[str], patience: CleanupLimits = PATIENCE) -> None:
     """At the end of an srun step's part, on every node but the first: close the job where its batch host is lost.
 
     The srun of the step is lost with it, and Slurm keeps the job until its time limit. ``nodes``: the step's."""
@@ -163,7 +163,7 @@ def stand_ins(nodes: Sequence[str], lost: Sequence[str], controller: str) -> tup
     return tuple(node for node in left if node == controller or node in left[:STAND_INS]) if lost else ()
 
 
-def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool, patience: Patience) -> bool:
+def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool, patience: CleanupLimits) -> bool:
     job = run_claim.job_of(part)
     closing = Closing(time.monotonic(), verdict, cut_off, patience.supervisor_s)
     while True:
@@ -183,7 +183,7 @@ def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool, 
     return hand_over(run_path, part, verdict, reason, patience)
 
 
-def hand_over(run_path: Path, part: str, verdict: str, reason: str, patience: Patience = PATIENCE) -> bool:
+def hand_over(run_path: Path, part: str, verdict: str, reason: str, patience: CleanupLimits = PATIENCE) -> bool:
     """Record, then cancel: the next job if it has nothing to do, and this one."""
     job = run_claim.job_of(part)
     carries_on = verdict in ("", *CONTINUES, "terminated")
@@ -212,7 +212,7 @@ def following(run_path: Path, job: str) -> list[str]:
     return jobs[jobs.index(job) + 1 :] if job in jobs else []
 
 
-def give_order(job: str, order: Callable[[str], None], patience: Patience) -> bool:
+def give_order(job: str, order: Callable[[str], None], patience: CleanupLimits) -> bool:
     """End a job by ``order``, which is repeated while slurmctld is away. Whether the job is ended, or was anyhow."""
     deadline = time.monotonic() + patience.cancel_s
     while True:
@@ -229,7 +229,7 @@ def give_order(job: str, order: Callable[[str], None], patience: Patience) -> bo
         time.sleep(patience.poll_s)
 
 
-def _note_in_comment(part: str, reason: str, patience: Patience) -> bool:
+def _note_in_comment(part: str, reason: str, patience: CleanupLimits) -> bool:
     """Write into the job's Comment, for the next job, what the run directory does not take."""
     job = run_claim.job_of(part)
     deadline = time.monotonic() + patience.cancel_s
@@ -244,6 +244,6 @@ def _note_in_comment(part: str, reason: str, patience: Patience) -> bool:
         time.sleep(patience.poll_s)
 
 
-def _verdict(run_path: Path, part: str, patience: Patience) -> str:
+def _verdict(run_path: Path, part: str, patience: CleanupLimits) -> str:
     found = bounded(lambda: run_directory.read_verdict(run_path, part), None, patience.files_s)
     return str(found.get("verdict", "")) if found else ""

@@ -29,7 +29,7 @@ MANY = 10_000
 
 
 @dataclass(frozen=True)
-class Command:
+class LaunchRequest:
     """A launch before its directory is chosen. ``given``: ``--run-dir`` names ``options.run_dir``."""
 
     options: LaunchOptions
@@ -42,7 +42,7 @@ class Command:
         return holder.slurm_part(self.environment)
 
 
-def choose(command: Command, create: bool = True) -> LaunchOptions:
+def choose(command: LaunchRequest, create: bool = True) -> LaunchOptions:
     """Return the options with the directory that the launch gets, which is then there (not with ``create`` False).
 
     Raises UsageError where another task of the step does not choose in time, or the directory cannot be used."""
@@ -75,7 +75,7 @@ def note_visit(path: Path, environment: Mapping[str, str]) -> None:
 # -- which one ---------------------------------------------------------------------------------------------------------
 
 
-def _directory(command: Command, create: bool) -> Path:
+def _directory(command: LaunchRequest, create: bool) -> Path:
     continued = continued_run(command)
     if continued is not None:
         return continued
@@ -90,7 +90,7 @@ def _directory(command: Command, create: bool) -> Path:
     return path
 
 
-def continued_run(command: Command) -> Path | None:
+def continued_run(command: LaunchRequest) -> Path | None:
     """Return the run of the same program in the job before, in a chain's next job; None for any other launch."""
     environment, directory = command.environment, command.environment.get("RESILIO_RUN_DIR", "")
     if not command.options.chain or not directory or "RESILIO_PREDECESSOR" not in environment:
@@ -111,7 +111,7 @@ def continued_run(command: Command) -> Path | None:
     return path if same_file and not _complete(path) and not _had_by(path, command.part) else None
 
 
-def _first_free(base: Path, command: Command, create: bool) -> Path:
+def _first_free(base: Path, command: LaunchRequest, create: bool) -> Path:
     for number in itertools.count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         there = read_object(path / "run.json")
@@ -155,7 +155,7 @@ def _complete(path: Path) -> bool:
     return (run_directory.read_verdict(path) or {}).get("verdict") == "completed"
 
 
-def _other_program(path: Path, command: Command) -> str:
+def _other_program(path: Path, command: LaunchRequest) -> str:
     """Return what the run's newest launch ran, in words; "" where it is the same, or cannot be told."""
     options = Fields.of(read_object(path / "launch.json")).inner("options")
     ran = (options.text("kind"), options.text("script"), *options.texts("script_args"))
@@ -170,7 +170,7 @@ def _words(program: tuple[str, ...]) -> str:
 # -- the tasks of one srun step ----------------------------------------------------------------------------------------
 
 
-def _meeting(command: Command) -> Path:
+def _meeting(command: LaunchRequest) -> Path:
     """Return a file whose name all tasks know, whatever the first one chooses."""
     environment = command.environment
     handed = environment.get("RESILIO_RUN_DIR", "") if "RESILIO_PREDECESSOR" in environment else ""

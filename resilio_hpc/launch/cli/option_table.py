@@ -6,7 +6,7 @@ Every flag of torchrun is here with torchrun's names, types and environment defa
 
 from __future__ import annotations
 
-from resilio_hpc.launch.config.flags import Flag, Group, number, rows, whole_number
+from resilio_hpc.launch.config.flags import Flag, FlagGroup, number, rows, whole_number
 from resilio_hpc.launch.config.options import LaunchOptions
 
 _WE_START_AGENTS = "agents find each other without a rendezvous server"
@@ -95,13 +95,13 @@ _TORCHRUN = (
     ),
 )
 
-_FIELDS = {group: tuple(rows(LaunchOptions, group).values()) for group in Group}
+_FIELDS = {group: tuple(rows(LaunchOptions, group).values()) for group in FlagGroup}
 GROUPS = (
-    (Group.WORLD, (*_WORLD, *_FIELDS[Group.WORLD])),
-    (Group.PROGRAM, (*_PROGRAM, *_FIELDS[Group.PROGRAM])),
-    (Group.FAILURES, (*_FIELDS[Group.FAILURES], *_FAILURES)),
-    (Group.RUN, (*_FIELDS[Group.RUN], *_RUN)),
-    (Group.OUTPUT, _FIELDS[Group.OUTPUT]),
-    (Group.TORCHRUN, (*_FIELDS[Group.TORCHRUN], *_TORCHRUN)),
+    (FlagGroup.WORLD, (*_WORLD, *_FIELDS[FlagGroup.WORLD])),
+    (FlagGroup.PROGRAM, (*_PROGRAM, *_FIELDS[FlagGroup.PROGRAM])),
+    (FlagGroup.FAILURES, (*_FIELDS[FlagGroup.FAILURES], *_FAILURES)),
+    (FlagGroup.RUN, (*_FIELDS[FlagGroup.RUN], *_RUN)),
+    (FlagGroup.OUTPUT, _FIELDS[FlagGroup.OUTPUT]),
+    (FlagGroup.TORCHRUN, (*_FIELDS[FlagGroup.TORCHRUN], *_TORCHRUN)),
 )
 FLAGS = tuple(flag for _, flags in GROUPS for flag in flags)

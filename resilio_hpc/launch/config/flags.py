@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 
-class Group(StrEnum):
+class FlagGroup(StrEnum):
     """The groups of ``--help``, in its order."""
 
     WORLD = "the world"
@@ -65,7 +65,7 @@ _GIVEN_BY_DEFAULT = object()
 
 
 def flag(
-    group: Group,
+    group: FlagGroup,
     help: str,
     default: Any,
     type: Callable[[str], Any] | None = str,
@@ -82,19 +82,20 @@ def flag(
     """
     raw = default if raw is _GIVEN_BY_DEFAULT else raw
     return dataclasses.field(
-        default=default, metadata={Group: group, Flag: Flag(tuple(names.split()), help, type, raw, reads=reads, **rest)}
+        default=default,
+        metadata={FlagGroup: group, Flag: Flag(tuple(names.split()), help, type, raw, reads=reads, **rest)},
     )
 
 
-world_flag = partial(flag, Group.WORLD)
-program_flag = partial(flag, Group.PROGRAM)
-failures_flag = partial(flag, Group.FAILURES)
-run_flag = partial(flag, Group.RUN)
-output_flag = partial(flag, Group.OUTPUT)
-torchrun_flag = partial(flag, Group.TORCHRUN)
+world_flag = partial(flag, FlagGroup.WORLD)
+program_flag = partial(flag, FlagGroup.PROGRAM)
+failures_flag = partial(flag, FlagGroup.FAILURES)
+run_flag = partial(flag, FlagGroup.RUN)
+output_flag = partial(flag, FlagGroup.OUTPUT)
+torchrun_flag = partial(flag, FlagGroup.TORCHRUN)
 
 
-def rows(options: type, group: Group | None = None) -> dict[str, Flag]:
+def rows(options: type, group: FlagGroup | None = None) -> dict[str, Flag]:
     """Return field → flag of a dataclass, in its order; of one group, or of all.
 
     A field without names is called as it is, without the unit ``_s``.
@@ -102,7 +103,7 @@ def rows(options: type, group: Group | None = None) -> dict[str, Flag]:
     found: dict[str, Flag] = {}
     for field in dataclasses.fields(options):
         row: Flag | None = field.metadata.get(Flag)
-        if row is not None and group in (None, field.metadata[Group]):
+        if row is not None and group in (None, field.metadata[FlagGroup]):
             name = "--" + field.name.removesuffix("_s").replace("_", "-")
             found[field.name] = row if row.names else dataclasses.replace(row, names=(name,))
     return found

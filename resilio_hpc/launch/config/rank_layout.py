@@ -21,7 +21,7 @@ _WORD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|(?<!\$)\{([A-Za-z_]\w*)\}")
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Degrees whose product is the world size."""
 
     tensor_parallel: int
@@ -59,7 +59,7 @@ def _parse(row: str) -> tuple[int, tuple[int, int]]:
     return int(match[1] or 0), (degrees.get("tp", 1), degrees.get("pp", 1))
 
 
-def layout_of(rows: Sequence[str], world_size: int) -> Layout:
+def layout_of(rows: Sequence[str], world_size: int) -> RankLayout:
     """Return the layout of a round. Raises UsageError where the degrees do not divide the number of ranks."""
     tensor, pipeline = model_parallel(rows, world_size)
     if world_size % (tensor * pipeline):
@@ -67,21 +67,21 @@ def layout_of(rows: Sequence[str], world_size: int) -> Layout:
             f"--layout: {world_size} ranks cannot be divided into copies of tp={tensor} x pp={pipeline} ranks: add "
             f"--layout {world_size}:tp=…,pp=…, or keep to numbers of nodes that fit with --node-unit"
         )
-    return Layout(tensor, pipeline, world_size // (tensor * pipeline))
+    return RankLayout(tensor, pipeline, world_size // (tensor * pipeline))
 
 
 def check(options: LaunchOptions) -> None:
     """Raise UsageError for what would be wrong with some number of nodes that the run may have."""
     model_parallel(options.layouts, 0)
     if options.fill_arguments:
-        fill(options.script_args, values_of(Layout(1, 1, 1), 1, 1))
+        fill(options.script_args, values_of(RankLayout(1, 1, 1), 1, 1))
     if options.layouts and options.nproc_per_node.isdecimal():
         unit = options.node_unit
         for nodes in range(-(-options.min_nodes // unit) * unit, options.max_nodes + 1, unit):
             layout_of(options.layouts, nodes * int(options.nproc_per_node))
 
 
-def values_of(layout: Layout, nodes: int, ranks_per_node: int) -> dict[str, str]:
+def values_of(layout: RankLayout, nodes: int, ranks_per_node: int) -> dict[str, str]:
     """Return what ``--fill-arguments`` puts in."""
     return {
         "tp": str(layout.tensor_parallel),

@@ -15,7 +15,7 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import KnownAgent
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER, Membership, has_quorum, next_membership, quorum_since, settled
-from resilio_hpc.launch.protocol.node_list import Entry, NodeList
+from resilio_hpc.launch.protocol.node_list import NodeEntry, NodeList
 
 RESEND_S = 0.5
 COUNTED_PER_S = 100_000  # agents: with thousands, to count them takes milliseconds
@@ -136,10 +136,10 @@ class Voters:
         for node, agent in run.agents.items():
             host, _, port = agent.hello.endpoint.rpartition(":")
             if node not in gone:
-                known[node] = Entry(node, host, int(port) if port.isdigit() else 0)
+                known[node] = NodeEntry(node, host, int(port) if port.isdigit() else 0)
         joiners = {node for node, agent in run.agents.items() if agent.hello.joiner}  # they will go: last
 
-        def turn(entry: Entry) -> tuple[bool, int, str]:
+        def turn(entry: NodeEntry) -> tuple[bool, int, str]:
             return (entry.node in joiners, ranks.get(entry.node, len(ranks)), entry.node)
 
         return NodeList.of(sorted(known.values(), key=turn))

@@ -22,7 +22,7 @@ from resilio_hpc.launch.notify.sender import ATTEMPTS, SEND_TIMEOUT_S
 from resilio_hpc.launch.process import bootstrap, process_tree
 from resilio_hpc.launch.process.announce import announcement, say
 from resilio_hpc.launch.rundir.notify_targets import Target, kept
-from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.rundir.run_directory import RunIdentity
 
 ANSWER_TIMEOUT_S = ATTEMPTS * SEND_TIMEOUT_S + 5.0
 FAREWELL_S = 5.0
@@ -126,7 +126,7 @@ class Notifier:
     """Takes the controller's ledger entries, and sends what is worth it to the run's targets."""
 
     def __init__(
-        self, run: Run, job: str, record: Record, targets: tuple[Target, ...] | None = None, cwd: str = ""
+        self, run: RunIdentity, job: str, record: Record, targets: tuple[Target, ...] | None = None, cwd: str = ""
     ) -> None:
         self._run = run
         self._job = job
@@ -204,7 +204,7 @@ class Notifier:
             channel.kill()
 
 
-def tell_verdict(run: Run, job: str, record: Record, verdict: Mapping[str, Any]) -> None:
+def tell_verdict(run: RunIdentity, job: str, record: Record, verdict: Mapping[str, Any]) -> None:
     """Tell of a verdict that no controller has given. Takes up to ``FAREWELL_S``."""
     notifier = Notifier(run, job, record)
     notifier.take("verdict", verdict)

@@ -18,13 +18,13 @@ import msgspec
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.protocol.message_parts import Count
-from resilio_hpc.launch.protocol.node_list import Entry, NodeList, nodes_of, set_of
+from resilio_hpc.launch.protocol.node_list import NodeEntry, NodeList, nodes_of, set_of
 
 NEVER = float("-inf")
 WitnessName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}\Z")]
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True):
+class VoterGroup(msgspec.Struct, frozen=True, array_like=True):
     """Voters, as a host list, and the name of their witness."""
 
     names: str
@@ -49,7 +49,7 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Count = 0
     number: Count = 0
     voters: NodeList = NodeList()
-    before: tuple[Group, ...] = ()
+    before: tuple[VoterGroup, ...] = ()
     witness: WitnessName = "0.0"
 
     @property
@@ -77,13 +77,13 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def first_membership(nodes: Collection[str]) -> Membership:
     """Return what every agent of a job knows at its start: the nodes of the allocation."""
-    return Membership(0, 0, NodeList.of([Entry(node, node, 0) for node in nodes]))
+    return Membership(0, 0, NodeList.of([NodeEntry(node, node, 0) for node in nodes]))
 
 
 def next_membership(last: Membership, epoch: int, voters: NodeList, settled: bool) -> Membership:
     """Return the membership after ``last``, which still counts, with what came before it unless it was settled."""
     number = last.number + 1 if last.epoch == epoch else 1
-    groups = dict.fromkeys((Group(last.voters.names, last.witness), *(() if settled else last.before)))
+    groups = dict.fromkeys((VoterGroup(last.voters.names, last.witness), *(() if settled else last.before)))
     same = [group for group in groups if sorted(nodes_of(group.names)) == sorted(voters.nodes)]
     before = tuple(group for group in groups if group not in same)
     return Membership(epoch, number, voters, before, same[0].witness if same else f"{epoch}.{number}")

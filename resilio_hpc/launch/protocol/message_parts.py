@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
-from resilio_hpc.launch.protocol.node_list import HOST_NAME, Entry, NodeList
+from resilio_hpc.launch.protocol.node_list import HOST_NAME, NodeEntry, NodeList
 
 PORT_NUMBER = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
@@ -143,4 +143,4 @@ def _by_node(world: NodeList) -> dict[str, Member]:
 
 def world_of(members: Sequence[Member]) -> NodeList:
     """Return the form in which a round's members travel."""
-    return NodeList.of([Entry(member.node, member.address, member.local_world_size) for member in members])
+    return NodeList.of([NodeEntry(member.node, member.address, member.local_world_size) for member in members])

@@ -24,7 +24,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _is_host_name = re.compile(HOST_NAME).match
 
 
-class Entry(NamedTuple):
+class NodeEntry(NamedTuple):
     """One node: its name, the address under which others reach it, and a number that the node list is about."""
 
     node: str
@@ -50,7 +50,7 @@ class NodeList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"node list of {count} nodes with runs that do not fit")
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> NodeList:
+    def of(cls, entries: Sequence[NodeEntry]) -> NodeList:
         """Encode."""
         return cls(
             compress([entry.node for entry in entries]),
@@ -63,7 +63,7 @@ class NodeList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The names in order."""
         return nodes_of(self.names)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[NodeEntry, ...]:
         """Decode."""
         return _entries(self)
 
@@ -91,10 +91,10 @@ def set_of(names: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
-def _entries(nodes: NodeList) -> tuple[Entry, ...]:
+def _entries(nodes: NodeList) -> tuple[NodeEntry, ...]:
     addresses = [value for length, value in nodes.addresses for _ in range(length)]
     numbers = [value for length, value in nodes.numbers for _ in range(length)]
     return tuple(
-        Entry(node, address or node, number)
+        NodeEntry(node, address or node, number)
         for node, address, number in zip(nodes.nodes, addresses, numbers, strict=True)
     )

@@ -114,7 +114,7 @@ class Resizer:
     def _reshape(self, successor: str, nodes: int) -> None:
         """Another size, and so another number of faulty nodes that it can do without."""
         path = self._view.path
-        done = reshape.reshape(successor, reshape.Shape(nodes=nodes), path, self._client.orders)
+        done = reshape.reshape(successor, reshape.JobShape(nodes=nodes), path, self._client.orders)
         if not done.fits:
             raise SlurmError(done.why)
         last = next(iter(run_claim.newest(path)), None)

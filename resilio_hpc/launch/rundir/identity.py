@@ -16,7 +16,7 @@ from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.rundir import node_directories, notify_targets, run_directory
 from resilio_hpc.launch.rundir.notify_targets import Target
-from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.rundir.run_directory import RunIdentity
 
 FILE = "identity.json"
 
@@ -27,12 +27,12 @@ class _Kept(msgspec.Struct, frozen=True):
     targets: tuple[str, ...]
 
 
-def identify(settings: AgentSettings) -> tuple[Run, tuple[Target, ...]]:
+def identify(settings: AgentSettings) -> tuple[RunIdentity, tuple[Target, ...]]:
     """Return the run, and whom the job notifies. Raises what ``run_directory.read_run`` does."""
     path = Path(settings.options.run_dir)
     kept = _read(settings) if settings.run_id else None
     if kept is not None:
-        return Run(path, settings.run_id, kept.secret), notify_targets.parsed(kept.targets)
+        return RunIdentity(path, settings.run_id, kept.secret), notify_targets.parsed(kept.targets)
     run = run_directory.read_run(path)
     targets = notify_targets.kept(path)
     _keep(run, settings, targets)
@@ -58,7 +58,7 @@ def _read(settings: AgentSettings) -> _Kept | None:
     return kept if kept.job == settings.job else None  # another job of the run may notify others
 
 
-def _keep(run: Run, settings: AgentSettings, targets: tuple[Target, ...]) -> None:
+def _keep(run: RunIdentity, settings: AgentSettings, targets: tuple[Target, ...]) -> None:
     kept = _Kept(settings.job, run.secret, tuple(target.text for target in targets))
     file = _directory(run.run_id, settings.node) / FILE
     write_atomic(file, msgspec.json.encode(kept), mode=0o600, durable=False)

@@ -44,7 +44,7 @@ STDIN = "stdin"
 
 
 @dataclass(frozen=True)
-class Run:
+class RunIdentity:
     """A run's identity."""
 
     path: Path
@@ -52,7 +52,7 @@ class Run:
     secret: bytes
 
 
-def open_run(path: Path, wait_s: float = 10.0, program: Sequence[str] = ()) -> Run:
+def open_run(path: Path, wait_s: float = 10.0, program: Sequence[str] = ()) -> RunIdentity:
     """Create the run directory, or join it where it exists. Several nodes may do this at the same time.
 
     ``program``: for which it is created (``run_choice``).
@@ -91,7 +91,7 @@ def trusted_run(path: Path) -> Path:
         raise Untrusted(f"{error}; choose another with --run-dir") from None
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunIdentity:
     """Return the identity of an existing run directory. Raises FileNotFoundError or UsageError."""
     text = trusted_files.read_text(path / "run.json")
     secret = _read_secret(path / "secret")
@@ -101,7 +101,7 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path} was made by a newer resilio_hpc (format {version}): update this one")
     if version is None or not _RUN_ID.fullmatch(run_id):
         raise UsageError(f"{path}/run.json is not one of ours: choose another directory with --run-dir")
-    return Run(path, run_id, secret)
+    return RunIdentity(path, run_id, secret)
 
 
 def _read_secret(path: Path) -> bytes:

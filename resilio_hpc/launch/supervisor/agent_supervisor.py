@@ -26,7 +26,7 @@ from resilio_hpc.launch.process.helper_watch import HelperWatch
 from resilio_hpc.launch.process.output_relay import Outputs
 from resilio_hpc.launch.rundir import identity, node_directories, stale_directories
 from resilio_hpc.launch.rundir.controller_view import ControllerView
-from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.rundir.run_directory import RunIdentity
 from resilio_hpc.slurm.client import commands
 
 WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sbatch --signal=B:…: the time limit is near
@@ -65,7 +65,7 @@ class AgentKeeper:
     def __init__(
         self,
         site: p.Site,
-        run: Run,
+        run: RunIdentity,
         recipe: p.Recipe,
         files: Files,
         leaves: bool = False,

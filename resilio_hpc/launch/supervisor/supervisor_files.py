@@ -16,7 +16,7 @@ from resilio_hpc.launch.process.announce import say
 from resilio_hpc.launch.rundir import chain_order, node_directories, stale_directories
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
 from resilio_hpc.launch.rundir.io_worker import Storage
-from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.rundir.run_directory import RunIdentity
 
 LOOK_S = 0.3
 LAST_LOOK_S = 5.0
@@ -26,7 +26,7 @@ FAREWELL_S = 20.0  # for the run directory to take what is left of the ledger
 class SupervisorFiles:
     """``part``: the part of the run whose end is looked for; ``writer``: the ledger's. Not safe for threads."""
 
-    def __init__(self, run: Run, part: str, writer: str) -> None:
+    def __init__(self, run: RunIdentity, part: str, writer: str) -> None:
         self._run = run
         self._directory = node_directories.make(node_directories.local_base())
         self._held = stale_directories.AgentLocks([self._directory])

@@ -10,7 +10,7 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.process import announce
-from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.rundir.run_directory import RunIdentity
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class NodeContext:
     """
 
     settings: AgentSettings
-    run: Run
+    run: RunIdentity
     local_dir: Path
     arena_dir: Path
     ledger: Ledger

@@ -15,7 +15,7 @@ from resilio_hpc.launch.allocation.placements import GROUP_VARIABLE, Placement, 
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.rundir import run_directory
-from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.rundir.run_directory import RunIdentity
 from resilio_hpc.launch.supervisor.agent_supervisor import AgentKeeper
 from resilio_hpc.slurm.client.allocation import Allocation
 from tests.support.waiting import until
@@ -59,7 +59,7 @@ class StillWatch(JobWatch):
 class Shown:
     """What the keeper is shown of the run directory; while ``hangs``, nothing new."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunIdentity) -> None:
         self.ledger = Ledger(run.path / "ledger", "7-supervisor-main")
         self.verdict: dict[str, Any] | None = None
         self.status: dict[str, Any] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from resilio_hpc.launch.consensus.follower import Succession
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import Membership, first_membership
-from resilio_hpc.launch.protocol.node_list import Entry, NodeList
+from resilio_hpc.launch.protocol.node_list import NodeEntry, NodeList
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 
 LIMIT_S = 5.0
@@ -15,7 +15,7 @@ ABC = ("a", "b", "c")
 
 
 def with_voters(*names: str) -> Membership:
-    return Membership(1, 1, NodeList.of([Entry(name, name, 1) for name in names]))
+    return Membership(1, 1, NodeList.of([NodeEntry(name, name, 1) for name in names]))
 
 
 @dataclass
