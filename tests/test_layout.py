@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,6 +43,8 @@ FOREIGN_FORMATS = {  # what others write and read is made and read here, each by
 }
 MAX_LINES = 400
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
+# No more may be added.
+SHARED_CLASS_NAMES = {"Limits", "Piece", "Place", "Read", "Serve", "Source", "Stored", "Table", "Writer"}
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -206,6 +209,16 @@ def test_public_names_exist(room: str) -> None:
     assert sorted(set(public)) == sorted(public)
     assert [name for name in public if not hasattr(package, name)] == []
     assert [name for name in public if callable(getattr(package, name)) and not getattr(package, name).__doc__] == []
+
+
+def class_names(tree: ast.AST) -> list[str]:
+    """Public classes that are defined here."""
+    return [node.name for node in walked(tree) if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    names = Counter(name for path in PACKAGE_FILES for name in class_names(parsed(path)))
+    assert {name for name, count in names.items() if count > 1} <= SHARED_CLASS_NAMES
 
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])

@@ -42,7 +42,7 @@ class Absent(HealthError):
     """The node has nothing that this check is about."""
 
 
-class Limits:
+class Thresholds:
     """The thresholds of a check, from its table; every name that is asked for is in the shipped table."""
 
     def __init__(self, values: Mapping[str, Limit]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.errors import ResilioError
-from resilio_hpc.prolog_epilog.base.check import Limits, Unreadable
+from resilio_hpc.prolog_epilog.base.check import Thresholds, Unreadable
 from resilio_hpc.prolog_epilog.base.isolated import Mark
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 
@@ -23,10 +23,10 @@ def nvml_module() -> Any:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeView:
     """The node as a fetcher sees it, through ``root``. ``target``: which file system or directory is its subject."""
 
-    settings: Mapping[str, Limits] = field(default_factory=dict)
+    settings: Mapping[str, Thresholds] = field(default_factory=dict)
     root: Path = Path("/")
     nvml: Callable[[], Any] = nvml_module
     target: str = ""

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from resilio_hpc.prolog_epilog.base.check import DeviceHistory, Doubt, Fault, Former, Limits, Unreadable, Value
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import DeviceHistory, Doubt, Fault, Former, Thresholds, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.node import NodeView
 
-Judge = Callable[[Any, Limits], Iterable[Fault]]
+Judge = Callable[[Any, Thresholds], Iterable[Fault]]
 Counters = Callable[[Any], Mapping[str, int | Unreadable]]
 Normal = Callable[[Any], Mapping[str, Value]]
-Comparing = Callable[[Any, Limits, DeviceHistory], Iterable[Fault]]
-Remembering = Callable[[Any, Limits, Former], tuple[Iterable[Fault], object]]
+Comparing = Callable[[Any, Thresholds, DeviceHistory], Iterable[Fault]]
+Remembering = Callable[[Any, Thresholds, Former], tuple[Iterable[Fault], object]]
 
 _WINDOW_S = 3600.0
 _SAMPLE_EVERY_S = 300.0
@@ -25,8 +25,8 @@ _SAMPLE_EVERY_S = 300.0
 class Source:
     """``fetch`` reads. ``targets`` names what each gets a child of its own, so that one that hangs hides no other."""
 
-    fetch: Callable[[Node], Any]
-    targets: Callable[[Node], list[str]] = lambda _: [""]
+    fetch: Callable[[NodeView], Any]
+    targets: Callable[[NodeView], list[str]] = lambda _: [""]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Probe:
         Keeps the best value of each since the node started.
         """
 
-        def compare(reading: Any, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+        def compare(reading: Any, limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
             seen = _values(former.kept)
             best = {name: max(value, seen.get(name, value)) for name, value in normal(reading).items()}
             return judge(reading, limits, DeviceHistory(former.normal or {}, seen)), {**seen, **best}
@@ -59,7 +59,7 @@ class Probe:
     def rising(cls, counters: Counters, words: str, index_of: Callable[[Any, str], int] = lambda *_: -1) -> Probe:
         """Return a check of counters, named by device and counter (``mlx5_0/1 link_downed``): see ``rising``."""
 
-        def judge(reading: Any, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+        def judge(reading: Any, limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
             faults, kept = rising(counters(reading), limits.number("per_hour"), former, words)
             return [msgspec.structs.replace(one, index=index_of(reading, one.device)) for one in faults], kept
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from resilio_hpc.prolog_epilog.base.check import Fault, Former, Limits, Unreadable
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Fault, Former, Thresholds, Unreadable
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 
 _STEP = re.compile(r"slurmstepd: \[(\d+)\.")
@@ -41,7 +41,7 @@ def parse_stat(text: str) -> Process:
         raise Unreadable(f"/proc/PID/stat: not that of a process: {text[:60]!r}") from error
 
 
-def fetch(node: Node) -> list[Process]:
+def fetch(node: NodeView) -> list[Process]:
     """Every process; those that end meanwhile are left out."""
     files = node.files
     found = []
@@ -64,7 +64,7 @@ def jobs_here(files: NodeFiles) -> set[str]:
     return found
 
 
-def uninterruptible(processes: list[Process], limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+def uninterruptible(processes: list[Process], limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
     """Return processes that were in state D at every look for so long: what they wait for will not come."""
     before = former.kept if isinstance(former.kept, dict) else {}
     since = {}
@@ -86,7 +86,7 @@ def uninterruptible(processes: list[Process], limits: Limits, former: Former) ->
     return [Fault(text)], since
 
 
-def zombies(processes: list[Process], limits: Limits) -> Iterable[Fault]:
+def zombies(processes: list[Process], limits: Thresholds) -> Iterable[Fault]:
     """Dead processes that are not collected, by the parent that should."""
     dead = [process for process in processes if process.state == "Z"]
     if len(dead) > limits.number("most"):
@@ -95,7 +95,7 @@ def zombies(processes: list[Process], limits: Limits) -> Iterable[Fault]:
         yield Fault(f"{len(dead)} zombies, {parents.count(worst)} of them of process {worst}")
 
 
-def running(processes: list[Process], limits: Limits) -> Iterable[Fault]:
+def running(processes: list[Process], limits: Thresholds) -> Iterable[Fault]:
     """Daemons that must run, by name (15 characters of it, as the kernel keeps them)."""
     alive = {process.name for process in processes if process.state not in ("Z", "X")}
     for name in limits.texts("daemons"):

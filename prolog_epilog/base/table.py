@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.prolog_epilog.base.check import Check, Limit, Limits
+from resilio_hpc.prolog_epilog.base.check import Check, Limit, Thresholds
 
 SHIPPED = Path(__file__).parents[1] / "checks"
 SITE = Path("/etc/resilio/health.toml")
@@ -30,7 +30,7 @@ class Table:
     """All checks by name, in the order of the files, and the settings of sources that several checks share."""
 
     checks: Mapping[str, Check]
-    settings: Mapping[str, Limits]
+    settings: Mapping[str, Thresholds]
 
     def check(self, name: str) -> Check:
         """Return the check of that name. Raises UsageError with the nearest one."""
@@ -56,7 +56,7 @@ def load(site: Path | None = None, shipped: Path = SHIPPED) -> Table:
         settings |= content.get("settings", {})
     if site is not None or SITE.exists():
         overlay(checks, settings, _read(site or SITE), str(site or SITE))
-    return Table(checks, {name: Limits(values) for name, values in settings.items()})
+    return Table(checks, {name: Thresholds(values) for name, values in settings.items()})
 
 
 def overlay(

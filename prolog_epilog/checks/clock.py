@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from resilio_hpc.prolog_epilog.base.check import Absent, Fault, Limits, Unreadable
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Absent, Fault, Thresholds, Unreadable
+from resilio_hpc.prolog_epilog.base.node import NodeView
 
 _STA_UNSYNC = 0x0040
 _TIME_ERROR = 5
@@ -36,7 +36,7 @@ class ClockState:
     most_error_s: float
 
 
-def fetch(node: Node) -> ClockState:
+def fetch(node: NodeView) -> ClockState:
     """Read the clock's state. Raises Unreadable."""
     captured = node.files.optional("/.adjtimex")  # a captured tree has what adjtimex said
     if captured is not None:
@@ -59,12 +59,12 @@ def parse(text: str) -> ClockState:
     return ClockState(not (state == _TIME_ERROR or status & _STA_UNSYNC), most / 1e6)
 
 
-def synchronised(clock: ClockState, limits: Limits) -> Iterable[Fault]:
+def synchronised(clock: ClockState, limits: Thresholds) -> Iterable[Fault]:
     if not clock.synchronised:
         yield Fault("the clock is not synchronised (adjtimex): is chronyd or ntpd running?")
 
 
-def error(clock: ClockState, limits: Limits) -> Iterable[Fault]:
+def error(clock: ClockState, limits: Thresholds) -> Iterable[Fault]:
     """munge refuses what is 300 s off; time stamps of many nodes are compared long before."""
     if not clock.synchronised:
         raise Absent("the clock is not synchronised")

@@ -15,8 +15,8 @@ import msgspec
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import run
-from resilio_hpc.prolog_epilog.base.check import Absent, Fault, Limits, Unreadable
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Absent, Fault, Thresholds, Unreadable
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 
 HEALTH = ("dcgmi", "health", "--check", "--group", "0", "--json")  # group 0: all GPUs
@@ -59,14 +59,14 @@ class Reading:
     uuids: Mapping[int, str]
 
 
-def fetch(node: Node) -> Reading:
+def fetch(node: NodeView) -> Reading:
     """Read DCGM. Raises Absent where it is not installed or watches nothing; Unreadable where its engine is silent."""
     health = _said(node, HEALTH)
     incidents = parse_health(health)
     return Reading(incidents, parse_discovery(_said(node, DISCOVERY)) if incidents else {})
 
 
-def _said(node: Node, command: tuple[str, ...]) -> str:
+def _said(node: NodeView, command: tuple[str, ...]) -> str:
     captured = _captured(node.files, command)
     if captured is not None:
         return captured
@@ -121,17 +121,17 @@ def parse_discovery(text: str) -> Mapping[int, str]:
     return found
 
 
-def failures(reading: Reading, limits: Limits) -> Iterable[Fault]:
+def failures(reading: Reading, limits: Thresholds) -> Iterable[Fault]:
     """Return what DCGM calls a failure, of the systems that the site wants to act on."""
     return _faults(reading, "Failure", limits)
 
 
-def warnings(reading: Reading, limits: Limits) -> Iterable[Fault]:
+def warnings(reading: Reading, limits: Thresholds) -> Iterable[Fault]:
     """Return what it warns of."""
     return _faults(reading, "Warning", limits)
 
 
-def _faults(reading: Reading, result: str, limits: Limits) -> Iterable[Fault]:
+def _faults(reading: Reading, result: str, limits: Thresholds) -> Iterable[Fault]:
     systems = limits.texts("systems")
     for one in reading.incidents:
         if one.result == result and (not systems or one.system.removesuffix(" system") in systems):

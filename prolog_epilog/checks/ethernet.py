@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Limits, Unreadable, Value
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Thresholds, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 
 CLASS = "/sys/class/net"
@@ -29,7 +29,7 @@ class Interface:
     trouble: str = ""
 
 
-def fetch(node: Node) -> list[Interface]:
+def fetch(node: NodeView) -> list[Interface]:
     """Interfaces that are up and are hardware. Raises Absent without any."""
     files = node.files
     found = []
@@ -67,7 +67,7 @@ def _interface(files: NodeFiles, name: str, folder: str) -> Interface:
     )
 
 
-def link(interfaces: list[Interface], limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def link(interfaces: list[Interface], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """Up, and yet without a carrier, unless the baseline says that this is normal."""
     for one in interfaces:
         if one.trouble:
@@ -84,7 +84,7 @@ def carriers(interfaces: list[Interface]) -> Mapping[str, Value]:
     return {one.name: one.carrier for one in interfaces if not one.trouble}
 
 
-def speed(interfaces: list[Interface], limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def speed(interfaces: list[Interface], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """Slower than the site says, or than the interface was before."""
     yield from (Doubt(one.trouble, one.name) for one in interfaces if one.trouble)
     for one in interfaces:

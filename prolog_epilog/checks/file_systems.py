@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Limits, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Thresholds, Unreadable, Value
 from resilio_hpc.prolog_epilog.base.mounts import MOUNTINFO, Mount, mount_of, parse_mountinfo, plain
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node import NodeView
 
 # Full is another check's; and a user, or root on a squashed export, may not write everywhere.
 _NOT_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
@@ -45,7 +45,7 @@ class FileSystem:
         return f"{self.path} {self.type}"
 
 
-def targets(node: Node) -> list[str]:
+def targets(node: NodeView) -> list[str]:
     """Return the paths of the site's settings and network mounts; each file system once. Touches none of them."""
     settings = node.settings["file-systems"]
     return choose(parse_mountinfo(node.files.text(MOUNTINFO)), settings.texts("paths"), settings.texts("types"))
@@ -69,7 +69,7 @@ def is_network(mount: Mount, types: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(mount.type, pattern) for pattern in types)
 
 
-def fetch(node: Node) -> FileSystem:
+def fetch(node: NodeView) -> FileSystem:
     """Look at the target's file system, and write a file where the settings say so. May hang: that is measured."""
     settings = node.settings["file-systems"]
     mounts = parse_mountinfo(node.files.text(MOUNTINFO))
@@ -125,7 +125,7 @@ def _why(error: OSError) -> str:
     return "" if error.errno in _NOT_OURS else error.strerror or str(error.errno)
 
 
-def space(found: FileSystem, limits: Limits) -> Iterable[Fault]:
+def space(found: FileSystem, limits: Thresholds) -> Iterable[Fault]:
     """Too little room. Pseudo file systems have no size, and images that are read-only are full by nature."""
     if found.size_bytes <= 0 or found.read_only:
         return
@@ -137,7 +137,7 @@ def space(found: FileSystem, limits: Limits) -> Iterable[Fault]:
         yield Fault(f"{found.path} has {percent:.1f} % ({mib:.0f} MiB) free", found.path)
 
 
-def inodes(found: FileSystem, limits: Limits) -> Iterable[Fault]:
+def inodes(found: FileSystem, limits: Thresholds) -> Iterable[Fault]:
     """Too few inodes; file systems without a fixed number say 0 of 0."""
     if found.inodes > 0 and not found.network and not found.read_only:
         percent = 100 * found.free_inodes / found.inodes
@@ -145,7 +145,7 @@ def inodes(found: FileSystem, limits: Limits) -> Iterable[Fault]:
             yield Fault(f"{found.path} has {percent:.1f} % ({found.free_inodes}) inodes free", found.path)
 
 
-def writable(found: FileSystem, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def writable(found: FileSystem, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """Read-only now, and writable before.
 
     What was never writable is meant so: software, images, exports. A file that cannot be written although the mount
@@ -169,7 +169,7 @@ def takes_files(found: FileSystem) -> Mapping[str, Value]:
     return {found.identity: not found.read_only and not found.refused}
 
 
-def latency(found: FileSystem, limits: Limits) -> Iterable[Fault]:
+def latency(found: FileSystem, limits: Thresholds) -> Iterable[Fault]:
     """Slow, and yet within the budget."""
     if found.seconds > limits.number("slow_s"):
         yield Fault(f"{found.path} took {found.seconds:.1f} s to answer", found.path)
@@ -193,7 +193,7 @@ class MountTable:
         return path in mounted or self.real(path) in mounted
 
 
-def fetch_mount_table(node: Node) -> MountTable:
+def fetch_mount_table(node: NodeView) -> MountTable:
     mounts = parse_mountinfo(node.files.text(MOUNTINFO))
     wanted, trouble = parse_fstab(node.files.optional("/etc/fstab") or "")
     return MountTable(tuple(mounts), tuple(wanted), tuple(trouble), node.files.real)
@@ -223,7 +223,7 @@ def tidy(path: str) -> str:
     return re.sub("/+", "/", path).rstrip("/") or "/"
 
 
-def present(table: MountTable, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def present(table: MountTable, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """Yield what should be mounted and is not, unless it was not when the baseline was taken.
 
     The types need not be those of fstab: autofs stands in for what it mounts.

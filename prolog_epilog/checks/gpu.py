@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
-from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Limits, OnFail, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.check import (
+    Absent,
+    DeviceHistory,
+    Doubt,
+    Fault,
+    OnFail,
+    Thresholds,
+    Unreadable,
+    Value,
+)
 from resilio_hpc.prolog_epilog.checks.gpu_readings import Gpu, Gpus
 
 _THROTTLES = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
@@ -49,13 +58,13 @@ def _present(reading: Gpus) -> list[Gpu]:
     return present
 
 
-def driver(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def driver(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     """Yield a fault where the driver does not answer."""
     if reading.trouble:
         yield Fault(f"{reading.expected} GPUs are expected, and NVML says: {reading.trouble}")
 
 
-def count(reading: Gpus, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def count(reading: Gpus, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """As many as expected, and as the baseline has."""
     if reading.trouble:
         raise Absent("the driver does not answer")
@@ -69,20 +78,20 @@ def number(reading: Gpus) -> Mapping[str, Value]:
     return {} if reading.trouble else {_GPUS: len(reading.gpus)}
 
 
-def lost(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def lost(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     """Return GPUs that fell off the bus, or want a reset."""
     return [_of(gpu, gpu.lost) for gpu in reading.gpus if gpu.lost]
 
 
 @_reads("ecc_uncorrected")
-def ecc(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def ecc(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     for gpu in _present(reading):
         if (gpu.ecc_uncorrected or 0) > limits.number("most"):
             yield _of(gpu, f"{gpu.ecc_uncorrected} uncorrected ECC errors since the driver was loaded")
 
 
 @_reads("sram_uncorrected", "sram_corrected")
-def sram_ecc(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def sram_ecc(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     for gpu in _present(reading):
         if (gpu.sram_uncorrected or 0) > limits.number("most_uncorrected"):
             yield _of(gpu, f"{gpu.sram_uncorrected} uncorrected SRAM errors in its life")
@@ -91,7 +100,7 @@ def sram_ecc(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 
 @_reads("remap_pending", "remap_failed")
-def row_remap(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def row_remap(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     for gpu in _present(reading):
         if gpu.remap_failed:
             yield _of(gpu, "a memory row could not be remapped: replace it")
@@ -100,13 +109,13 @@ def row_remap(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 
 @_reads("retired_pending")
-def retired_pages(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def retired_pages(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     return [_of(gpu, "memory pages wait for their retirement: reset it") for gpu in _present(reading)
             if gpu.retired_pending]  # fmt: skip
 
 
 @_reads("nvlinks")
-def nvlink_down(reading: Gpus, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def nvlink_down(reading: Gpus, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """Fewer active links than the site says, or than the GPU had before.
 
     Where others of this node only have more, it is warned of: bridges may join some of the GPUs. A node without NVLink
@@ -140,7 +149,7 @@ def nvlink_errors(reading: Gpus) -> Mapping[str, int | Unreadable]:
 
 
 @_reads("pcie_width", "pcie_most_width")
-def pcie_width(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def pcie_width(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     """Fewer lanes than GPU and slot could have; the generation is not compared, since idle GPUs lower it."""
     for gpu in _present(reading):
         expected = limits.number("width") or gpu.pcie_most_width
@@ -154,7 +163,7 @@ def pcie_replays(reading: Gpus) -> Mapping[str, int | Unreadable]:
 
 
 @_reads("throttle")
-def throttle(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def throttle(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     for gpu in _present(reading):
         reasons = [text for bit, text in _THROTTLES.items() if (gpu.throttle or 0) & bit]
         if reasons:
@@ -162,7 +171,7 @@ def throttle(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 
 @_reads("temperature_c", "slowdown_c")
-def temperature(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def temperature(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     """Near the temperature at which it slows down by itself, or above the site's own limit."""
     for gpu in _present(reading):
         own = limits.number("most_c")
@@ -172,7 +181,7 @@ def temperature(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 
 @_reads("memory_used", "mig")
-def residual_memory(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def residual_memory(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     """Memory in use while no job is here. With MIG it is the instances' own, which say nothing here."""
     for gpu in _present(reading):
         if gpu.memory_used is not None and not gpu.mig and gpu.memory_used > limits.number("most_mib") * 2**20:
@@ -180,7 +189,7 @@ def residual_memory(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 
 @_reads("processes")
-def processes(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def processes(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     for gpu in _present(reading):
         if gpu.processes:
             pids = ", ".join(map(str, gpu.processes[:5]))
@@ -188,7 +197,7 @@ def processes(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 
 @_reads("memory_used", "memory_total")
-def headroom(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def headroom(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     for gpu in _present(reading):
         if gpu.memory_used is not None and gpu.memory_total:
             free = 100 * (gpu.memory_total - gpu.memory_used) / gpu.memory_total
@@ -197,7 +206,7 @@ def headroom(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 
 @_reads("mig", "mig_pending")
-def mig(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def mig(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     """Yield GPUs in another mode than the site wants, or with one that waits for a reset."""
     wanted = {"on": 1, "off": 0}.get(limits.text("mode"))
     for gpu in _present(reading):
@@ -210,7 +219,7 @@ def mig(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 
 @_reads("persistence")
-def persistence(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+def persistence(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     for gpu in _present(reading):
         if gpu.persistence == 0:
             yield _of(gpu, "persistence mode is off: counters are lost, and starts are slow")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.prolog_epilog.base.check import Absent
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 
 _NVIDIA = 0x10DE
@@ -72,7 +72,7 @@ class Gpus(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-def fetch(node: Node) -> Gpus:
+def fetch(node: NodeView) -> Gpus:
     """Read the GPUs. Raises Absent where there is none and none is expected; Unreadable where NVML cannot be asked."""
     expected = int(node.settings["gpus"].number("count")) or count_on_bus(node.files)
     if expected == 0:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Limits, Unreadable, Value
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Thresholds, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles, no_value, whole_number
 
 CLASS = "/sys/class/infiniband"
@@ -32,7 +32,7 @@ class Port:
     trouble: str = ""
 
 
-def fetch(node: Node) -> list[Port]:
+def fetch(node: NodeView) -> list[Port]:
     """Read the ports; virtual functions come and go as jobs want: left out. Raises Absent without an adapter."""
     files = node.files
     ports = []
@@ -115,7 +115,7 @@ def parse_rate(text: str, name: str) -> float:
     return float(found[1])
 
 
-def link_state(ports: list[Port], limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def link_state(ports: list[Port], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """Ports that are not active.
 
     Where one never was, it may be meant so (nothing plugged in, switched off): a warning, until a baseline or
@@ -144,7 +144,7 @@ def active_ports(ports: list[Port]) -> Mapping[str, Value]:
     return {port.name: port.state == "ACTIVE" for port in ports if not port.trouble}
 
 
-def rate(ports: list[Port], limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def rate(ports: list[Port], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """Slower than the site says, or than the port was before: a cable or transceiver that fell back.
 
     A new port is compared with the fastest of its kind here, and only warned of: a node may have ports at several
@@ -166,7 +166,7 @@ def rates(ports: list[Port]) -> Mapping[str, Value]:
     return {port.name: port.rate_gbps for port in ports if port.state == "ACTIVE"}
 
 
-def _used(ports: list[Port], limits: Limits) -> Iterator[Port]:
+def _used(ports: list[Port], limits: Thresholds) -> Iterator[Port]:
     return (port for port in ports if port.name not in limits.texts("ignored"))
 
 

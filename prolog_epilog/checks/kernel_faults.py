@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.prolog_epilog.base.check import Fault, Former, Limits, OnFail
+from resilio_hpc.prolog_epilog.base.check import Fault, Former, OnFail, Thresholds
 from resilio_hpc.prolog_epilog.base.probe import Probe
 from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line
 
@@ -91,11 +91,11 @@ def probe(check: str) -> Probe:
     return Probe(functools.partial(_judged, check))
 
 
-def _judged(check: str, log: KernelLog, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+def _judged(check: str, log: KernelLog, limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
     return _faults(check, log, limits, list(_recent(log.lines, limits, former))), None
 
 
-def _recent(lines: Iterable[Line], limits: Limits, former: Former) -> Iterator[Line]:
+def _recent(lines: Iterable[Line], limits: Thresholds, former: Former) -> Iterator[Line]:
     oldest = max(former.now_s - limits.number("window_s"), former.cleared_s)
     return (line for line in lines if line.at_s > oldest)
 
@@ -108,7 +108,7 @@ class _Told:
     at_once: bool = False
 
 
-def _faults(check: str, log: KernelLog, limits: Limits, lines: list[Line]) -> list[Fault]:
+def _faults(check: str, log: KernelLog, limits: Thresholds, lines: list[Line]) -> list[Fault]:
     known = table()
     rules = [rule for rule in known.rules if rule.check == check]
     told: dict[tuple[str, OnFail | None], _Told] = {}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from resilio_hpc.prolog_epilog.base.check import Unreadable
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 
 KMSG = "/dev/kmsg"
@@ -55,7 +55,7 @@ class KernelLog:
     users: frozenset[int] = frozenset()
 
 
-def fetch(node: Node) -> KernelLog:
+def fetch(node: NodeView) -> KernelLog:
     """Read the kernel's log. Raises Unreadable, as where only root may read."""
     return KernelLog(tuple(_lines(node)), driver_gpus(node.files), _removable(node.files), _users(node.files))
 
@@ -85,7 +85,7 @@ def driver_gpus(files: NodeFiles) -> dict[str, tuple[str, int]]:
     return found
 
 
-def _lines(node: Node) -> list[Line]:
+def _lines(node: NodeView) -> list[Line]:
     """Return the kernel's own lines, as far back as it remembers."""
     path = node.files.path(KMSG)
     try:

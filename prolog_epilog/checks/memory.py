@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Limits, Unreadable, Value
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, Fault, Thresholds, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.node import NodeView
 
 _EDAC = "/sys/devices/system/edac/mc"
 _CPU = "/sys/devices/system/cpu"
@@ -16,7 +16,7 @@ _KERNELS_SHARE = 0.02  # of memory, by which kernels differ; a module of 2 TiB h
 _FIELD = re.compile(r"^([\w()]+):\s+(\d{1,18})(?: kB)?\s*$", re.MULTILINE)
 
 
-def fetch(node: Node) -> Mapping[str, int]:
+def fetch(node: NodeView) -> Mapping[str, int]:
     """/proc/meminfo: kB, but for the numbers of huge pages."""
     return parse_meminfo(node.files.text("/proc/meminfo"))
 
@@ -29,7 +29,7 @@ def parse_meminfo(text: str) -> Mapping[str, int]:
     return fields
 
 
-def size(fields: Mapping[str, int], limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def size(fields: Mapping[str, int], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """Less than the site says, or than the baseline: a module was lost. Kernels differ by what they take themselves."""
     expected, mib = limits.number("mib"), fields["MemTotal"] / 1024
     least = expected or past.normal.get(_TOTAL, 0) * 1024 * (1 - _KERNELS_SHARE)
@@ -44,7 +44,7 @@ def total(fields: Mapping[str, int]) -> Mapping[str, Value]:
     return {_TOTAL: fields["MemTotal"] >> 20}
 
 
-def pressure(fields: Mapping[str, int], limits: Limits) -> Iterable[Fault]:
+def pressure(fields: Mapping[str, int], limits: Thresholds) -> Iterable[Fault]:
     """Nearly all of it in use; on a busy node a warning, since the job may just be as big."""
     used = 100 - 100 * fields["MemAvailable"] / fields["MemTotal"]
     if used >= limits.number("critical_percent"):
@@ -53,14 +53,14 @@ def pressure(fields: Mapping[str, int], limits: Limits) -> Iterable[Fault]:
         yield Fault(f"{used:.0f} % in use, {fields['MemAvailable'] / 1024:.0f} MiB available")
 
 
-def free(fields: Mapping[str, int], limits: Limits) -> Iterable[Fault]:
+def free(fields: Mapping[str, int], limits: Thresholds) -> Iterable[Fault]:
     """Little of it available while no job is here."""
     percent = 100 * fields["MemAvailable"] / fields["MemTotal"]
     if percent < limits.number("least_percent"):
         yield Fault(f"{percent:.0f} % available, and no job is here")
 
 
-def huge_pages(fields: Mapping[str, int], limits: Limits) -> Iterable[Fault]:
+def huge_pages(fields: Mapping[str, int], limits: Thresholds) -> Iterable[Fault]:
     """As many as the site reserves, and none in use while no job is here."""
     total, unused = fields.get("HugePages_Total"), fields.get("HugePages_Free")
     if total is None or unused is None or (total == 0 and limits.number("total") == 0):
@@ -79,7 +79,7 @@ class MemoryErrors:
     uncorrected: Mapping[str, int | Unreadable]
 
 
-def fetch_errors(node: Node) -> MemoryErrors:
+def fetch_errors(node: NodeView) -> MemoryErrors:
     """Read the counts of errors. Raises Absent without an EDAC driver, as in virtual machines."""
     files = node.files
     controllers = files.names(_EDAC, r"mc\d+")
@@ -92,7 +92,7 @@ def fetch_errors(node: Node) -> MemoryErrors:
     return MemoryErrors(counts("ce_count"), counts("ue_count"))
 
 
-def uncorrected(errors: MemoryErrors, limits: Limits) -> Iterable[Fault]:
+def uncorrected(errors: MemoryErrors, limits: Thresholds) -> Iterable[Fault]:
     for name, count in errors.uncorrected.items():
         if isinstance(count, Unreadable):
             yield Doubt(str(count), name)
@@ -117,7 +117,7 @@ class Processors:
     one_thread: bool = False
 
 
-def fetch_processors(node: Node) -> Processors:
+def fetch_processors(node: NodeView) -> Processors:
     files = node.files
     throttles = {}
     for name in files.names(_CPU, r"cpu\d+"):
@@ -143,7 +143,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def online(found: Processors, limits: Limits, past: DeviceHistory) -> Iterable[Fault]:
+def online(found: Processors, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
     """Processors that are off: a fault where they were on before, else a warning.
 
     Where hyperthreads are switched off, half of them may be.

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from resilio_hpc.prolog_epilog.base.check import Absent, Doubt, Fault, Former, Limits, OnFail, Unreadable, Value
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Absent, Doubt, Fault, Former, OnFail, Thresholds, Unreadable, Value
+from resilio_hpc.prolog_epilog.base.node import NodeView
 
 CLASS = "/sys/class/nvme"
 LOG_BYTES = 512
@@ -58,7 +58,7 @@ class NvmeController:
         return "warn" if self.remote else None
 
 
-def fetch(node: Node) -> list[NvmeController]:
+def fetch(node: NodeView) -> list[NvmeController]:
     """Read the controllers. Raises Absent without an NVMe controller, Unreadable."""
     files = node.files
     found = []
@@ -84,7 +84,7 @@ def parse_log(data: bytes) -> HealthLog:
     return HealthLog(data[0], kelvin - 273, data[3], data[4], data[5], min(media, 2**62))
 
 
-def _log(node: Node, name: str) -> HealthLog | Unreadable | None:
+def _log(node: NodeView, name: str) -> HealthLog | Unreadable | None:
     """Return the log, or why it cannot be read: the other disks are looked at all the same."""
     try:
         return _asked(node, name)
@@ -92,7 +92,7 @@ def _log(node: Node, name: str) -> HealthLog | Unreadable | None:
         return error
 
 
-def _asked(node: Node, name: str) -> HealthLog | None:
+def _asked(node: NodeView, name: str) -> HealthLog | None:
     """Return the log, by ioctl(2); in a captured tree by reading a file. None where it may not be asked."""
     path = node.files.path(f"/dev/{name}")
     try:
@@ -129,7 +129,7 @@ def _doubts(controllers: list[NvmeController]) -> Iterable[Doubt]:
     return [Doubt(f"{one.name}: {one.log}", one.name) for one in controllers if isinstance(one.log, Unreadable)]
 
 
-def state(controllers: list[NvmeController], limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+def state(controllers: list[NvmeController], limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
     """Return controllers that are dead, or not live for a while: a reset takes some seconds, and is only warned of.
 
     Also fewer disks than the baseline has.
@@ -162,7 +162,7 @@ def local_disks(controllers: list[NvmeController]) -> Mapping[str, Value]:
     return {_DISKS: sum(not one.remote for one in controllers)}
 
 
-def warnings(controllers: list[NvmeController], limits: Limits) -> Iterable[Fault]:
+def warnings(controllers: list[NvmeController], limits: Thresholds) -> Iterable[Fault]:
     """Bits of the critical warning, each said."""
     yield from _doubts(controllers)
     for one, log in _logs(controllers):
@@ -171,7 +171,7 @@ def warnings(controllers: list[NvmeController], limits: Limits) -> Iterable[Faul
             yield Fault(f"{one.name}: {', '.join(said)}", one.name, on_fail=one.on_fail)
 
 
-def wear(controllers: list[NvmeController], limits: Limits) -> Iterable[Fault]:
+def wear(controllers: list[NvmeController], limits: Thresholds) -> Iterable[Fault]:
     """At the end of its life. A threshold of 0 says that the disk counts no spare blocks, as virtual ones."""
     yield from _doubts(controllers)
     for one, log in _logs(controllers):

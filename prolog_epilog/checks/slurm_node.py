@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from resilio_hpc.prolog_epilog.base.check import Absent, Fault, Limits, Unreadable
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Absent, Fault, Thresholds, Unreadable
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.processes import Process
 from resilio_hpc.prolog_epilog.base.processes import fetch as fetch_processes
 from resilio_hpc.slurm.client.commands import config
 
 
-def fetch(node: Node) -> Mapping[str, str]:
+def fetch(node: NodeView) -> Mapping[str, str]:
     """``scontrol show config``, bounded. Raises Unreadable where Slurm does not answer: no fault of the node's."""
     captured = node.files.optional("/.scontrol-show-config")
     if captured is not None:
@@ -31,14 +31,14 @@ def parse_config(text: str) -> Mapping[str, str]:
     return found
 
 
-def drift(found: Mapping[str, str], limits: Limits) -> Iterable[Fault]:
+def drift(found: Mapping[str, str], limits: Thresholds) -> Iterable[Fault]:
     """HASH_VAL compares this node's slurm.conf with the controller's (scontrol(1), DebugFlags=NO_CONF_HASH)."""
     said = found.get("HASH_VAL", "")
     if said.startswith("Different"):
         yield Fault(f"this node's slurm.conf is not the controller's: {said}")
 
 
-def fetch_switches(node: Node) -> list[Process]:
+def fetch_switches(node: NodeView) -> list[Process]:
     """Return the processes, where there are NVSwitches. Raises Absent."""
     if not node.files.names("/dev", r"nvidia-nvswitch\d+"):
         raise Absent("no NVSwitch")

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilio_hpc.prolog_epilog.base.check import Absent, Fault, Limits, Unreadable
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Absent, Fault, Thresholds, Unreadable
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 from resilio_hpc.prolog_epilog.base.probe import Source
 
@@ -32,7 +32,7 @@ class StaleFiles:
 def place(kind: str) -> Source:
     """Return the fetcher for one kind of place, named in the settings; each place has a child of its own."""
 
-    def fetch(node: Node) -> StaleFiles:
+    def fetch(node: NodeView) -> StaleFiles:
         top = node.files.path(node.target)
         if not top.is_dir():
             raise Absent(f"{node.target} is not there")
@@ -78,7 +78,7 @@ def _counted(top: Path, sizes: dict[int, int]) -> bool:
     return False
 
 
-def large(stale: StaleFiles, limits: Limits) -> Iterable[Fault]:
+def large(stale: StaleFiles, limits: Thresholds) -> Iterable[Fault]:
     """Much of users who run nothing here."""
     idle = {user: size for user, size in stale.bytes_by_user.items() if user not in stale.active_users}
     mib = sum(idle.values()) / 2**20

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.prolog_epilog.base.check import ON_FAIL, Fault, Former, Limits, OnFail
+from resilio_hpc.prolog_epilog.base.check import ON_FAIL, Fault, Former, OnFail, Thresholds
 from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line
 
 POLICY = Path(__file__).with_name("xid.csv")
@@ -130,7 +130,7 @@ def collapsed(events: Sequence[XidEvent], burst_s: float) -> list[XidEvent]:
     return kept
 
 
-def judge(log: KernelLog, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+def judge(log: KernelLog, limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
     """Faults by GPU, the worst of each; keeps events that the kernel's log will forget. Pure."""
     window = limits.number("escalate_window_s")
     kept = _Kept.read(former.kept)
@@ -151,7 +151,7 @@ def _named(fault: Fault, log: KernelLog) -> Fault:
     return msgspec.structs.replace(fault, device=uuid, index=index)
 
 
-def faults(events: Sequence[XidEvent], limits: Limits) -> list[Fault]:
+def faults(events: Sequence[XidEvent], limits: Thresholds) -> list[Fault]:
     """Return what single events ask for, and what they ask for together. Pure."""
     found = []
     counted = collapsed(events, limits.number("burst_s"))
@@ -298,7 +298,7 @@ class _Written(msgspec.Struct, frozen=True):
     looked_s: float
 
 
-def switches(log: KernelLog, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+def switches(log: KernelLog, limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
     """Fatal errors of NVSwitches; each line says itself whether it is fatal. Pure."""
     found = {}
     for line in log.lines:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.prolog_epilog.base.check import Limits
+from resilio_hpc.prolog_epilog.base.check import Thresholds
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Policy:
     least_user: int
 
     @classmethod
-    def of(cls, limits: Limits) -> Policy:
+    def of(cls, limits: Thresholds) -> Policy:
         """From ``[settings.epilog]``."""
         return cls(
             tuple(limits.texts("clean")),

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.prolog_epilog.base.check import Check, Context, NodeVerdict, Result, Unreadable
-from resilio_hpc.prolog_epilog.base.node import Node, boot_id, uptime_s
+from resilio_hpc.prolog_epilog.base.node import NodeView, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.base.probe import Probe, Source
 from resilio_hpc.prolog_epilog.base.processes import jobs_here
 from resilio_hpc.prolog_epilog.base.table import Table
@@ -25,7 +25,7 @@ class HealthRun:
     """Checks of ``table`` on ``node``, called ``name`` by Slurm. ``said`` gets why there is no baseline."""
 
     table: Table
-    node: Node
+    node: NodeView
     name: str
     sources: Mapping[str, Source] = field(default_factory=lambda: registry.SOURCES)
     probes: Mapping[str, Probe] = field(default_factory=lambda: registry.PROBES)

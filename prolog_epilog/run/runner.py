@@ -13,15 +13,15 @@ from resilio_hpc.prolog_epilog.base.check import (
     Doubt,
     Fault,
     Former,
-    Limits,
     Result,
     Status,
+    Thresholds,
     Unreadable,
     Value,
 )
 from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, Stuck, gather, still_there
 from resilio_hpc.prolog_epilog.base.mounts import MOUNTINFO, Mount, culprit, parse_mountinfo
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.probe import Probe, Source
 from resilio_hpc.prolog_epilog.run.baseline import Values
 
@@ -92,7 +92,7 @@ class CheckRunner:
 
     sources: Mapping[str, Source]
     probes: Mapping[str, Probe]
-    node: Node
+    node: NodeView
     clock: Callable[[], float]
     parallel: int = PARALLEL
     memory: RunMemory = field(default_factory=RunMemory)
@@ -155,7 +155,7 @@ class CheckRunner:
 
         return work
 
-    def _answers(self, group: _Group, node: Node) -> Iterable[_Answer]:
+    def _answers(self, group: _Group, node: NodeView) -> Iterable[_Answer]:
         """In the child: read once, judge each. An error of ours is told, and counts for nothing against the node."""
         try:
             reading = self.sources[group.source].fetch(node)
@@ -171,7 +171,7 @@ class CheckRunner:
         try:
             former = Former(kept, self.clock(), self.memory.cleared.get(check.id, -1.0), self._normal(check))
             learned = self._learned(check, reading)
-            judged, keep = self.probes[check.id].remembers(reading, Limits(check.limits), former)
+            judged, keep = self.probes[check.id].remembers(reading, Thresholds(check.limits), former)
             found = tuple(judged)
         except Absent as error:
             return _Answer(check.id, "absent", note=str(error), kept=kept, learned=dict(learned))
@@ -272,7 +272,7 @@ def _merged(check: Check, parts: Sequence[Result], now_s: float) -> Result:
     return msgspec.structs.replace(worst, faults=faults, note=notes, seconds=max(part.seconds for part in parts))
 
 
-def _mounts(node: Node) -> list[Mount]:
+def _mounts(node: NodeView) -> list[Mount]:
     try:
         return parse_mountinfo(node.files.text(MOUNTINFO))
     except Unreadable:

@@ -13,7 +13,7 @@ from resilio_hpc.launch.gpus.device_look import DeviceLook
 from resilio_hpc.launch.gpus.devices import visible_devices
 from resilio_hpc.launch.gpus.eviction import Identity
 from resilio_hpc.prolog_epilog.base.check import Fault, NodeVerdict, Result
-from resilio_hpc.prolog_epilog.base.node import Node, boot_id, uptime_s
+from resilio_hpc.prolog_epilog.base.node import NodeView, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.base.table import load
 from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 from tests.support.environments import ROOT
@@ -56,7 +56,7 @@ def test_a_verdict_that_may_not_be_believed_says_nothing(tmp_path: Path) -> None
 
 
 def look(nvml: FakeNvml, tmp_path: Path) -> de.Said:
-    node = Node(settings=TABLE.settings, root=write(tmp_path), nvml=lambda: nvml)
+    node = NodeView(settings=TABLE.settings, root=write(tmp_path), nvml=lambda: nvml)
     return de.from_nvml(node, de.device_checks(TABLE), (Identity(0, 0),))
 
 
@@ -74,7 +74,7 @@ def test_our_own_checks_ask_nvml_what_is_asked_before_ranks_start(tmp_path: Path
 
 
 def test_links_that_are_down_speak_against_a_gpu_that_had_them_before(tmp_path: Path) -> None:
-    node = Node(settings=TABLE.settings, root=write(tmp_path), nvml=lambda: FakeNvml(LINK_DOWN))
+    node = NodeView(settings=TABLE.settings, root=write(tmp_path), nvml=lambda: FakeNvml(LINK_DOWN))
     links = [check for check in de.device_checks(TABLE) if check.id == "gpu-nvlink"]
     assert de.from_nvml(node, links, ()).evidence == ()  # bridges may join some of the GPUs only
     said = de.from_nvml(node, links, (), {"gpu-nvlink": {BAD: 18}})
@@ -95,7 +95,7 @@ def test_mig_instances_are_known_by_their_gpu(tmp_path: Path) -> None:
 def test_xids_of_an_earlier_job_do_not_count(tmp_path: Path) -> None:
     lost = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
     root = write(tmp_path, {"/dev/kmsg": kernel_lines((99_990.0, lost))})
-    node = Node(settings=TABLE.settings, root=root)
+    node = NodeView(settings=TABLE.settings, root=root)
     check = TABLE.check("gpu-xid")
     (found,) = de.from_kernel_log(node, check, 99_000.0).evidence
     assert "fallen off the bus" in found.text and found.check == "gpu-xid"
@@ -115,14 +115,14 @@ def test_xids_of_an_earlier_job_do_not_count(tmp_path: Path) -> None:
 def test_slurm_tells_which_gpus_a_job_has(
     environment: dict[str, str], expected: list[tuple[int, int]], tmp_path: Path
 ) -> None:
-    node = Node(settings=TABLE.settings, root=tmp_path)
+    node = NodeView(settings=TABLE.settings, root=tmp_path)
     said = de.identities(node, environment)
     assert [(one.ordinal, one.index) for one in said.identities] == expected
 
 
 def test_the_driver_names_the_gpus_that_slurm_numbers(tmp_path: Path) -> None:
     text = f"Model: \t\tH100\nGPU UUID: \t{BAD}\nDevice Minor: \t3\n"
-    node = Node(root=write(tmp_path, {"/proc/driver/nvidia/gpus/0000:1c:00.0/information": text}))
+    node = NodeView(root=write(tmp_path, {"/proc/driver/nvidia/gpus/0000:1c:00.0/information": text}))
     said = de.identities(node, {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_GPUS": "2,3"})
     assert Identity(1, 3, BAD, "0000:1c:00") in said.identities
 

@@ -11,7 +11,7 @@ import pytest
 
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.prolog_epilog.base.node import Node, boot_id
+from resilio_hpc.prolog_epilog.base.node import NodeView, boot_id
 from resilio_hpc.prolog_epilog.base.table import Table
 from resilio_hpc.prolog_epilog.base.table import load as table_of
 from resilio_hpc.prolog_epilog.daemon.watch import Watch
@@ -60,7 +60,7 @@ def test_the_first_look_of_a_boot_reads_it_and_says_where_it_is_not_believed(tmp
     site.write_text(f'[settings.baseline]\ndirectory = "{kept}"\n')
     path = baseline.write(kept, of("n1", {"ib-link": {"mlx5_9/1": True}}))
     table = table_of(site)
-    node = Node(settings=table.settings, root=write(tmp_path / "root"))
+    node = NodeView(settings=table.settings, root=write(tmp_path / "root"))
     health_run = HealthRun(table, node, "n1", said=told.append)
     memory = RunMemory()
     for _ in range(2):
@@ -76,7 +76,7 @@ def test_a_daemon_that_learns_slurms_name_of_the_node_reads_that_nodes_baseline(
     baseline.write(tmp_path / "kept", of("gpu1", {"ib-link": {"mlx5_9/1": True}}))
     (tmp_path / "health.toml").write_text(f'[settings.baseline]\ndirectory = "{tmp_path / "kept"}"\n')
     whole = table_of(tmp_path / "health.toml")
-    node = Node(settings=whole.settings, root=write(tmp_path / "root"))
+    node = NodeView(settings=whole.settings, root=write(tmp_path / "root"))
     health_run = HealthRun(Table({"ib-link": whole.check("ib-link")}, whole.settings), node, "host17")
     (tmp_path / "run").mkdir()
     daemon = Watch(health_run, VerdictCache(tmp_path / "run" / "health"), lambda _: None)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilio_hpc.prolog_epilog.base.check import Check, Limits, Result
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Check, Result, Thresholds
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.probe import Source
 from resilio_hpc.prolog_epilog.base.table import Table, load, overlay
 from resilio_hpc.prolog_epilog.checks import registry
@@ -37,7 +37,7 @@ def table_for(case: Case, name: str) -> Table:
     settings = {key: dict(value._values) for key, value in TABLE.settings.items()}
     merged = {key: {**SITE.get(key, {}), **case.settings.get(key, {})} for key in {*SITE, *case.settings}}
     overlay(checks, settings, {"settings": merged, name: {"limits": case.limits} if case.limits else {}}, "the test")
-    return Table(checks, {key: Limits(value) for key, value in settings.items()})
+    return Table(checks, {key: Thresholds(value) for key, value in settings.items()})
 
 
 def look(
@@ -45,7 +45,7 @@ def look(
 ) -> Result:
     """Run one check on the node below ``root``."""
     table = table_for(case, name)
-    node = Node(settings=table.settings, root=root, nvml=lambda: nvml or FakeNvml())
+    node = NodeView(settings=table.settings, root=root, nvml=lambda: nvml or FakeNvml())
     check = replace_budget(table.checks[name], 300.0)  # the machine may be slow; budgets are not the subject here
     runner = CheckRunner(registry.SOURCES, registry.PROBES, node, lambda: now_s, memory=memory or RunMemory())
     (result,) = runner.run([check])
@@ -102,10 +102,10 @@ def test_nonsense_is_doubted_and_never_taken_for_a_fault(name: str, tmp_path: Pa
     assert "itself failed" not in result.note, result.note
 
 
-def hanging(fetch: Callable[[Node], object]) -> Source:
+def hanging(fetch: Callable[[NodeView], object]) -> Source:
     """A source whose first file does not answer."""
 
-    def hangs(node: Node) -> object:
+    def hangs(node: NodeView) -> object:
         node.mark("/scratch/data")
         time.sleep(3600)
         return fetch(node)
@@ -117,7 +117,7 @@ def hanging(fetch: Callable[[Node], object]) -> Source:
 def test_a_check_that_hangs_is_ended_and_its_culprit_is_named(name: str, tmp_path: Path) -> None:
     check = replace_budget(TABLE.checks[name], 0.2)
     sources = {check.source: hanging(registry.SOURCES[check.source].fetch)}
-    node = Node(settings=TABLE.settings, root=write(tmp_path))
+    node = NodeView(settings=TABLE.settings, root=write(tmp_path))
     (result,) = CheckRunner(sources, registry.PROBES, node, lambda: 1e5, child=hung_child).run([check])
     (fault,) = result.faults
     assert (result.status, fault.on_fail) == ("timeout", check.on_timeout)

@@ -8,8 +8,8 @@ import pytest
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.prolog_epilog.base import table as tables
-from resilio_hpc.prolog_epilog.base.check import Former, Limits
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.check import Former, Thresholds
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.checks import kernel_log
 from resilio_hpc.prolog_epilog.checks.kernel_faults import table
 from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line
@@ -25,7 +25,7 @@ def found(*texts: str, removable: frozenset[str] = frozenset()) -> list[tuple[st
     log = KernelLog(tuple(Line(NOW - 100 + n, text, True) for n, text in enumerate(texts)), removable=removable)
     faults = []
     for check in CHECKS.values():
-        judged, _ = PROBES[check.id].remembers(log, Limits(check.limits), Former(None, NOW))
+        judged, _ = PROBES[check.id].remembers(log, Thresholds(check.limits), Former(None, NOW))
         faults += [(check.id, fault.on_fail or check.on_fail, fault.device) for fault in judged]
     return faults
 
@@ -206,5 +206,5 @@ def test_a_fetched_log_knows_removable_disks_and_who_is_on_the_node(tmp_path: Pa
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    log = kernel_log.fetch(Node(root=tmp_path))
+    log = kernel_log.fetch(NodeView(root=tmp_path))
     assert (log.removable, log.users) == ({"sdb"}, frozenset())

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilio_hpc.prolog_epilog.base.check import DeviceHistory, Former, Limits, Result, Unreadable
+from resilio_hpc.prolog_epilog.base.check import DeviceHistory, Former, Result, Thresholds, Unreadable
 from resilio_hpc.prolog_epilog.base.mounts import mount_of, parse_mountinfo
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 from resilio_hpc.prolog_epilog.base.table import load
 from resilio_hpc.prolog_epilog.checks import ethernet, file_systems, gpu, nvme, registry
@@ -48,7 +48,7 @@ class NodeOfPast:
         return {one.check: found for one in self.results(*names) if (found := list(_told(one)))}
 
     def results(self, *names: str) -> list[Result]:
-        node = Node(settings=TABLE.settings, root=self.root, nvml=FakeNvml)
+        node = NodeView(settings=TABLE.settings, root=self.root, nvml=FakeNvml)
         now_s = self.now_s
         runner = CheckRunner(
             registry.SOURCES, registry.PROBES, node, lambda: now_s, memory=self.memory, learned=self.learned
@@ -161,7 +161,7 @@ def test_a_question_that_a_gpu_cannot_answer_is_no_reason_against_it(tmp_path: P
     unknown = NVMLError_Unknown("Unknown Error")
     changes = {"nvmlDeviceGetNvLinkErrorCounter": lambda *_: _raise(unknown), "nvmlDeviceGetTotalEccErrors": "some"}
     names = ["gpu-driver", "gpu-count", "gpu-lost", "gpu-nvlink", "gpu-nvlink-errors", "gpu-ecc", "gpu-temperature"]
-    node = Node(settings=TABLE.settings, root=tmp_path, nvml=lambda: FakeNvml(changes))
+    node = NodeView(settings=TABLE.settings, root=tmp_path, nvml=lambda: FakeNvml(changes))
     checks = [msgspec.structs.replace(TABLE.check(name), budget_s=300.0) for name in names]
     results = CheckRunner(registry.SOURCES, registry.PROBES, node, lambda: 1e5).run(checks)
     told = {one.check: one.note.partition(": Expected")[0] for one in results if one.status != "pass"}
@@ -212,7 +212,7 @@ def test_a_controller_that_is_being_reset_is_no_lost_disk_yet(tmp_path: Path) ->
 def test_a_virtual_disk_without_spare_blocks_is_not_worn() -> None:
     log = nvme.parse_log(health_log(spare=0)[:4] + b"\0" + health_log()[5:])
     assert (log.spare, log.spare_least) == (0, 0)
-    limits = Limits({"used_percent": 100})
+    limits = Thresholds({"used_percent": 100})
     assert list(nvme.wear([NvmeController("nvme0", "live", log)], limits)) == []
     worn = HealthLog(0, 30, spare=9, spare_least=10, used=2, media_errors=0)
     assert [one.device for one in nvme.wear([NvmeController("nvme0", "live", worn)], limits)] == ["nvme0"]
@@ -269,7 +269,7 @@ def refused(why: int, normal: bool | None = None, before: bool | None = None) ->
     past = DeviceHistory(
         {} if normal is None else {found.identity: normal}, {} if before is None else {found.identity: before}
     )
-    limits = Limits({"may_be_read_only": []})
+    limits = Thresholds({"may_be_read_only": []})
     return [one.on_fail or "drain" for one in file_systems.writable(found, limits, past)]
 
 
@@ -311,7 +311,7 @@ def test_fstab_is_read_as_mount_reads_it(tmp_path: Path) -> None:
 
 
 def test_read_only_images_are_full_by_nature() -> None:
-    limits = Limits({"free_percent": 2, "free_mib": 64, "network_free_percent": 0})
+    limits = Thresholds({"free_percent": 2, "free_mib": 64, "network_free_percent": 0})
     image = FileSystem("/", "squashfs", False, True, 1 << 30, 0, 100, 0, 0.0)
     assert list(file_systems.space(image, limits)) == list(file_systems.inodes(image, limits)) == []
 
@@ -329,7 +329,7 @@ def test_bridges_between_some_of_the_gpus_are_meant_so() -> None:
             for at, active in enumerate(links)
         ))  # fmt: skip
 
-    limits = Limits({"active": 0})
+    limits = Thresholds({"active": 0})
 
     def judged(now: Gpus, past: DeviceHistory) -> list[tuple[int, Any]]:
         return [(one.index, one.on_fail) for one in gpu.nvlink_down(now, limits, past)]
@@ -344,7 +344,7 @@ def test_bridges_between_some_of_the_gpus_are_meant_so() -> None:
 
 def test_an_interface_that_is_slower_than_before_is_told() -> None:
     slow = ethernet.Interface("eth0", True, 10_000)
-    limits = Limits({"mbps": 0, "ignored": []})
+    limits = Thresholds({"mbps": 0, "ignored": []})
     assert list(ethernet.speed([slow], limits, DeviceHistory())) == []
     (fault,) = ethernet.speed([slow], limits, DeviceHistory(seen={"eth0": 25_000}))
     assert fault.evidence == "eth0 runs at 10000 of 25000 Mb/s"
@@ -360,4 +360,4 @@ def test_what_was_kept_by_another_version_is_no_error() -> None:
     del reading
     probe = registry.PROBES["ib-rate"]
     for kept in (None, [], {"a": "b"}, {"mlx5_0/1": None}, 3):
-        assert probe.remembers([], Limits(TABLE.check("ib-rate").limits), Former(kept, 1e5)) is not None
+        assert probe.remembers([], Thresholds(TABLE.check("ib-rate").limits), Former(kept, 1e5)) is not None

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, Limits, Result, Unreadable
+from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, Result, Thresholds, Unreadable
 from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, _process_stat, gather, still_there
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.probe import Probe, Source
 from resilio_hpc.prolog_epilog.run.runner import CheckRunner, RunMemory
 from tests.support.prolog_epilog.hung_children import hung_child
@@ -25,11 +25,11 @@ def check(name: str = "one", source: str = "a", budget_s: float = 5.0, **more: A
 
 
 def examine(
-    checks: list[Check], fetch: Callable[[Node], object], memory: RunMemory | None = None, **more: Any
+    checks: list[Check], fetch: Callable[[NodeView], object], memory: RunMemory | None = None, **more: Any
 ) -> list[Result]:
     sources = {one.source: Source(fetch) for one in checks}
     probes = {one.id: Probe.of(lambda reading, limits: reading) for one in checks}
-    return CheckRunner(sources, probes, Node(), lambda: 1000.0, memory=memory or RunMemory(), **more).run(checks)
+    return CheckRunner(sources, probes, NodeView(), lambda: 1000.0, memory=memory or RunMemory(), **more).run(checks)
 
 
 def test_checks_of_one_source_share_one_reading() -> None:
@@ -41,18 +41,18 @@ def test_checks_of_one_source_share_one_reading() -> None:
 
 
 def test_a_source_that_dies_or_cannot_be_read_is_unknown() -> None:
-    def dies(node: Node) -> object:
+    def dies(node: NodeView) -> object:
         node.mark("nvmlInit")
         os.kill(os.getpid(), signal.SIGKILL)
         return []
 
-    def unreadable(node: Node) -> object:
+    def unreadable(node: NodeView) -> object:
         raise Unreadable("/sys/x: Permission denied")
 
-    def absent(node: Node) -> object:
+    def absent(node: NodeView) -> object:
         raise Absent("no such hardware")
 
-    def mistaken(node: Node) -> object:
+    def mistaken(node: NodeView) -> object:
         return [1 // 0]
 
     told = [
@@ -67,7 +67,7 @@ def test_a_source_that_dies_or_cannot_be_read_is_unknown() -> None:
 
 
 def test_all_take_no_longer_than_their_budgets_together_and_others_answer() -> None:
-    def hangs(node: Node) -> Iterable[Fault]:
+    def hangs(node: NodeView) -> Iterable[Fault]:
         if node.target == "good":
             return []
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -84,7 +84,7 @@ def test_all_take_no_longer_than_their_budgets_together_and_others_answer() -> N
         asked.append(budget_s)
         return Child(work, next(budgets))
 
-    (result,) = CheckRunner(sources, probes, Node(), lambda: 1000.0, child=child).run([check(budget_s=5.0)])
+    (result,) = CheckRunner(sources, probes, NodeView(), lambda: 1000.0, child=child).run([check(budget_s=5.0)])
     assert asked == [5.0] * 4
     assert sorted(fault.device for fault in result.faults) == ["bad1", "bad2", "bad3"]
     assert result.status == "timeout"
@@ -95,7 +95,7 @@ def test_who_cannot_be_killed_is_left_and_not_joined_by_another() -> None:
     immortal = partial(hung_child, kill=lambda pid, number: None, slow_death_s=0.05)
     memory, started = RunMemory(), []
 
-    def hangs(node: Node) -> object:
+    def hangs(node: NodeView) -> object:
         node.mark("/scratch")
         time.sleep(60)
         return []
@@ -149,11 +149,13 @@ def test_children_end_with_whoever_started_them() -> None:
 
 
 def test_a_check_remembers_and_begins_anew_when_it_is_cleared() -> None:
-    def judge(reading: Any, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+    def judge(reading: Any, limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
         return [Fault(f"{former.kept} {former.cleared_s:g}")], "kept"
 
     memory = RunMemory()
-    runner = CheckRunner({"a": Source(lambda node: 0)}, {"one": Probe(judge)}, Node(), lambda: 1000.0, memory=memory)
+    runner = CheckRunner(
+        {"a": Source(lambda node: 0)}, {"one": Probe(judge)}, NodeView(), lambda: 1000.0, memory=memory
+    )
     said = [runner.run([check()])[0].faults[0].evidence for _ in range(2)]
     memory.clear("one", 900.0)
     said.append(runner.run([check()])[0].faults[0].evidence)

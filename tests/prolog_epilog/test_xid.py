@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.prolog_epilog.base.check import Fault, Former, Limits
+from resilio_hpc.prolog_epilog.base.check import Fault, Former, Thresholds
 from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line, parse
 from resilio_hpc.prolog_epilog.checks.xid import address, judge, policy
 
-LIMITS = Limits({"burst_s": 180, "escalate": 5, "escalate_window_s": 86400, "same_unit": 3})
+LIMITS = Thresholds({"burst_s": 180, "escalate": 5, "escalate_window_s": 86400, "same_unit": 3})
 NOW = 200_000.0
 SM = "pid={}, name={}, Graphics SM Warp Exception on (GPC 3, TPC {}, SM 1): Illegal Instruction"
 MMU = "pid={}, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS {}GPCCLIENT_T1_2 faulted @ 0x7fb3"

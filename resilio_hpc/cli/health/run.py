@@ -16,7 +16,7 @@ from resilio_hpc.core.errors import HealthError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.prolog_epilog.base import table as tables
 from resilio_hpc.prolog_epilog.base.check import Check, NodeVerdict, Result
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.prolog_epilog.run.health_run import HealthRun, due, node_name, of_context
 from resilio_hpc.prolog_epilog.run.runner import RunMemory
@@ -30,7 +30,7 @@ def health_run_of(options: argparse.Namespace) -> HealthRun:
     Raises UsageError.
     """
     table = tables.load(options.site)
-    node = Node(settings=table.settings)
+    node = NodeView(settings=table.settings)
     return HealthRun(table, node, node_name(os.environ), said=lambda text: print(f"resilio: {text}", file=sys.stderr))
 
 
@@ -64,7 +64,7 @@ def _chosen(options: argparse.Namespace, health_run: HealthRun) -> list[Check]:
 def look_again(node: str, names: Collection[str]) -> dict[str, str]:
     """Write a fresh verdict without leave for prologs; what the checks of these names find now. Raises HealthError."""
     table = tables.load()
-    health_run = HealthRun(table, Node(settings=table.settings), node)
+    health_run = HealthRun(table, NodeView(settings=table.settings), node)
     checks = of_context(table, "health", "idle")
     until = time.monotonic() + 10.0
     while (verdict := _written(health_run, VerdictCache(), checks, names)) is None:

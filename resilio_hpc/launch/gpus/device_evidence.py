@@ -23,8 +23,8 @@ from resilio_hpc.launch.gpus.devices import visible_devices
 from resilio_hpc.launch.gpus.eviction import DeviceEvidence, Identity, identities_of_slurm
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.prolog_epilog.base import table as tables
-from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, Limits, NodeVerdict, Value
-from resilio_hpc.prolog_epilog.base.node import Node, boot_id, uptime_s
+from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, NodeVerdict, Thresholds, Value
+from resilio_hpc.prolog_epilog.base.node import NodeView, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.checks import gpu_readings, kernel_log, registry, xid
 from resilio_hpc.prolog_epilog.run.baseline import Values, read
 from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY, NoVerdict, VerdictCache
@@ -65,15 +65,18 @@ def from_verdict(cache: VerdictCache) -> Said:
     return Said("verdict", of_verdict(verdict), note=verdict.withheld and f"not acted on: {verdict.withheld}")
 
 
-def from_kernel_log(node: Node, check: Check, since_s: float) -> Said:
+def from_kernel_log(node: NodeView, check: Check, since_s: float) -> Said:
     """Xids since this job came to the node. Whether earlier ones were put right is for root to know."""
     former = Former(None, uptime_s(node.root), since_s)
-    faults, _ = xid.judge(kernel_log.fetch(node), Limits(check.limits), former)
+    faults, _ = xid.judge(kernel_log.fetch(node), Thresholds(check.limits), former)
     return Said("kernel log", of_faults(check, faults))
 
 
 def from_nvml(
-    node: Node, checks: Iterable[Check], slurm: Iterable[Identity], normal: Mapping[str, Mapping[str, Value]] = NOTHING
+    node: NodeView,
+    checks: Iterable[Check],
+    slurm: Iterable[Identity],
+    normal: Mapping[str, Mapping[str, Value]] = NOTHING,
 ) -> Said:
     """Return what NVML says, of the GPUs that this process may see; and which they are.
 
@@ -84,7 +87,7 @@ def from_nvml(
     for check in checks:
         try:
             former = Former(None, 0.0, normal=normal.get(check.id))
-            faults, _ = registry.PROBES[check.id].remembers(reading, Limits(check.limits), former)
+            faults, _ = registry.PROBES[check.id].remembers(reading, Thresholds(check.limits), former)
             found += of_faults(check, faults)
         except Absent:
             continue
@@ -95,7 +98,7 @@ def from_nvml(
     return Said("NVML", tuple(found), gpus or tuple(slurm), reading.trouble)
 
 
-def identities(node: Node, environment: Mapping[str, str]) -> Said:
+def identities(node: NodeView, environment: Mapping[str, str]) -> Said:
     """Which GPUs this job has, as far as Slurm and the driver's files tell."""
     entries = visible_devices(environment).entries
     numbers = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS", "")
@@ -138,7 +141,7 @@ def gather(since_s: float, environment: Mapping[str, str], say: Callable[[Said],
     except ResilioError as error:
         say(Said("checks", note=str(error)))
         return
-    node = Node(settings=table.settings)
+    node = NodeView(settings=table.settings)
     known = stage("identities", lambda: identities(node, environment))
     xids = table.check(XID)
     if xids.enabled:

@@ -8,7 +8,7 @@ from typing import Any
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.base.check import Check, Fault
-from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.probe import Probe, Source
 from resilio_hpc.prolog_epilog.base.table import Table
 from resilio_hpc.prolog_epilog.daemon.watch import Watch
@@ -102,13 +102,13 @@ class Daemon:
         table = Table({one.id: one for one in checks}, {})
         sources = {one.id: Source(self.fetch(one.id)) for one in checks}
         probes = {one.id: Probe.of(lambda reading, limits: reading) for one in checks}
-        health_run = HealthRun(table, Node(root=self.root), "n1", sources, probes, lambda: 1e9)
+        health_run = HealthRun(table, NodeView(root=self.root), "n1", sources, probes, lambda: 1e9)
         drains = NodeDrains(drainer, self.said.append) if drainer is not None else None
         self.watch = Watch(health_run, self.cache, self.said.append, drains)
         self.at(1000.0)
 
     def fetch(self, name: str) -> Any:
-        def look(node: Node) -> list[Fault]:
+        def look(node: NodeView) -> list[Fault]:
             with (self.counts / name).open("a") as file:
                 file.write("x")
             return [Fault("it is broken")] if name in self.broken else []
