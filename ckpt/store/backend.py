@@ -19,7 +19,7 @@ from resilio_hpc.ckpt.format.files import NewFile, ReadFile
 _LEFT_BYTES = 1 << 20
 
 
-class Kind(Enum):
+class EntryKind(Enum):
     """What has a name in a store."""
 
     FILE = auto()
@@ -28,10 +28,10 @@ class Kind(Enum):
     """A link, a device, a pipe: nothing that a store made."""
 
 
-class Found(NamedTuple):
+class StoreEntry(NamedTuple):
     """``changed_ns``: when it was changed last, by the store's clock."""
 
-    kind: Kind
+    kind: EntryKind
     size_bytes: int
     changed_ns: int
 
@@ -48,7 +48,7 @@ class Store(abc.ABC):
         """Return the names in a directory."""
 
     @abc.abstractmethod
-    def look(self, path: Path, follow: bool = False) -> Found | None:
+    def look(self, path: Path, follow: bool = False) -> StoreEntry | None:
         """Return what has this name; None where nothing has. ``follow``: look at what a link leads to."""
 
     @abc.abstractmethod
@@ -126,7 +126,7 @@ class Store(abc.ABC):
             found = self.look(path, follow)
         except OSError:
             return -1
-        return found.size_bytes if found is not None and found.kind is Kind.FILE else -1
+        return found.size_bytes if found is not None and found.kind is EntryKind.FILE else -1
 
     def check_space(self, directory: Path, size_bytes: int, former: Path | None = None) -> None:
         """Raise OSError where so much is sure not to fit, before the store is full to the brim: others write there.
@@ -144,7 +144,7 @@ class Store(abc.ABC):
             found = self.look(path, follow)
         except OSError:
             return False
-        return found is not None and found.kind is Kind.DIRECTORY
+        return found is not None and found.kind is EntryKind.DIRECTORY
 
     def exists(self, path: Path) -> bool:
         """Whether anything has that name. Raises OSError where that cannot be seen."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, Piece, Segment
 from resilio_hpc.ckpt.format.manifest import is_shard_name
-from resilio_hpc.ckpt.store.backend import Found, Kind, Store
+from resilio_hpc.ckpt.store.backend import EntryKind, Store, StoreEntry
 from resilio_hpc.core import regular_file
 from resilio_hpc.core.durable import exchange, is_ours_alone, make_directory, new_file, sync_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError
@@ -25,7 +25,7 @@ _GOING = re.compile(  # others' files beside the steps may have names like these
     r"-\d+-[0-9a-f]{8}"
 )
 _UNFINISHED = re.compile(r"\.latest\.[a-z0-9_]{8}\.tmp")  # of a process that died while it wrote `latest`
-_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY}
+_KINDS = {stat.S_IFREG: EntryKind.FILE, stat.S_IFDIR: EntryKind.DIRECTORY}
 
 
 class PosixFile:
@@ -109,13 +109,13 @@ class PosixStore(Store):
         """See Store."""
         return os.listdir(directory)  # noqa: PTH208 - names are wanted, not paths
 
-    def look(self, path: Path, follow: bool = False) -> Found | None:
+    def look(self, path: Path, follow: bool = False) -> StoreEntry | None:
         """See Store."""
         try:
             found = path.stat(follow_symlinks=follow)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Found(_KINDS.get(stat.S_IFMT(found.st_mode), Kind.OTHER), found.st_size, found.st_mtime_ns)
+        return StoreEntry(_KINDS.get(stat.S_IFMT(found.st_mode), EntryKind.OTHER), found.st_size, found.st_mtime_ns)
 
     def read(self, path: Path, limit: int = -1, follow: bool = True) -> bytes:
         """See Store."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import Manifest, Writer
-from resilio_hpc.ckpt.store.backend import Kind
+from resilio_hpc.ckpt.store.backend import EntryKind
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core import regular_file
 from resilio_hpc.core.errors import CheckpointError
@@ -91,7 +91,7 @@ def make_staging(staging: Path, me: Writer | None) -> None:
     """
     store = store_of(staging)
     found = store.look(staging)
-    if found is not None and found.kind is Kind.OTHER:
+    if found is not None and found.kind is EntryKind.OTHER:
         store.remove(staging, ignore_errors=False)
         found = None
     if found is None:

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
 from resilio_hpc.ckpt.saver.messages import Committed
 from resilio_hpc.ckpt.store import checkpoint_index
-from resilio_hpc.ckpt.store.backend import Kind
+from resilio_hpc.ckpt.store.backend import EntryKind
 from resilio_hpc.ckpt.store.verify import verify_step
 from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError
@@ -90,7 +90,7 @@ def test_directories_are_made_listed_and_moved(place: Place) -> None:
     assert store.is_directory(path)
     found = store.look(path)
     assert found is not None
-    assert found.kind is Kind.DIRECTORY
+    assert found.kind is EntryKind.DIRECTORY
     with pytest.raises(NotRegular):
         store.read(path)
     store.write(path / "file", b"x")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, Piece, Segment
 from resilio_hpc.ckpt.format.files import NewFile, ReadFile
-from resilio_hpc.ckpt.store.backend import Found, Store
+from resilio_hpc.ckpt.store.backend import Store, StoreEntry
 
 Hook = Callable[[str], None]
 """Called before each call that reaches the store, with its name; what it raises is what the call raises."""
@@ -28,7 +28,7 @@ class HookedStore(Store):
         self._before("names")
         return self._store.names(directory)
 
-    def look(self, path: Path, follow: bool = False) -> Found | None:
+    def look(self, path: Path, follow: bool = False) -> StoreEntry | None:
         self._before("look")
         return self._store.look(path, follow)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from resilio_hpc.ckpt.format.files import NewFile
-from resilio_hpc.ckpt.store.backend import Found, Kind, Store
+from resilio_hpc.ckpt.store.backend import EntryKind, Store, StoreEntry
 from resilio_hpc.ckpt.store.posix import PosixFile, PosixNewFile
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.core.regular_file import NotRegular
@@ -87,14 +87,14 @@ class MemoryStore(Store):
             now = [path.name for path in self.tree.entries if path.parent == directory and path != self.tree.root]
             return self._listed.setdefault(directory, now) if self.lists_stale else now
 
-    def look(self, path: Path, follow: bool = False) -> Found | None:
+    def look(self, path: Path, follow: bool = False) -> StoreEntry | None:
         with self.tree.lock:
             if path not in self.tree.entries:
                 return None
             content, changed_ns = self.tree.entries[path], self.tree.changed[path]
             if content is None:
-                return Found(Kind.DIRECTORY, 0, changed_ns)
-            return Found(Kind.FILE, os.fstat(content).st_size, changed_ns)
+                return StoreEntry(EntryKind.DIRECTORY, 0, changed_ns)
+            return StoreEntry(EntryKind.FILE, os.fstat(content).st_size, changed_ns)
 
     def read(self, path: Path, limit: int = -1, follow: bool = True) -> bytes:
         with contextlib.closing(self.open(path)) as file:
