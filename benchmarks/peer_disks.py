@@ -38,14 +38,14 @@ WAYS = ("limit", "own disk", "another node's", "shared")
 
 
 def start_giver(disk: Path, checkpoints: Path, key: bytes) -> tuple[subprocess.Popen[bytes], int]:
-    from resilio_hpc.ckpt.tiers.disk_messages import Serve
+    from resilio_hpc.ckpt.tiers.disk_messages import ServeDisk
     from resilio_hpc.core.json_lines import encode_line
 
     with socket.create_server((HOST, 0)) as listener:
         argv = [sys.executable, "-m", "resilio_hpc.ckpt.tiers.disk_server", str(listener.fileno())]
         giver = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
         assert giver.stdin
-        giver.stdin.write(encode_line(Serve(key, str(disk), str(checkpoints))))
+        giver.stdin.write(encode_line(ServeDisk(key, str(disk), str(checkpoints))))
         giver.stdin.flush()
         return giver, listener.getsockname()[1]
 

@@ -40,7 +40,7 @@ from resilio_hpc.ckpt.replication.messages import (
     Fetch,
     Fetched,
     Request,
-    Serve,
+    ServeSnapshots,
     Serving,
     StillFetching,
     decode_answer,
@@ -80,7 +80,9 @@ class Replicator:
         assert self.process.stdout is not None
         self._input: IO[bytes] = self.process.stdin
         self._output: IO[bytes] = self.process.stdout
-        serving = self.ask(Serve(secret, HOST, str(self.arenas), str(self.arenas / "copies"), str(root / "spill")))
+        serving = self.ask(
+            ServeSnapshots(secret, HOST, str(self.arenas), str(self.arenas / "copies"), str(root / "spill"))
+        )
         assert isinstance(serving, Serving)
         self.endpoint = f"{HOST}:{serving.port}"
 

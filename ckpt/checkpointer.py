@@ -20,7 +20,7 @@ from resilio_hpc.ckpt.coordination.find_coordinator import find_coordinator
 from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
-from resilio_hpc.ckpt.handle import SaveHandle
+from resilio_hpc.ckpt.handle import OpenSaves, SaveHandle
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.committed_source import CommittedSource
 from resilio_hpc.ckpt.restore.restore import restore
@@ -37,7 +37,7 @@ from resilio_hpc.ckpt.tiers import bounded_io, local_disk
 from resilio_hpc.core import errors
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
-from resilio_hpc.core.tiers import Stage, Tier
+from resilio_hpc.core.tiers import Tier
 
 
 class Checkpointer:
@@ -72,8 +72,8 @@ class Checkpointer:
         own; REPLICATED. ``keep_last``, ``keep_every``, ``keep_hours``, ``keep_gb``: committed steps to keep (see
         ``retention.Retention``) when there is no launcher (which has its own settings).
         ``overlap``: ``save`` returns before parameters and optimizer state are copied, and the next step of any torch
-        optimizer waits until they are (RES-13). Only for loops in which nothing else changes them between the two, and
-        for optimizers that are in the state as objects; ``fence`` waits at any other place. ``patience_s``: without a
+        optimizer waits until they are (RES-13). Only for loops in which nothing else changes them meanwhile, and for
+        optimizers that are in the state as objects; ``fence`` waits at any other place. ``patience_s``: without a
         launcher a save waits for the one before, so that every save is written; but no longer than this: then it fails
         and training goes on, because that file system may hang. ``gb_per_s``: without a launcher, which has an
         option of its own, this process writes no faster than so many 10^9 bytes a second to the shared file system.
@@ -106,12 +106,11 @@ class Checkpointer:
         self._pending: Future[None] | None = None
         self._taken: Snapshot | None = None
         self._fence_began: float | None = None
-        self._handles: dict[int, SaveHandle] = {}
-        self._handles_lock = threading.Lock()
+        self._saves = OpenSaves(self._warn)
         self._turns = Turns("Checkpointer")
         self._device: Device = CUDA
         self._patience = bounded_io.PATIENCE
-        self._coordinator.on_stage(self._on_stage)
+        self._coordinator.on_stage(self._saves.reached)
         if self._coordinator.memory_step >= 0:
             self._map_ahead(self._coordinator.memory_step)
 
@@ -195,9 +194,7 @@ class Checkpointer:
                 blocked_s = now - started
             elif self._fence_began is not None:
                 blocked_s += now - self._fence_began
-            with self._handles_lock:
-                self._handles[handle.step] = handle
-            handle.reach(Stage.MEMORY)
+            self._saves.add(handle)
             self._coordinator.snapshot_taken(handle.step, path, size, blocked_s)
         except Exception as error:  # noqa: BLE001 - any error: all that wait for this save must hear of it
             if isinstance(error, StateChanged):
@@ -207,8 +204,7 @@ class Checkpointer:
     def _not_saved(self, handle: SaveHandle, error: Exception) -> None:
         text = os_error_text(error, "a snapshot's arena") if isinstance(error, OSError) else str(error)
         self._warn(f"step {handle.step} is not saved: {text}")
-        with self._handles_lock:
-            self._handles.pop(handle.step, None)
+        self._saves.forget(handle)
         handle.fail(text, refused=isinstance(error, SaveRefused))
 
     def _look_at_arenas(self) -> None:
@@ -239,23 +235,6 @@ class Checkpointer:
             self._arenas = ArenaPair(directory, owner, spill, not self._memory, self._device.lock_pages)
         return self._arenas
 
-    def _on_stage(self, step: int, stage: Stage, error: str) -> None:
-        with self._handles_lock:
-            if stage is Stage.LOCAL and step in self._handles:
-                self._handles[step].reach(Stage.LOCAL)
-            elif stage is Stage.COMMITTED:
-                for older in [number for number in self._handles if number <= step]:
-                    handle = self._handles.pop(older)
-                    if older == step:
-                        handle.reach(Stage.COMMITTED)
-                    else:
-                        handle.fail(f"superseded by step {step}, which is committed")
-            elif stage is Stage.FAILED:
-                for failed in list(self._handles) if step < 0 else [step]:
-                    if failed in self._handles:
-                        self._warn(f"step {failed} is not committed: {error}")
-                        self._handles.pop(failed).fail(error)
-
     def _warn(self, text: str) -> None:
         kind = text.partition(" is ")[2] or text  # the same trouble at every step is told once
         if kind not in self._warned:
@@ -281,9 +260,7 @@ class Checkpointer:
 
     def _await_own_saves(self) -> None:
         """Until each of them is committed, or has failed."""
-        with self._handles_lock:
-            handles = list(self._handles.values())
-        for handle in handles:
+        for handle in self._saves.all():
             with contextlib.suppress(CheckpointError):
                 handle.wait()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, assert_never
 
 from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.core.errors import CheckpointError, SaveRefused, UsageError
@@ -65,6 +66,56 @@ class SaveHandle:
             if not self._error:
                 self._error, self._refused = error, refused
             self._changed.notify_all()
+
+
+class OpenSaves:
+    """The handles of saves that are whole in memory, until they are committed or have failed."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        """``warn``: tells the user of a save that will not be committed."""
+        self._warn = warn
+        self._handles: dict[int, SaveHandle] = {}
+        self._lock = threading.Lock()
+
+    def add(self, handle: SaveHandle) -> None:
+        """Note a save that has reached memory."""
+        with self._lock:
+            self._handles[handle.step] = handle
+        handle.reach(Stage.MEMORY)
+
+    def forget(self, handle: SaveHandle) -> None:
+        """Take no further interest in a save."""
+        with self._lock:
+            self._handles.pop(handle.step, None)
+
+    def all(self) -> list[SaveHandle]:
+        """Return the handles of all open saves."""
+        with self._lock:
+            return list(self._handles.values())
+
+    def reached(self, step: int, stage: Stage, error: str) -> None:
+        """Pass on how far a save is; step -1: all of them."""
+        with self._lock:
+            match stage:
+                case Stage.NONE | Stage.MEMORY:
+                    pass  # the handle knows
+                case Stage.LOCAL:
+                    if step in self._handles:
+                        self._handles[step].reach(stage)
+                case Stage.COMMITTED:
+                    for older in [number for number in self._handles if number <= step]:
+                        handle = self._handles.pop(older)
+                        if older == step:
+                            handle.reach(stage)
+                        else:
+                            handle.fail(f"superseded by step {step}, which is committed")
+                case Stage.FAILED:
+                    for failed in list(self._handles) if step < 0 else [step]:
+                        if failed in self._handles:
+                            self._warn(f"step {failed} is not committed: {error}")
+                            self._handles.pop(failed).fail(error)
+                case _:
+                    assert_never(stage)
 
 
 def _has(reached: Stage, wanted: Stage) -> bool:

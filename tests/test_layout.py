@@ -43,8 +43,6 @@ FOREIGN_FORMATS = {  # what others write and read is made and read here, each by
 }
 MAX_LINES = 400
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
-# No more may be added.
-SHARED_CLASS_NAMES = {"Limits", "Piece", "Place", "Read", "Serve", "Source", "Stored", "Table", "Writer"}
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -218,7 +216,7 @@ def class_names(tree: ast.AST) -> list[str]:
 
 def test_a_class_name_stands_for_one_thing() -> None:
     names = Counter(name for path in PACKAGE_FILES for name in class_names(parsed(path)))
-    assert {name for name, count in names.items() if count > 1} <= SHARED_CLASS_NAMES
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-from resilio_hpc.ckpt.convert.dcp_metadata import DcpMetadata, DcpTensor, Stored, read_metadata
+from resilio_hpc.ckpt.convert.dcp_metadata import DcpMetadata, DcpTensor, StoredExtent, read_metadata
 from resilio_hpc.ckpt.convert.flat_names import state_from, text_of
 from resilio_hpc.ckpt.convert.imported import Imported, library
 from resilio_hpc.ckpt.convert.target import DCP_METADATA
@@ -99,7 +99,7 @@ def _save(state: dict[Any, Any], path: Path, whole: WholeState, numbers: dict[in
     from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.checkpoint.storage import WriteResult
 
-    class Writer(FileSystemWriter):
+    class FolderWriter(FileSystemWriter):
         """torch's own keeps every tensor until the last one is written."""
 
         def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
@@ -127,7 +127,7 @@ def _save(state: dict[Any, Any], path: Path, whole: WholeState, numbers: dict[in
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing is distributed
         try:
-            save(state, storage_writer=Writer(path), no_dist=True)
+            save(state, storage_writer=FolderWriter(path), no_dist=True)
         except CheckpointException as error:  # DCP wraps everything, Ctrl-C too
             cause = next(iter(error.failures.values()))[0]
             if isinstance(cause, CheckpointError | UsageError | OSError | KeyboardInterrupt | SystemExit):
@@ -257,7 +257,7 @@ class _Reader:
         """Return a value that is no tensor."""
         return self._load(name, self._metadata.values[name])
 
-    def _load(self, name: str, stored: Stored) -> Any:
+    def _load(self, name: str, stored: StoredExtent) -> Any:
         path = self._path / stored.relative_path
         try:
             with open(regular_file.open_file(path, follow=False), "rb", buffering=0) as file:
@@ -271,7 +271,7 @@ class _Reader:
 class _Window(io.RawIOBase):
     """An item of a file as a file of its own."""
 
-    def __init__(self, fd: int, stored: Stored) -> None:
+    def __init__(self, fd: int, stored: StoredExtent) -> None:
         self._fd, self._stored, self._at = fd, stored, 0
 
     def readable(self) -> bool:

@@ -22,7 +22,7 @@ _Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 _Path = Annotated[tuple[int | str, ...], msgspec.Meta(max_length=MAX_DEPTH)]
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredExtent(msgspec.Struct, frozen=True):
     """Where an item lies: ``length`` bytes from ``offset`` of a file in the folder on."""
 
     relative_path: str
@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
     """A part of a tensor, and where it is stored."""
 
     box: Box
-    stored: Stored
+    stored: StoredExtent
 
 
 class DcpTensor(NamedTuple):
@@ -49,7 +49,7 @@ class DcpMetadata(NamedTuple):
     """Tensors and other values by their names; the place of each in the nested state."""
 
     tensors: dict[str, DcpTensor]
-    values: dict[str, Stored]
+    values: dict[str, StoredExtent]
     paths: dict[str, _Path]
 
 
@@ -147,7 +147,7 @@ def _checked(found: Any) -> DcpMetadata:
     fields = found.state
     stored = {_index_of(index): _stored_of(info) for index, info in fields["storage_data"].items()}
     tensors: dict[str, DcpTensor] = {}
-    values: dict[str, Stored] = {}
+    values: dict[str, StoredExtent] = {}
     for key, item in fields["state_dict_metadata"].items():
         name = msgspec.convert(key, str)
         if type(item) is _TensorMetadata:
@@ -165,16 +165,16 @@ def _index_of(index: Any) -> tuple[str, tuple[int, ...] | None]:
     return msgspec.convert(index.state["fqn"], str), None if offset is None else msgspec.convert(offset, _Shape)
 
 
-def _stored_of(info: Any) -> Stored:
+def _stored_of(info: Any) -> StoredExtent:
     if info.state.get("transform_descriptors"):
         raise UsageError(f"the files went through {info.state['transform_descriptors']!r}; only plain ones are read")
-    found: Stored = msgspec.convert(info.state, Stored)
+    found: StoredExtent = msgspec.convert(info.state, StoredExtent)
     if "/" in found.relative_path or found.relative_path in ("", ".", "..") or "\0" in found.relative_path:
         raise CorruptCheckpoint(f".metadata names a file outside of the folder: {found.relative_path!r}")
     return found
 
 
-def _tensor_of(name: str, fields: Any, stored: dict[tuple[str, tuple[int, ...] | None], Stored]) -> DcpTensor:
+def _tensor_of(name: str, fields: Any, stored: dict[tuple[str, tuple[int, ...] | None], StoredExtent]) -> DcpTensor:
     dtype, shape = fields["properties"].state[0], msgspec.convert(fields["size"], _Shape)
     if type(dtype) is not _Dtype:
         raise CorruptCheckpoint(f".metadata does not say the dtype of {name}")

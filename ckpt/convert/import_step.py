@@ -19,7 +19,7 @@ _READERS = {"torch": torch_file.read, "safetensors": safetensors_file.read, "dcp
 
 
 @dataclass(frozen=True)
-class Source:
+class ImportSource:
     """What is to be imported, described; nothing but the plain values was read."""
 
     imported: Imported
@@ -31,7 +31,7 @@ class Source:
         return sum(leaf.size_bytes for leaf in self.flattened.leaves)
 
 
-def open_source(path: Path, format_: Format) -> Source:
+def open_source(path: Path, format_: Format) -> ImportSource:
     """Open it. Raises UsageError for what is not there, needs code to be read, or a checkpoint cannot hold.
 
     CorruptCheckpoint, OSError.
@@ -48,11 +48,11 @@ def open_source(path: Path, format_: Format) -> Source:
             imported = _READERS[format_](path)
     except RecursionError as error:
         raise CorruptCheckpoint(f"{path} holds a state that is nested too deep") from error
-    return Source(imported, tree.flatten(imported.state))
+    return ImportSource(imported, tree.flatten(imported.state))
 
 
 def import_step(
-    source: Source, target: Path, step: int, layout: Layout, progress: Progress = lambda size: None
+    source: ImportSource, target: Path, step: int, layout: Layout, progress: Progress = lambda size: None
 ) -> None:
     """Make a committed step of ``target``, as a world of one process would save it; the one committed last there.
 

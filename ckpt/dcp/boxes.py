@@ -24,7 +24,7 @@ _BOUNCED_BYTES = 1 << 30
 """What may wait at a time for its copy to a device, into a strided tensor or into another dtype."""
 
 
-class Read(NamedTuple):
+class BoxRead(NamedTuple):
     """``box`` of a saved tensor goes into ``target``, which has its shape."""
 
     saved: SavedTensor
@@ -44,7 +44,7 @@ class Origin(NamedTuple):
     peers: Path | None
 
 
-def read_boxes(origin: Origin, reads: Sequence[Read], alone: bool, local_rank: int, threads: int) -> None:
+def read_boxes(origin: Origin, reads: Sequence[BoxRead], alone: bool, local_rank: int, threads: int) -> None:
     """Fill all targets.
 
     ``alone``: no other process of this node reads the same; ``local_rank``: see ``read_parts``.
@@ -74,13 +74,13 @@ def read_boxes(origin: Origin, reads: Sequence[Read], alone: bool, local_rank: i
                     tensors.copy_into(read.target, memory)
 
 
-def _is_own_part(read: Read) -> bool:
+def _is_own_part(read: BoxRead) -> bool:
     return bool(read.box.shape == read.saved.record.shape != read.saved.whole[2])
 
 
-def _batches(reads: Sequence[Read]) -> Iterator[list[tuple[Read, Any]]]:
+def _batches(reads: Sequence[BoxRead]) -> Iterator[list[tuple[BoxRead, Any]]]:
     """Each with the tensor that its bytes go to at first."""
-    batch: list[tuple[Read, Any]] = []
+    batch: list[tuple[BoxRead, Any]] = []
     bounced_bytes = 0
     for read in reads:
         record = read.saved.record
@@ -101,7 +101,7 @@ def _is_like(target: Any, dtype: str) -> bool:
 
 def _fill(
     step: int,
-    batch: Sequence[tuple[ShardReader, Read, Any]],
+    batch: Sequence[tuple[ShardReader, BoxRead, Any]],
     direct: bool,
     pool: ThreadPoolExecutor,
     local_rank: int,

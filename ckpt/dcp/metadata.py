@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from resilio_hpc.ckpt.dcp import names as dcp_names
-from resilio_hpc.ckpt.format.manifest import Manifest, Table, TensorRecord
+from resilio_hpc.ckpt.format.manifest import Manifest, RankTable, TensorRecord
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.state import tensors, tree
 from resilio_hpc.ckpt.state.slab import Box
@@ -73,7 +73,7 @@ class _Step:
     manifest: Manifest
     own: int
     alike: bool
-    tables: list[Table]
+    tables: list[RankTable]
     held: dict[str, list[SavedTensor]] = field(default_factory=dict)
     found: Metadata = field(default_factory=lambda: Metadata({}, planner_data={}, storage_data={}))
 
@@ -97,7 +97,7 @@ def read(directory: Path, manifest: Manifest, rank: int, world_size: int) -> Met
     return step.found
 
 
-def _table(directory: Path, manifest: Manifest, rank: int) -> Table:
+def _table(directory: Path, manifest: Manifest, rank: int) -> RankTable:
     shard, record = manifest.shard_of(rank)
     with ShardReader(directory, shard) as reader:
         table = reader.table(record)
@@ -136,7 +136,7 @@ def _name_everything(directory: Path, step: _Step) -> None:
             _add_tensor(step, name, firsts)
 
 
-def _places(step: _Step, text: bytes, table: Table) -> Iterator[tuple[str, dcp_names.Path, Any]]:
+def _places(step: _Step, text: bytes, table: RankTable) -> Iterator[tuple[str, dcp_names.Path, Any]]:
     """Name, path and content of each place; a TensorRef only where torch.distributed.checkpoint has a tensor."""
 
     def is_torch(ref: TensorRef) -> bool:

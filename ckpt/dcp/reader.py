@@ -22,7 +22,7 @@ from resilio_hpc.ckpt.coordination import fresh_start, world
 from resilio_hpc.ckpt.coordination.coordinator import Place, local_directory, peer_disks_file
 from resilio_hpc.ckpt.coordination.local_coordinator import await_saves
 from resilio_hpc.ckpt.dcp import metadata as dcp_metadata
-from resilio_hpc.ckpt.dcp.boxes import Origin, Read, read_boxes
+from resilio_hpc.ckpt.dcp.boxes import BoxRead, Origin, read_boxes
 from resilio_hpc.ckpt.dcp.metadata import Refused, SavedTensor, SavedValue
 from resilio_hpc.ckpt.dcp.values import stream_of
 from resilio_hpc.ckpt.format.manifest import Manifest, TensorRecord
@@ -177,7 +177,7 @@ class ResilioReader(StorageReader):
         where = checkpoint_index.step_directory(self.directory, manifest.step)
         return Origin(where, manifest, copies, peer_disks_file(os.environ))
 
-    def _read_of(self, item: ReadItem, planner: LoadPlanner) -> Read:
+    def _read_of(self, item: ReadItem, planner: LoadPlanner) -> BoxRead:
         saved: SavedTensor = self._found[item.storage_index]
         box = Box(tuple(item.storage_offsets), tuple(item.lengths))
         target = planner.resolve_tensor(item).detach()
@@ -186,7 +186,7 @@ class ResilioReader(StorageReader):
                 f"step {self._step}: {list(box.shape)} at {list(box.start)} of a part of {item.storage_index.fqn} of "
                 f"shape {list(saved.record.shape)} cannot be loaded into a tensor of shape {list(target.shape)}"
             )
-        return Read(saved, box, target)
+        return BoxRead(saved, box, target)
 
     def _check_cover(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
         """Planners ask for what there is, and leave the rest of a tensor as it was: refuse a step that lacks parts."""
@@ -226,10 +226,10 @@ def _elements(value: Any) -> int:
     return local.numel() if isinstance(local, torch.Tensor) else 0
 
 
-def _new_tensors(saved: SavedValue) -> dict[int, Read]:
+def _new_tensors(saved: SavedValue) -> dict[int, BoxRead]:
     """For the tensors inside of a plain value, by their numbers."""
     return {
-        number: Read(tensor, Box((0,) * len(tensor.record.shape), tensor.record.shape), _empty_like(tensor.record))
+        number: BoxRead(tensor, Box((0,) * len(tensor.record.shape), tensor.record.shape), _empty_like(tensor.record))
         for number, tensor in saved.tensors.items()
     }
 
@@ -238,5 +238,5 @@ def _empty_like(record: TensorRecord) -> Any:
     return tensors.empty(record.kind, record.dtype, record.shape)
 
 
-def _filled(saved: SavedValue, inside: dict[int, Read]) -> Any:
+def _filled(saved: SavedValue, inside: dict[int, BoxRead]) -> Any:
     return tree.replaced(saved.value, lambda ref: inside[ref.index].target)

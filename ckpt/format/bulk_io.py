@@ -26,7 +26,7 @@ CACHED_CHUNK_BYTES = 256 << 10  # stays in the processor's cache between its cop
 Result = TypeVar("Result")
 
 
-class Piece(NamedTuple):
+class PageRun(NamedTuple):
     """Bytes from ``start`` of the memory go to ``offset`` of the file. All three are multiples of a page."""
 
     start: int
@@ -70,7 +70,7 @@ class BoxSegment(NamedTuple):
 
 
 def write(
-    fd: int, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence[Block], bytes_per_s: float = 0.0
+    fd: int, memory: memoryview, pieces: Sequence[PageRun], blocks: Sequence[Block], bytes_per_s: float = 0.0
 ) -> int | None:
     """Write ``pieces`` to a file and verify ``blocks`` (by ``start``) before they are written, if they are.
 

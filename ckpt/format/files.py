@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, Piece, Segment
+from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, PageRun, Segment
 
 
 class ReadFile(Protocol):
@@ -64,6 +64,6 @@ class NewFile(Protocol):
         """Write all of it, by way of a cache."""
 
     def write(
-        self, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence[Block], bytes_per_s: float = 0.0
+        self, memory: memoryview, pieces: Sequence[PageRun], blocks: Sequence[Block], bytes_per_s: float = 0.0
     ) -> int | None:
         """As ``bulk_io.write``."""

@@ -79,7 +79,7 @@ class Extent(msgspec.Struct, frozen=True):
     crc32c: Checksum
 
 
-class Table(msgspec.Struct, frozen=True):
+class RankTable(msgspec.Struct, frozen=True):
     """Everything about one rank's part: the tree of plain values (see ``tree``) and the tensors."""
 
     tree: Extent
@@ -175,7 +175,7 @@ class _Sealed(msgspec.Struct):
     manifest: msgspec.Raw
 
 
-_table_decoder = msgspec.json.Decoder(Table)
+_table_decoder = msgspec.json.Decoder(RankTable)
 _manifest_decoder = msgspec.json.Decoder(Manifest)
 _sealed_decoder = msgspec.json.Decoder(_Sealed)
 _encoder = msgspec.json.Encoder()
@@ -200,7 +200,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_table(data: bytes, file_size: int) -> Table:
+def read_table(data: bytes, file_size: int) -> RankTable:
     """Return a rank's table, every number in it checked against the size of its file. Raises CorruptCheckpoint."""
     try:
         table = _table_decoder.decode(data)

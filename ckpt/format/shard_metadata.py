@@ -22,7 +22,7 @@ import msgspec
 
 from resilio_hpc.ckpt.format.extents import gaps, hash_gaps
 from resilio_hpc.ckpt.format.files import NewFile
-from resilio_hpc.ckpt.format.manifest import Extent, Layout, RankRecord, SlabRecord, Table, TensorRecord, sha256
+from resilio_hpc.ckpt.format.manifest import Extent, Layout, RankRecord, RankTable, SlabRecord, TensorRecord, sha256
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.stored_types import BYTE, Stored, stored_as
 from resilio_hpc.native import crc32c
@@ -50,7 +50,7 @@ class RankPart:
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePlace:
     """Where something goes: ``size`` bytes from ``start`` of an arena on, or ``data``, to ``offset`` of the file."""
 
     offset: int
@@ -71,7 +71,7 @@ class HdfImage:
 
         ``slabs``: see ``manifest.Checks``. Raises OSError.
         """
-        self.places: list[list[Place]] = []
+        self.places: list[list[FilePlace]] = []
         self.ranks: list[RankRecord] = []
         try:
             self._skeleton = self._take_kept(parts) or self._make(parts)
@@ -117,11 +117,11 @@ class HdfImage:
         if tree is None or table is None:
             return False
         places = [
-            Place(offset, record.size_bytes, record.offset)
+            FilePlace(offset, record.size_bytes, record.offset)
             for record, offset in zip(part.tensors, room.tensors, strict=True)
             if offset >= 0
         ]
-        ends = [Place(room.tree.offset, len(tree), data=tree), Place(room.table.offset, len(table), data=table)]
+        ends = [FilePlace(room.tree.offset, len(tree), data=tree), FilePlace(room.table.offset, len(table), data=table)]
         self.places.append([*places, *ends])
         extent = Extent(room.table.offset, len(table), crc32c(table))
         self.ranks.append(RankRecord(part.rank, extent, sha256(table)))
@@ -235,7 +235,7 @@ def _table(part: RankPart, room: _Room) -> bytes:
         for record, offset in zip(part.tensors, room.tensors, strict=True)
     )
     tree = part.tree.ljust(room.tree.size)
-    return _encode(Table(Extent(room.tree.offset, len(tree), crc32c(tree)), records))
+    return _encode(RankTable(Extent(room.tree.offset, len(tree), crc32c(tree)), records))
 
 
 class _Group:

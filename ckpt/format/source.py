@@ -39,7 +39,7 @@ WantedSlab = tuple[Sequence[Piece], memoryview, Shape]
 """Where the bytes of a tensor are, the memory of its size that they go to, and its shape."""
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """One rank's state, to be read. ``is_foreign``: as another number of processes saved it."""
 
     step: int

@@ -17,7 +17,7 @@ SILENT_S = 10.0
 """Nothing came for so long: the other side is gone."""
 
 
-class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+class ServeSnapshots(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → replicator, once and first: listen on ``host``. Answer: Serving.
 
     ``arenas``: this node's own snapshots; ``copies``: those of others; ``spill``: where copies go that memory has no
@@ -94,7 +94,7 @@ class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     error: str
 
 
-Request = Serve | Fetch | Begin | Cancel
+Request = ServeSnapshots | Fetch | Begin | Cancel
 Answer = Serving | StillFetching | Fetched | FetchFailed
 
 decode_request = LineDecoder[Request](Request, "a request to the replicator").decode

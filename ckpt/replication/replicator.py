@@ -22,7 +22,7 @@ from resilio_hpc.ckpt.replication.messages import (
     Cancel,
     Fetch,
     Request,
-    Serve,
+    ServeSnapshots,
     Serving,
     decode_request,
 )
@@ -37,7 +37,7 @@ _TICK_MS = 500
 class Replicator:
     """The sockets, and what comes in."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: ServeSnapshots) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         keys = wire.Keys.derive(serve.secret.encode())
         self._gatekeeper = wire.Gatekeeper(self._context, keys, wire.Counters())
@@ -98,7 +98,7 @@ def main() -> int:
                 except WireError as error:
                     print(f"resilio: replicator: {error}", file=sys.stderr)
                     continue
-                if isinstance(request, Serve):
+                if isinstance(request, ServeSnapshots):
                     replicator = replicator or Replicator(request)
                     answers.write(encode_line(Serving(replicator.port)))
                 elif replicator is not None:

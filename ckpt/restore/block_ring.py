@@ -20,7 +20,7 @@ from resilio_hpc.ckpt.format.files import ReadFile
 from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES
 from resilio_hpc.ckpt.format.pages import HUGE_PAGE, PAGE
 from resilio_hpc.ckpt.restore import block_table
-from resilio_hpc.ckpt.restore.block_table import BATCH, LIMITS, POLL_S, Claim, Key, Limits, Reader, Table
+from resilio_hpc.ckpt.restore.block_table import BATCH, LIMITS, POLL_S, BlockTable, Claim, Key, Reader, RingLimits
 from resilio_hpc.core.memory_left import refuse_to_fill_memory
 from resilio_hpc.native import copy_crc32c, direct_io, map_shared
 
@@ -37,7 +37,7 @@ class Ring:
     any more: that of a reader who did not come to an end is given up.
     """
 
-    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+    def __init__(self, path: Path, limits: RingLimits = LIMITS) -> None:
         """Raise OSError where it cannot be had."""
         self._path, self._limits = path, limits
         size = size_bytes(limits)
@@ -50,7 +50,7 @@ class Ring:
                 os.posix_fallocate(self._fd, 0, block_table.BYTES)  # who made it may have been killed
                 os.ftruncate(self._fd, size)
                 self._memory = map_shared(self._fd, size, True)
-            self.table = Table(self._memory, self._fd, limits)
+            self.table = BlockTable(self._memory, self._fd, limits)
         except BaseException:
             remove_if_unused(self._fd, self._path)
             os.close(self._fd)
@@ -169,7 +169,7 @@ class Ring:
         os.close(self._fd)
 
 
-def size_bytes(limits: Limits) -> int:
+def size_bytes(limits: RingLimits) -> int:
     """Of the file of a ring."""
     return block_table.BYTES + limits.slots * BLOCK_BYTES
 

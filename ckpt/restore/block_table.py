@@ -52,7 +52,7 @@ _File = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Limits:
+class RingLimits:
     """Of a ring; ``slots`` is the same for all who share it.
 
     ``near_bytes``: a reader further behind reads on its own. ``patience_s``: after so long a block that another process
@@ -67,7 +67,7 @@ class Limits:
     lock_patience_s: float = _LOCK_PATIENCE_S
 
 
-LIMITS = Limits()
+LIMITS = RingLimits()
 
 
 class _Header(NamedTuple):
@@ -104,7 +104,7 @@ class Claim(NamedTuple):
 class Look(NamedTuple):
     """Which of the wanted blocks are in which slots.
 
-    Some that no process had, which are the looker's to read now; for ``Table.await_change``.
+    Some that no process had, which are the looker's to read now; for ``BlockTable.await_change``.
     """
 
     here: dict[int, Claim]
@@ -120,10 +120,10 @@ class Reader:
     offset = -1
 
 
-class Table:
+class BlockTable:
     """The one at the beginning of this memory. A mutex keeps the threads of a process apart."""
 
-    def __init__(self, memory: memoryview, fd: int, limits: Limits = LIMITS) -> None:
+    def __init__(self, memory: memoryview, fd: int, limits: RingLimits = LIMITS) -> None:
         """``memory``: at least ``BYTES`` of the file ``fd``."""
         self._memory, self._fd, self._limits = memory, fd, limits
         self._mutex = threading.Lock()

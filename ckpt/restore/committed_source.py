@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from resilio_hpc.ckpt.format.manifest import Layout, Manifest, Table, TensorRecord
+from resilio_hpc.ckpt.format.manifest import Layout, Manifest, RankTable, TensorRecord
 from resilio_hpc.ckpt.format.source import Piece, Wanted, WantedSlab
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.restore.shard_files import ShardFiles
@@ -57,7 +57,7 @@ class CommittedSource:
         self._trees: dict[int, Any] = {}
         self._all: dict[str, list[tuple[ShardReader, TensorRecord]]] | None = None
         self._files = ShardFiles(directory, copies, PeerDisks(peers, manifest))
-        self._parts: dict[int, tuple[ShardReader, Table]] = {}
+        self._parts: dict[int, tuple[ShardReader, RankTable]] = {}
         self._where: dict[str, ShardReader] = {}
         try:
             if manifest.layout != layout:
@@ -80,7 +80,7 @@ class CommittedSource:
             self.close()
             raise
 
-    def _part(self, rank: int) -> tuple[ShardReader, Table]:
+    def _part(self, rank: int) -> tuple[ShardReader, RankTable]:
         """Return a rank's file and table, read once."""
         if rank not in self._parts:
             shard, record = self._manifest.shard_of(rank)
@@ -92,7 +92,7 @@ class CommittedSource:
         reader, table = self._part(rank)
         return self._files.described(reader, partial(reader.tree, self._manifest.shard_of(rank)[1], table))
 
-    def _resolve(self, reader: ShardReader, table: Table) -> Sequence[TensorRecord]:
+    def _resolve(self, reader: ShardReader, table: RankTable) -> Sequence[TensorRecord]:
         """Replicated tensors have their bytes with rank 0, under the same path; slabs are looked for when wanted."""
         self._where = {record.path: reader for record in table.tensors}
         if all(record.offset >= 0 or record.slab for record in table.tensors):

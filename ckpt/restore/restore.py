@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from resilio_hpc.ckpt.format.manifest import TensorRecord
-from resilio_hpc.ckpt.format.source import Source
+from resilio_hpc.ckpt.format.source import CheckpointSource
 from resilio_hpc.ckpt.restore.loads import Loads, Undo
 from resilio_hpc.ckpt.restore.targets import Path, Targets
 from resilio_hpc.ckpt.state import containers, overlap, saved_optimizer, tensors, tree
@@ -27,7 +27,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageErro
 Build = Callable[[], Any]
 
 
-def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
+def restore(source: CheckpointSource, state: Any, pool: ThreadPoolExecutor) -> Any:
     """Return the state that ``source`` holds, in ``state``'s own tensors and containers where it has them.
 
     ``state`` None: everything new. Raises LayoutMismatch or UsageError naming the place: nothing is changed then.
@@ -53,7 +53,7 @@ def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
 class _Matching:
     """Collects what goes into which live tensors and objects; ``match`` returns how to build the rest afterwards."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: CheckpointSource) -> None:
         self._source = source
         self._records: list[TensorRecord] = []
         self._mine = len(source.tensors)  # the others come from elsewhere

@@ -37,7 +37,7 @@ class ShardFiles:
 
     @property
     def tier(self) -> Tier:
-        """Of the last of the tiers that something was read from: see ``source.Source``."""
+        """Of the last of the tiers that something was read from: see ``source.CheckpointSource``."""
         if len(self._local) == len(self._readers):
             return Tier.LOCAL
         return Tier.PEER if len(self._local) + len(self._elsewhere) == len(self._readers) else Tier.COMMITTED

@@ -24,7 +24,7 @@ from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment, size_of
 from resilio_hpc.ckpt.format.files import HasFile, ReadFile
 from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES, Manifest
 from resilio_hpc.ckpt.restore.block_ring import Ring, remove_if_unused
-from resilio_hpc.ckpt.restore.block_table import LIMITS, Limits
+from resilio_hpc.ckpt.restore.block_table import LIMITS, RingLimits
 from resilio_hpc.ckpt.tiers.peer_disks import PeerFile
 
 THREADS = 2
@@ -43,7 +43,7 @@ class SharedBlocks:
         self,
         name: str,
         directory: Path = _SHARED_MEMORY,
-        limits: Limits = LIMITS,
+        limits: RingLimits = LIMITS,
         small_bytes: int = _SMALL_BYTES,
     ) -> None:
         """``name``: the same in all processes that read the same step. Nothing is made before the first ``read``.
@@ -103,7 +103,7 @@ class SharedBlocks:
             self._ring, self._is_open = None, True
 
 
-class Read(Protocol):
+class SegmentRead(Protocol):
     """A segment of a file."""
 
     @property
@@ -112,7 +112,7 @@ class Read(Protocol):
     def segment(self) -> Segment | BoxSegment: ...
 
 
-def wanted_soon(shares: Sequence[Sequence[Read]], number: int) -> list[Segment | BoxSegment]:
+def wanted_soon(shares: Sequence[Sequence[SegmentRead]], number: int) -> list[Segment | BoxSegment]:
     """Return what a thread that goes for the share of that number may read ahead while it would wait for others.
 
     The next shares of the same file, behind those that this process's other threads go for.

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from resilio_hpc.ckpt.format.manifest import TensorRecord
-from resilio_hpc.ckpt.format.source import Piece, Source, Wanted, WantedSlab
+from resilio_hpc.ckpt.format.source import CheckpointSource, Piece, Wanted, WantedSlab
 from resilio_hpc.ckpt.restore.loads import Undo
 from resilio_hpc.ckpt.state import tensors
 from resilio_hpc.ckpt.state.slab import Shape, slab_of
@@ -135,7 +135,7 @@ class Targets:
         for target in self._targets if self._meta else ():
             target.tensor = _local(target.live)
 
-    def read_new(self, source: Source, pool: ThreadPoolExecutor) -> None:
+    def read_new(self, source: CheckpointSource, pool: ThreadPoolExecutor) -> None:
         """Read what is not there yet, and what has to be compared first. Raises CorruptCheckpoint, OSError."""
         early = [target for target in self._targets if target.early or target.side is not None]
         for target in early:
@@ -155,7 +155,7 @@ class Targets:
             elif target.index >= 0 and self._read[target.index] is not target.tensor:
                 tensors.copy_into(target.tensor, self._read[target.index])
 
-    def read_live(self, source: Source, pool: ThreadPoolExecutor) -> None:
+    def read_live(self, source: CheckpointSource, pool: ThreadPoolExecutor) -> None:
         """All others, in place.
 
         Raises LayoutMismatch where views share elements that the checkpoint has differently, and nothing is changed
@@ -182,7 +182,7 @@ class Targets:
             tensors.copy_into(tensor, into)
 
     def _fill(
-        self, source: Source, pool: ThreadPoolExecutor, numbers: Sequence[int], in_pieces: Sequence[_Target]
+        self, source: CheckpointSource, pool: ThreadPoolExecutor, numbers: Sequence[int], in_pieces: Sequence[_Target]
     ) -> None:
         wanted: list[Wanted] = [(self._records[index], _memory(self._read[index])) for index in numbers]
         slabs: list[WantedSlab] = []

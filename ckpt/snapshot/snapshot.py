@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from resilio_hpc.ckpt.format.manifest import Extent, SlabRecord, Table, TensorRecord, blocks
+from resilio_hpc.ckpt.format.manifest import Extent, RankTable, SlabRecord, TensorRecord, blocks
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
@@ -241,7 +241,7 @@ class Snapshot:
         state, layout = self._state, self._plan
         with self._room as room:
             room[layout.tree_offset : layout.tree_offset + len(state.tree)] = state.tree
-            table = Table(
+            table = RankTable(
                 Extent(layout.tree_offset, len(state.tree), crc32c(state.tree)),
                 tuple(map(_record, state.leaves, layout.offsets, self._checksums)),
             )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from resilio_hpc.ckpt.format.manifest import Manifest, Table
+from resilio_hpc.ckpt.format.manifest import Manifest, RankTable
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -43,7 +43,7 @@ def differences(one: tuple[Path, Manifest], other: tuple[Path, Manifest]) -> Ite
             yield Difference(rank, path, what)
 
 
-def _read(directory: Path, manifest: Manifest, rank: int) -> tuple[Table, Any]:
+def _read(directory: Path, manifest: Manifest, rank: int) -> tuple[RankTable, Any]:
     shard, record = manifest.shard_of(rank)
     with ExitStack() as stack:
         reader = stack.enter_context(ShardReader(checkpoint_index.step_directory(directory, manifest.step), shard))
@@ -54,7 +54,7 @@ def _read(directory: Path, manifest: Manifest, rank: int) -> tuple[Table, Any]:
             raise CorruptCheckpoint(f"step {manifest.step}: the plain values of rank {rank}: {error}") from error
 
 
-def _tensors(table: Table, other: Table) -> Iterator[tuple[str, str]]:
+def _tensors(table: RankTable, other: RankTable) -> Iterator[tuple[str, str]]:
     mine, theirs = ({record.path: record for record in each.tensors} for each in (table, other))
     for path in dict.fromkeys((*mine, *theirs)):
         if path not in theirs:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from resilio_hpc.ckpt.format import bulk_io
-from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, Piece, Segment
+from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, PageRun, Segment
 from resilio_hpc.ckpt.format.manifest import is_shard_name
 from resilio_hpc.ckpt.store.backend import EntryKind, Store, StoreEntry
 from resilio_hpc.core import regular_file
@@ -96,7 +96,7 @@ class PosixNewFile:
         bulk_io.write_cached(self._descriptor, data, offset)
 
     def write(
-        self, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence[Block], bytes_per_s: float = 0.0
+        self, memory: memoryview, pieces: Sequence[PageRun], blocks: Sequence[Block], bytes_per_s: float = 0.0
     ) -> int | None:
         """See NewFile."""
         return bulk_io.write(self._descriptor, memory, pieces, blocks, bytes_per_s)

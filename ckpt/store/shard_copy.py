@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from resilio_hpc.ckpt.format.bulk_io import Piece, Segment
+from resilio_hpc.ckpt.format.bulk_io import PageRun, Segment
 from resilio_hpc.ckpt.format.extents import gaps, hash_gaps
 from resilio_hpc.ckpt.format.files import NewFile, ReadFile
 from resilio_hpc.ckpt.format.manifest import Extent, ShardRecord
@@ -79,12 +79,12 @@ def _copy_blocks(read: ReadFile, write: NewFile, parts: Sequence[_Block], source
             bad = read.read(segments)
         if bad:
             raise CorruptCheckpoint(f"{source}: tensor {some[bad[0]][1].tensor} does not match its checksum")
-        pieces: list[Piece] = []
+        pieces: list[PageRun] = []
         for start, offset, size in _runs(some):
             head = min(-offset % PAGE, size)
             whole = (size - head) // PAGE * PAGE
             if whole:
-                pieces.append(Piece(start + head, offset + head, whole))
+                pieces.append(PageRun(start + head, offset + head, whole))
             write.write_small(room[start : start + head], offset)
             write.write_small(room[start + head + whole : start + size], offset + head + whole)
         write.write(room, pieces, [], bytes_per_s)

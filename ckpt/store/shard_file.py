@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from resilio_hpc.ckpt.format.bulk_io import Block, Piece
+from resilio_hpc.ckpt.format.bulk_io import Block, PageRun
 from resilio_hpc.ckpt.format.files import NewFile
 from resilio_hpc.ckpt.format.manifest import Checks, ShardRecord
 from resilio_hpc.ckpt.format.pages import PAGE
-from resilio_hpc.ckpt.format.shard_metadata import HdfImage, Place, RankPart
+from resilio_hpc.ckpt.format.shard_metadata import FilePlace, HdfImage, RankPart
 from resilio_hpc.ckpt.format.whole_snapshot import WholeSnapshot
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -54,16 +54,18 @@ def write_shard(
     return ShardRecord(node_rank, name, image.size_bytes, layout, ranks, metadata, checks=checks)
 
 
-def _write_rank(file: NewFile, arena: WholeSnapshot, places: Sequence[Place], bytes_per_s: float, verify: bool) -> None:
+def _write_rank(
+    file: NewFile, arena: WholeSnapshot, places: Sequence[FilePlace], bytes_per_s: float, verify: bool
+) -> None:
     """Whole pages that begin on a page of both go past the page cache, the rest through it."""
-    pieces: list[Piece] = []
+    pieces: list[PageRun] = []
     taken = {place.start for place in places if place.data is None}
     records = [record for record in arena.tensors if record.offset in taken]
     for place in places:
         aligned = place.data is None and place.offset % PAGE == place.start % PAGE == 0
         whole = place.size - place.size % PAGE if aligned else 0
         if whole:
-            pieces.append(Piece(place.start, place.offset, whole))
+            pieces.append(PageRun(place.start, place.offset, whole))
         rest = arena.slice(place.start, place.size) if place.data is None else memoryview(place.data)
         file.write_small(rest[whole:], place.offset + whole)
     named = [

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from resilio_hpc.ckpt.format.files import ReadFile
-from resilio_hpc.ckpt.format.manifest import Extent, RankRecord, ShardRecord, Table, read_table, sha256
+from resilio_hpc.ckpt.format.manifest import Extent, RankRecord, RankTable, ShardRecord, read_table, sha256
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.core.regular_file import NotRegular
@@ -42,14 +42,14 @@ class ShardReader:
         former, self.file = self.file, self._open(directory)
         former.close()
 
-    def table(self, rank: RankRecord) -> Table:
+    def table(self, rank: RankRecord) -> RankTable:
         """Everything about a rank's part."""
         data = self._read(rank.table)
         if crc32c(data) != rank.table.crc32c or sha256(data) != rank.table_sha256:
             raise CorruptCheckpoint(f"{self._name}: the table of rank {rank.rank} does not match its checksum")
         return read_table(data, self.shard.size_bytes)
 
-    def tree(self, rank: RankRecord, table: Table) -> bytes:
+    def tree(self, rank: RankRecord, table: RankTable) -> bytes:
         """Return the tree of a rank's plain values, without the spaces that fill up its room."""
         data = self._read(table.tree)
         if crc32c(data) != table.tree.crc32c:

@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.ckpt.format import bulk_io
-from resilio_hpc.ckpt.format.bulk_io import Piece
+from resilio_hpc.ckpt.format.bulk_io import PageRun
 from resilio_hpc.ckpt.format.files import NewFile
 from resilio_hpc.ckpt.format.manifest import (
     Extent,
     Layout,
     RankRecord,
+    RankTable,
     ShardRecord,
     SlabRecord,
-    Table,
     TensorRecord,
     blocks,
     sha256,
@@ -75,7 +75,7 @@ def write_stream(
         text = state.tree.ljust(tree.size)
         file.write_small(memoryview(text), tree.offset)
         extent = Extent(tree.offset, len(text), crc32c(text))
-        data = _encode(Table(extent, tuple(records))).ljust(table.size)
+        data = _encode(RankTable(extent, tuple(records))).ljust(table.size)
         file.write_small(memoryview(data), table.offset)
     rank = RankRecord(0, Extent(table.offset, len(data), crc32c(data)), sha256(data))
     return ShardRecord(0, path.name, image.size_bytes, layout, (rank,), metadata)
@@ -114,7 +114,7 @@ class _Writer:
     def _flush(self, size: int, offset: int) -> list[int]:
         whole = size - size % PAGE if offset % PAGE == 0 else 0
         if whole:
-            self._file.write(self._room, [Piece(0, offset, whole)], [])
+            self._file.write(self._room, [PageRun(0, offset, whole)], [])
         self._file.write_small(self._room[whole:size], offset + whole)
         self._progress(size)
         return [crc32c(self._room[start : start + length]) for start, length in blocks(size)]

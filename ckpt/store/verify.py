@@ -9,7 +9,7 @@ from pathlib import Path
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Segment
 from resilio_hpc.ckpt.format.extents import hash_gaps
-from resilio_hpc.ckpt.format.manifest import Manifest, RankRecord, Table
+from resilio_hpc.ckpt.format.manifest import Manifest, RankRecord, RankTable
 from resilio_hpc.ckpt.format.source import Progress
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
@@ -99,7 +99,7 @@ def _verify_shard(reader: ShardReader, room: memoryview, progress: Progress, roo
     return damages
 
 
-def _parts(rank: RankRecord, table: Table) -> Iterator[_Part]:
+def _parts(rank: RankRecord, table: RankTable) -> Iterator[_Part]:
     for record in table.tensors:
         if record.offset >= 0:
             for (start, size), checksum in zip(record.blocks(), record.checksums, strict=True):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy
 
-from resilio_hpc.ckpt.format.manifest import FORMAT, VERSION, Manifest, Table, TensorRecord
+from resilio_hpc.ckpt.format.manifest import FORMAT, VERSION, Manifest, RankTable, TensorRecord
 from resilio_hpc.ckpt.format.shard_metadata import dataset_names
 from resilio_hpc.ckpt.format.stored_types import stored_as
 from resilio_hpc.ckpt.state import tree
@@ -165,7 +165,7 @@ class _Image:
             h5py.Dataset(dataset).attrs["dtype"] = stored.name
 
 
-def _shared(table: Table, plain: bytes) -> Iterator[tuple[str, str]]:
+def _shared(table: RankTable, plain: bytes) -> Iterator[tuple[str, str]]:
     """Places of a tensor that was stored for another place, and that place."""
     for path, ref in tree.places(tree.decode(plain)):
         if ref.index < len(table.tensors) and path != table.tensors[ref.index].path:

@@ -16,7 +16,7 @@ MAX_BYTES = 64 << 20
 """Of one request."""
 
 
-class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+class ServeDisk(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → giver, first.
 
     Give copies of what is committed in ``checkpoints`` from ``local`` to callers that have the key.
@@ -54,4 +54,4 @@ BUSY = "busy"
 """The answer to who should read elsewhere, and ask no more."""
 
 asking: Codec[Read | Remove] = Codec(Read | Remove)
-decode_serve = LineDecoder[Serve](Serve, "a request to the disk giver").decode
+decode_serve = LineDecoder[ServeDisk](ServeDisk, "a request to the disk giver").decode

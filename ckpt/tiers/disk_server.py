@@ -1,8 +1,8 @@
 """The disk giver: a process beside the agent that lets other nodes read what lies on this node's own disk.
 
 ``python -m resilio_hpc.ckpt.tiers.disk_server SOCKET`` takes connections on an open socket of that number. It reads one
-Serve as a JSON line from standard input, and ends with its input or its parent. Who knows the key reads blocks of the
-copies of committed shard files (``local_disk``), as many as it likes, over a connection of its own
+ServeDisk as a JSON line from standard input, and ends with its input or its parent. A caller that knows the key reads
+blocks of the copies of committed shard files (``local_disk``), as many as it likes, over a connection of its own
 (``disk_messages``). A thread for each, so a disk that hangs holds up its own readers alone. Needs
 neither torch nor h5py.
 """
@@ -26,7 +26,7 @@ from resilio_hpc.ckpt.tiers.disk_messages import (
     Copy,
     Read,
     Remove,
-    Serve,
+    ServeDisk,
     asking,
     decode_serve,
 )
@@ -46,7 +46,7 @@ _IDLE_S = 60.0
 class DiskGiver:
     """Takes connections until the socket is closed."""
 
-    def __init__(self, listener: socket.socket, serve: Serve, readers: int = READERS) -> None:
+    def __init__(self, listener: socket.socket, serve: ServeDisk, readers: int = READERS) -> None:
         self._listener, self._serve = listener, serve
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._readers = threading.BoundedSemaphore(readers)
@@ -89,7 +89,7 @@ class DiskGiver:
 class _Reader:
     """For one connection: the copy that it asked for last stays open."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: ServeDisk) -> None:
         self._local, self._checkpoints = Path(serve.local), Path(serve.checkpoints)
         self._room = memoryview(mmap.mmap(-1, PIECE_BYTES + 2 * PAGE))
         self._copy: Copy | None = None

@@ -32,7 +32,7 @@ _REQUEST_EXTENTS = 1000
 _AHEAD = 2  # requests that are on their way at a time: while one is sent, the disk works at the next
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of reading there.
 
     ``silent_s``: nothing came for so long, so that node, or its disk, hangs; ``request_bytes``: of one request;
@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share_bytes: int = 64 << 20
 
 
-LIMITS = Limits()
+LIMITS = PeerLimits()
 
 
 class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,10 +53,10 @@ class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: bytes
     disks: dict[str, str]
     node: str = ""
-    limits: Limits = LIMITS
+    limits: PeerLimits = LIMITS
 
 
-def write_known(path: Path, key: bytes, disks: Mapping[str, str], node: str = "", limits: Limits = LIMITS) -> None:
+def write_known(path: Path, key: bytes, disks: Mapping[str, str], node: str = "", limits: PeerLimits = LIMITS) -> None:
     """Tell the ranks of this node, which alone may read it."""
     write_atomic(path, msgspec.json.encode(_Known(key, dict(disks), node, limits)), durable=False, mode=0o600)
 
@@ -108,7 +108,7 @@ class PeerFile:
     """One file on another node's disk. For the threads of ``pool``, each of which gets a connection."""
 
     def __init__(
-        self, node: str, endpoint: str, key: bytes, copy: Copy, pool: ThreadPoolExecutor, limits: Limits = LIMITS
+        self, node: str, endpoint: str, key: bytes, copy: Copy, pool: ThreadPoolExecutor, limits: PeerLimits = LIMITS
     ) -> None:
         self.limits = limits
         self.node, self.copy, self.pool = node, copy, pool

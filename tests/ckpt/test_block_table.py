@@ -10,7 +10,7 @@ import pytest
 
 from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES
 from resilio_hpc.ckpt.restore import block_table
-from resilio_hpc.ckpt.restore.block_table import Key, Limits, Look, Reader, Table
+from resilio_hpc.ckpt.restore.block_table import BlockTable, Key, Look, Reader, RingLimits
 from resilio_hpc.native import map_shared
 from tests.support.waiting import PATIENCE_S, until
 
@@ -18,18 +18,18 @@ SLOTS = 4
 
 
 @pytest.fixture
-def seen_with() -> Iterator[Callable[..., Table]]:
+def seen_with() -> Iterator[Callable[..., BlockTable]]:
     """The same table as often as it is called for, with other limits."""
     fd = os.memfd_create("table")
     os.truncate(fd, block_table.BYTES)
     memory = map_shared(fd, block_table.BYTES, True)
     patient = {"slots": SLOTS, "seen_s": PATIENCE_S, "patience_s": PATIENCE_S, "lock_patience_s": PATIENCE_S}
-    yield lambda **limits: Table(memory, fd, Limits(**{**patient, **limits}))
+    yield lambda **limits: BlockTable(memory, fd, RingLimits(**{**patient, **limits}))
     os.close(fd)
 
 
 @pytest.fixture
-def table(seen_with: Callable[..., Table]) -> Table:
+def table(seen_with: Callable[..., BlockTable]) -> BlockTable:
     """Readers are alive for as long as the test takes; a reader that waits is woken, or the test hangs."""
     return seen_with()
 
@@ -38,19 +38,19 @@ def block(number: int, file: int = 7) -> Key:
     return 1, file, number * BLOCK_BYTES, 99
 
 
-def want(table: Table, reader: Reader, *blocks: Key) -> Look:
+def want(table: BlockTable, reader: Reader, *blocks: Key) -> Look:
     """What it gets, once those that are its own to read were read."""
     found = table.look(dict(enumerate(blocks)), reader)
     table.release(found.mine, found.mine)
     return found
 
 
-def there(table: Table) -> list[int]:
+def there(table: BlockTable) -> list[int]:
     """The numbers of the blocks, by slot."""
     return [table.entry(slot).key[2] // BLOCK_BYTES for slot in range(SLOTS)]
 
 
-def test_a_slot_is_used_again_when_nobody_wants_its_block_any_more(table: Table) -> None:
+def test_a_slot_is_used_again_when_nobody_wants_its_block_any_more(table: BlockTable) -> None:
     reader = Reader()
     for number in range(10):
         assert list(want(table, reader, block(number)).mine) == [0]
@@ -58,7 +58,7 @@ def test_a_slot_is_used_again_when_nobody_wants_its_block_any_more(table: Table)
     assert want(table, reader, block(9)).here.keys() == {0}
 
 
-def test_who_is_close_behind_is_waited_for(table: Table) -> None:
+def test_who_is_close_behind_is_waited_for(table: BlockTable) -> None:
     slow, fast = Reader(), Reader()
     want(table, slow, block(0), block(1))
     for number in range(4):
@@ -74,7 +74,7 @@ def test_who_is_close_behind_is_waited_for(table: Table) -> None:
     assert there(table) == [4, 1, 2, 3]
 
 
-def test_who_has_all_is_not_waited_for(table: Table) -> None:
+def test_who_has_all_is_not_waited_for(table: BlockTable) -> None:
     slow, fast = Reader(), Reader()
     want(table, slow, block(0))
     for number in range(4):
@@ -86,7 +86,7 @@ def test_who_has_all_is_not_waited_for(table: Table) -> None:
     assert len(want(table, fast, *map(block, range(4, 8))).mine) == 4
 
 
-def test_who_does_not_move_is_not_waited_for(table: Table, seen_with: Callable[..., Table]) -> None:
+def test_who_does_not_move_is_not_waited_for(table: BlockTable, seen_with: Callable[..., BlockTable]) -> None:
     stopped, fast = Reader(), Reader()
     want(table, stopped, block(0))
     for number in range(4):
@@ -99,7 +99,7 @@ def test_who_does_not_move_is_not_waited_for(table: Table, seen_with: Callable[.
     assert not want(table, fast, *map(block, range(5, 9))).mine.keys() - {0}
 
 
-def test_the_hindmost_one_gets_a_slot_at_once_of_those_that_are_wanted_last(table: Table) -> None:
+def test_the_hindmost_one_gets_a_slot_at_once_of_those_that_are_wanted_last(table: BlockTable) -> None:
     late, fast = Reader(), Reader()
     want(table, fast, *map(block, range(2, 6)))
     found = want(table, late, block(0), block(1))
@@ -110,7 +110,7 @@ def test_the_hindmost_one_gets_a_slot_at_once_of_those_that_are_wanted_last(tabl
 
 
 @pytest.mark.parametrize("other", [block(0, file=8), block(100)])
-def test_who_is_in_another_file_or_far_behind_holds_up_nobody(other: Key, seen_with: Callable[..., Table]) -> None:
+def test_who_is_in_another_file_or_far_behind_holds_up_nobody(other: Key, seen_with: Callable[..., BlockTable]) -> None:
     table = seen_with(near_bytes=20 * BLOCK_BYTES)
     one, another = Reader(), Reader()
     want(table, one, block(0))
@@ -120,7 +120,7 @@ def test_who_is_in_another_file_or_far_behind_holds_up_nobody(other: Key, seen_w
     assert len(want(table, one, block(1)).mine) == 1
 
 
-def test_more_readers_than_there_are_entries_are_not_waited_for(seen_with: Callable[..., Table]) -> None:
+def test_more_readers_than_there_are_entries_are_not_waited_for(seen_with: Callable[..., BlockTable]) -> None:
     table = seen_with(readers=1)
     fast, slow = Reader(), Reader()
     want(table, fast, block(0))
@@ -135,7 +135,7 @@ def test_more_readers_than_there_are_entries_are_not_waited_for(seen_with: Calla
     assert slow.number == 0
 
 
-def test_entries_of_killed_readers_are_used_again(table: Table, seen_with: Callable[..., Table]) -> None:
+def test_entries_of_killed_readers_are_used_again(table: BlockTable, seen_with: Callable[..., BlockTable]) -> None:
     killed = [Reader() for _ in range(block_table.READERS)]
     for reader in killed:
         want(table, reader, block(0))
@@ -152,7 +152,7 @@ def test_entries_of_killed_readers_are_used_again(table: Table, seen_with: Calla
     until(has_entry, "an entry of a killed one is used")
 
 
-def test_garbage_in_the_places_of_readers_holds_up_nobody(table: Table) -> None:
+def test_garbage_in_the_places_of_readers_holds_up_nobody(table: BlockTable) -> None:
     table._memory[block_table._READERS_AT : block_table.BYTES] = os.urandom(block_table.BYTES - block_table._READERS_AT)
     reader = Reader()
     for number in range(20):

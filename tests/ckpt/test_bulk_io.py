@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from resilio_hpc.ckpt.format import bulk_io
-from resilio_hpc.ckpt.format.bulk_io import Block, Piece, Segment
+from resilio_hpc.ckpt.format.bulk_io import Block, PageRun, Segment
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
@@ -41,7 +41,7 @@ def test_what_was_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         refuse(monkeypatch, errno.EINVAL)
     fd = open_file(tmp_path)
     memory, target = memoryview(CONTENT.copy()), np.zeros_like(CONTENT)  # numpy aligns to 16 bytes only
-    assert bulk_io.write(fd, memory, [Piece(0, 0, len(memory))], [Block(0, GOOD, len(memory))]) is None
+    assert bulk_io.write(fd, memory, [PageRun(0, 0, len(memory))], [Block(0, GOOD, len(memory))]) is None
     assert bulk_io.write(fd, memory, [], [Block(1, GOOD, PAGE)]) == 0
     assert bulk_io.read(fd, [Segment(0, memoryview(target), GOOD)]) == []
     assert np.array_equal(target, CONTENT)
@@ -52,7 +52,7 @@ def test_what_was_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_pieces_that_direct_writes_cannot_take_go_through_the_cache(tmp_path: Path) -> None:
     fd = open_file(tmp_path)
     memory = memoryview(CONTENT.copy())
-    assert bulk_io.write(fd, memory, [Piece(3, 5, 10_000)], []) is None
+    assert bulk_io.write(fd, memory, [PageRun(3, 5, 10_000)], []) is None
     assert os.pread(fd, 10_000, 5) == CONTENT[3:10_003].tobytes()
     os.close(fd)
 

@@ -16,7 +16,7 @@ from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.ckpt.coordination.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
 from resilio_hpc.ckpt.store import checkpoint_index
-from resilio_hpc.ckpt.tiers.disk_messages import Serve
+from resilio_hpc.ckpt.tiers.disk_messages import ServeDisk
 from resilio_hpc.ckpt.tiers.disk_server import DiskGiver
 from resilio_hpc.ckpt.tiers.peer_disks import write_known
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -103,7 +103,7 @@ def test_another_nodes_disk_is_read_where_the_agent_tells_of_it(
     assert checkpoint_index.committed(disk.shared)[-1].shards[0].node == "n1"
     disk.lose_tensors()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        giver = DiskGiver(listener, Serve(key, str(disk.own), str(disk.shared)))
+        giver = DiskGiver(listener, ServeDisk(key, str(disk.own), str(disk.shared)))
         threading.Thread(target=giver.run, daemon=True).start()
         write_known(known, key, {"n1": f"127.0.0.1:{listener.getsockname()[1]}"}, "n2")
         (tmp_path / "empty").mkdir()

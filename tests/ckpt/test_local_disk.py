@@ -93,7 +93,7 @@ def test_a_limit_holds_for_the_shared_file_system_alone(
     paths, found = node.take(3, 200_000), dict[str, set[float]]()
     write = direct_io.write
 
-    def watched(fd: int, memory: memoryview, pieces: list[bulk_io.Piece], *rest: Any) -> int:
+    def watched(fd: int, memory: memoryview, pieces: list[bulk_io.PageRun], *rest: Any) -> int:
         if pieces:
             directory = Path(f"/proc/self/fd/{fd}").readlink().relative_to(node.disk.parent).parts[0]
             found.setdefault(directory, set()).add(rest[3])

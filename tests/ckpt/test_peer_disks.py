@@ -22,9 +22,9 @@ from resilio_hpc.ckpt.coordination.coordinator import use
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers import peer_disks
-from resilio_hpc.ckpt.tiers.disk_messages import MAX_BYTES, Copy, Read, Remove, Serve, asking
+from resilio_hpc.ckpt.tiers.disk_messages import MAX_BYTES, Copy, Read, Remove, ServeDisk, asking
 from resilio_hpc.ckpt.tiers.disk_server import DiskGiver
-from resilio_hpc.ckpt.tiers.peer_disks import LIMITS, Limits, PeerFile, write_known
+from resilio_hpc.ckpt.tiers.peer_disks import LIMITS, PeerFile, PeerLimits, write_known
 from resilio_hpc.core.encrypted_stream import SealedConnection
 from resilio_hpc.core.json_lines import encode_line
 from tests.ckpt.test_local_restore import Told, state_of
@@ -68,14 +68,14 @@ class Nodes:
             argv = [sys.executable, "-m", "resilio_hpc.ckpt.tiers.disk_server", str(listener.fileno())]
             giver = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
             assert giver.stdin
-            giver.stdin.write(encode_line(Serve(KEY, str(disk), str(self.remote))))
+            giver.stdin.write(encode_line(ServeDisk(KEY, str(disk), str(self.remote))))
             giver.stdin.flush()
             self.givers.append(giver)
             self.endpoints.append(f"127.0.0.1:{listener.getsockname()[1]}")
             listener.close()
         self.tell()
 
-    def tell(self, key: bytes = KEY, limits: Limits = LIMITS, **others: str) -> None:
+    def tell(self, key: bytes = KEY, limits: PeerLimits = LIMITS, **others: str) -> None:
         shards = self.manifest().shards
         known = {shard.node: endpoint for shard, endpoint in zip(shards, self.endpoints, strict=True)}
         write_known(self.known, key, known | others, limits=limits)
@@ -191,7 +191,7 @@ def test_where_a_node_does_not_give_the_committed_file_is_read(
     if what == "stopped":
         assert saved.restored(1, disk=saved.empty) == "peer"
         saved.givers[1].send_signal(signal.SIGSTOP)
-    limits = Limits(0.5 if what == "stopped" else PATIENCE_S, share_bytes=1 << 20)
+    limits = PeerLimits(0.5 if what == "stopped" else PATIENCE_S, share_bytes=1 << 20)
     saved.tell(limits=limits)
     if what == "dead":
         saved.givers[1].kill()
@@ -235,7 +235,7 @@ def test_a_node_that_dies_while_it_gives_costs_no_restore(
         receive(self, memory)
 
     monkeypatch.setattr(SealedConnection, "receive_into", dying)
-    saved.tell(limits=Limits(request_bytes=1 << 20))
+    saved.tell(limits=PeerLimits(request_bytes=1 << 20))
     assert saved.restored(1, disk=saved.empty) == "committed"
     assert len(seen) >= 2
     assert "on another node's disk is left: " in capfd.readouterr().err
@@ -260,7 +260,7 @@ class InProcess:
     def __init__(self, nodes: Nodes, readers: int = 64) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
-        serve = Serve(KEY, str(nodes.disks[0]), str(nodes.remote))
+        serve = ServeDisk(KEY, str(nodes.disks[0]), str(nodes.remote))
         self.called: list[socket.socket] = []
         threading.Thread(target=DiskGiver(self.listener, serve, readers).run, daemon=True).start()
 

@@ -29,7 +29,7 @@ from resilio_hpc.ckpt.replication.messages import (
     Miss,
     Release,
     Request,
-    Serve,
+    ServeSnapshots,
     Serving,
     StillFetching,
     Want,
@@ -66,7 +66,7 @@ class Replicator:
         assert self.process.stdout is not None
         self.input: IO[bytes] = self.process.stdin
         self.output: IO[bytes] = self.process.stdout
-        self.send(Serve(secret, HOST, str(self.arenas), str(self.copies), str(self.spill), silent_s))
+        self.send(ServeSnapshots(secret, HOST, str(self.arenas), str(self.copies), str(self.spill), silent_s))
         serving = self.answer()
         assert isinstance(serving, Serving)
         self.endpoint = f"{HOST}:{serving.port}"

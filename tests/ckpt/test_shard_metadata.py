@@ -14,7 +14,7 @@ import pytest
 
 from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.ckpt.format import shard_metadata
-from resilio_hpc.ckpt.format.manifest import Table, TensorRecord
+from resilio_hpc.ckpt.format.manifest import RankTable, TensorRecord
 from resilio_hpc.ckpt.format.shard_metadata import HdfImage, RankPart
 from resilio_hpc.ckpt.store.posix import PosixNewFile
 from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
@@ -70,7 +70,7 @@ def test_numbers_may_have_more_digits_in_a_later_save(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "later") as file:
         assert file.attrs["step"] == 1000
         assert bytes(file["rank0/$tree"][()]).rstrip(b" ") == b'{"loss": 0.123456789}'
-        (weight, *_) = msgspec.json.decode(bytes(file["rank0/$table"][()]), type=Table).tensors
+        (weight, *_) = msgspec.json.decode(bytes(file["rank0/$table"][()]), type=RankTable).tensors
         assert weight.offset == file["rank0/model/weight"].id.get_offset()
         assert weight.checksums == (4294967295,)
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment
 from resilio_hpc.ckpt.restore import block_ring, block_table
-from resilio_hpc.ckpt.restore.block_table import LIMITS, Limits
+from resilio_hpc.ckpt.restore.block_table import LIMITS, RingLimits
 from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
@@ -54,7 +54,7 @@ def test_who_reads_the_same_reads_it_once(rings: Path, file: int, monkeypatch: p
 def test_who_is_slower_is_waited_for_so_that_all_is_read_once(
     rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = Limits(slots=6, seen_s=PATIENCE_S, patience_s=PATIENCE_S, lock_patience_s=PATIENCE_S)
+    limits = RingLimits(slots=6, seen_s=PATIENCE_S, patience_s=PATIENCE_S, lock_patience_s=PATIENCE_S)
     sizes = count_reads(monkeypatch)
     copied = block_ring.Ring._copied
     blocks = [SharedBlocks("x", rings, limits) for _ in range(3)]
@@ -99,7 +99,7 @@ def test_instead_of_waiting_for_others_a_thread_reads_ahead(
         return counted(fd, rooms, offset)
 
     monkeypatch.setattr(os, "preadv", slow)
-    patient = Limits(patience_s=PATIENCE_S, lock_patience_s=PATIENCE_S)
+    patient = RingLimits(patience_s=PATIENCE_S, lock_patience_s=PATIENCE_S)
     with closing(SharedBlocks("x", rings, patient)) as one, closing(SharedBlocks("x", rings, patient)) as other:
         first, same, following = wanted(range(4)), wanted(range(4)), wanted(range(4, 12))
         assert one.read(opened(file).file, wanted([23])) == []
@@ -120,7 +120,7 @@ def test_instead_of_waiting_for_others_a_thread_reads_ahead(
 def test_what_cannot_be_read_ahead_is_told_when_it_is_wanted(rings: Path, file: int) -> None:
     os.pwrite(file, bytes([CONTENT[5 * BLOCK] ^ 1]), 5 * BLOCK)
     os.truncate(file, 23 * BLOCK)
-    hasty = Limits(patience_s=0.2)
+    hasty = RingLimits(patience_s=0.2)
     with closing(SharedBlocks("x", rings, hasty)) as one, closing(SharedBlocks("x", rings, hasty)) as other:
         assert one.read(opened(file).file, wanted([0])) == []
         found, soon = wanted([0]), wanted([5, 6, 23])
@@ -153,7 +153,7 @@ def test_whoever_wants_what_in_a_small_ring_gets_it(data: st.DataObject) -> None
         directory.mkdir(mode=0o700)
         stack.callback(directory.rmdir)
         stack.callback(os.close, file)
-        limits = Limits(slots=data.draw(st.integers(1, 6)))
+        limits = RingLimits(slots=data.draw(st.integers(1, 6)))
         sets = data.draw(st.lists(st.sets(st.integers(0, 22), min_size=1), min_size=1, max_size=4))
         shift = data.draw(st.sampled_from([0, 100, 4096, 70_000]))
         blocks = [stack.enter_context(closing(SharedBlocks("x", directory, limits))) for _ in sets]

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from resilio_hpc.ckpt.restore import block_ring, block_table
-from resilio_hpc.ckpt.restore.block_table import LIMITS, Limits
+from resilio_hpc.ckpt.restore.block_table import LIMITS, RingLimits
 from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks, sweep
 from resilio_hpc.native import direct_io
 from tests.support.ckpt.opened import opened
 from tests.support.ckpt.ring_readers import BLOCK, is_right, reader, wanted
 from tests.support.waiting import PATIENCE_S, until
 
-IMPATIENT = Limits(patience_s=0.2, lock_patience_s=0.2)
-PATIENT = Limits(patience_s=PATIENCE_S, seen_s=PATIENCE_S, lock_patience_s=PATIENCE_S)
+IMPATIENT = RingLimits(patience_s=0.2, lock_patience_s=0.2)
+PATIENT = RingLimits(patience_s=PATIENCE_S, seen_s=PATIENCE_S, lock_patience_s=PATIENCE_S)
 
 
 def claimed_blocks(rings: Path) -> int:
@@ -32,7 +32,7 @@ def claimed_blocks(rings: Path) -> int:
     (path,) = rings.iterdir()
     with path.open("rb") as file:
         memory = memoryview(bytearray(file.read(block_table.BYTES)))
-    table = block_table.Table(memory, -1)
+    table = block_table.BlockTable(memory, -1)
     return sum(table.entry(slot).token != 0 for slot in range(LIMITS.slots))
 
 

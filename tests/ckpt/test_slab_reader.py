@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from resilio_hpc.ckpt.format import bulk_io, manifest
 from resilio_hpc.ckpt.format.bulk_io import BoxSegment
-from resilio_hpc.ckpt.format.manifest import Extent, SlabRecord, Table, TensorRecord, read_table
+from resilio_hpc.ckpt.format.manifest import Extent, RankTable, SlabRecord, TensorRecord, read_table
 from resilio_hpc.ckpt.restore import slab_reader
 from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks
 from resilio_hpc.ckpt.restore.slab_reader import Part, read_part, read_parts
@@ -36,7 +36,7 @@ def cut(whole: Any, box: Box) -> Any:
 )
 def test_a_table_with_an_impossible_part_is_refused(global_shape: Any, start: Any) -> None:
     record = TensorRecord("x", "torch", "float32", (2,), 0, 8, (1,), SlabRecord(global_shape, start))
-    table = msgspec.json.encode(Table(Extent(0, 0, 0), (record,)))
+    table = msgspec.json.encode(RankTable(Extent(0, 0, 0), (record,)))
     with pytest.raises(CorruptCheckpoint, match="tensor x lies outside of the tensor that it is a part of"):
         read_table(table, 100)
 

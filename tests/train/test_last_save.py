@@ -19,7 +19,8 @@ from resilio_hpc.ckpt.coordination import agent_link
 from resilio_hpc.ckpt.saver import saver_process
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.errors import CheckpointError, SaveRefused
-from resilio_hpc.core.rank_link import Finished, Restored, SnapshotTaken, Stage
+from resilio_hpc.core.rank_link import Finished, Restored, SaveProgress, SnapshotTaken
+from resilio_hpc.core.tiers import Stage
 from resilio_hpc.train import Run
 from resilio_hpc.train import run as run_module
 from tests.support.train.strict_agent import Peer, StrictAgent
@@ -97,7 +98,7 @@ def test_it_waits_for_an_arena(launched: tuple[Run, Peer], capfd: pytest.Capture
     assert agent.hear(SnapshotTaken).step == 4
     until(lambda: notes == ["waits"], "it is waited for", lambda: notes)
     notes.append("told")
-    agent.tell(Stage(4, "committed"))
+    agent.tell(SaveProgress(4, Stage.COMMITTED))
     assert agent.hear(Finished) == Finished(4)
     training.join(PATIENCE_S)
     assert notes == ["waits", "told", "committed"]

@@ -11,7 +11,7 @@ import socket
 import subprocess
 from collections.abc import Mapping
 
-from resilio_hpc.ckpt.tiers.disk_messages import Serve
+from resilio_hpc.ckpt.tiers.disk_messages import ServeDisk
 from resilio_hpc.ckpt.tiers.peer_disks import write_known
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.launch.process import bootstrap
@@ -53,7 +53,7 @@ class DiskLink:
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdin
-        serve = Serve(self._key, node.options.local_checkpoints, str(node.run.path / "checkpoints"))
+        serve = ServeDisk(self._key, node.options.local_checkpoints, str(node.run.path / "checkpoints"))
         try:
             self._process.stdin.write(encode_line(serve))
             self._process.stdin.flush()

@@ -16,7 +16,7 @@ from resilio_hpc.ckpt.replication.messages import (
     Fetch,
     Fetched,
     Request,
-    Serve,
+    ServeSnapshots,
     Serving,
     StillFetching,
     decode_answer,
@@ -80,7 +80,7 @@ class PartnerCopies:
         self.link.start()
         spill = node.local_dir / "copies"
         self._say(
-            Serve(
+            ServeSnapshots(
                 node.run.secret.decode().strip(), node.settings.address, str(node.arena_dir),
                 str(node.arena_dir / "copies"), str(spill),
             )

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, Piece, Segment
+from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, PageRun, Segment
 from resilio_hpc.ckpt.format.files import NewFile, ReadFile
 from resilio_hpc.ckpt.store.backend import Store, StoreEntry
 
@@ -144,7 +144,7 @@ class HookedNewFile:
         self._file.write_small(data, offset)
 
     def write(
-        self, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence[Block], bytes_per_s: float = 0.0
+        self, memory: memoryview, pieces: Sequence[PageRun], blocks: Sequence[Block], bytes_per_s: float = 0.0
     ) -> int | None:
         self._before("write pieces")
         return self._file.write(memory, pieces, blocks, bytes_per_s)
