@@ -128,7 +128,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def read_metadata(data: bytes) -> DcpMetadata:
-    """Read it; raise UsageError for a file that asks for what it need not, CorruptCheckpoint for a damaged one."""
+    """Read the metadata of a folder. Raises UsageError for a file that names other classes, CorruptCheckpoint."""
     try:
         found = _Unpickler(io.BytesIO(data)).load()
     except UsageError:

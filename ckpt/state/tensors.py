@@ -315,7 +315,7 @@ def _lands_twice(used: list[tuple[int, int]]) -> bool:
 
 
 def check_fits(target: Any, kind: Kind, dtype: str, shape: tuple[int, ...]) -> None:
-    """Can a saved tensor go into ``target`` as it is? Raises LayoutMismatch, or UsageError if that is read-only."""
+    """Raise LayoutMismatch unless a saved tensor fits ``target`` as it is, UsageError for a read-only target."""
     if is_meta(target):
         live: tuple[Kind, str, tuple[int, ...]] = "torch", _name_of(target.dtype), tuple(target.shape)
     else:

@@ -98,7 +98,7 @@ class PeerDisks:
         return self._files[-1]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections to other nodes."""
         self._pool.shutdown()
         for file in self._files:
             file.close()

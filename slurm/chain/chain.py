@@ -205,7 +205,7 @@ def _submit(script: Path, arguments: Sequence[str], environment: Mapping[str, st
 
 
 def note_time_limit(run_path: Path, job: str, limit: str) -> None:
-    """Keep a job's own time limit, before it is shortened for once, for the job after it. Raises OSError."""
+    """Note a job's own time limit for the next job, before the limit is shortened once. Raises OSError."""
     if not _noted_time_limit(run_path, job):
         write_atomic(run_path / "links" / f"{job}.limit", limit.encode())
 

@@ -38,7 +38,7 @@ def list_(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    """One check."""
+    """Print one check: what it reads, its limits, and what a finding does."""
     check = tables.load(options.site).check(options.check)
     print(json.dumps(msgspec.to_builtins(check), indent=1) if options.json else _explained(check))
     return 0

@@ -35,7 +35,7 @@ def health_run_of(options: argparse.Namespace) -> HealthRun:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 where something was found that keeps jobs off the node."""
+    """Run the checks. Return 1 where something was found that keeps jobs off the node."""
     health_run = health_run_of(options)
     cache = VerdictCache(options.directory)
     checks = _chosen(options, health_run)

@@ -270,7 +270,7 @@ class Agent:
         self._core.peer_said(message)
 
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
-        """Another agent follows us, though there is no controller here."""
+        """Note that another agent follows this node, though no controller runs here."""
         self._core.taken_for_controller(message)
 
     def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:

@@ -42,7 +42,7 @@ class InMemory:
         return {step for step in steps if len(self.own[step] | self.elsewhere[step].keys()) == self.world_size}
 
     def has_most(self, step: int) -> bool:
-        """Whether more ranks than not have it on their own node."""
+        """Whether more than half of the ranks have it on their own node."""
         return 2 * len(self.own[step]) > self.world_size
 
     def fetches(self, step: int) -> tuple[m.MissingSnapshot, ...]:
