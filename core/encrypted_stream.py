@@ -120,7 +120,7 @@ class SealedConnection:
         self._received += 1
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
 

@@ -36,7 +36,7 @@ class Columns:
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts] or empty) for f in fields(cls)})
 
     def map(self, change: Callable[[Column], Column]) -> Self:
-        """Each column changed."""
+        """Return these records with each column changed."""
         return type(self)(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
 
     def full(self, size: int) -> Self:

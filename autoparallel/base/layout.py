@@ -51,7 +51,7 @@ class Dimensions(Generic[Number, Flag, Kind]):
 
 @dataclass(frozen=True)
 class Layout(Dimensions[int, bool, Recompute]):
-    """One layout."""
+    """One parallel layout."""
 
     @property
     def num_gpus(self) -> int:

@@ -15,7 +15,7 @@ class Shape:
 
     @property
     def ranks(self) -> int:
-        """World size."""
+        """Return the world size."""
         return self.nodes * self.ranks_per_node
 
 

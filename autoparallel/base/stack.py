@@ -74,7 +74,7 @@ class Settings(Generic[Number, Flag, Real]):
 
 @dataclass(frozen=True)
 class Stack(Settings[int, bool, float]):
-    """One software."""
+    """One software stack: what a framework does in its own way."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Backend(Protocol):
         """Return the most of all ranks."""
 
     def barrier(self) -> None:
-        """All ranks."""
+        """Wait for all ranks."""
 
     def close(self) -> None:
         """End the group."""
@@ -157,7 +157,7 @@ class TorchBackend:
         return float(value.item())
 
     def barrier(self) -> None:
-        """All ranks."""
+        """Wait for all ranks."""
         self._dist.barrier()
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class MpiBackend:
         return float(self._world.allreduce(seconds, op=self._mpi.MAX))
 
     def barrier(self) -> None:
-        """All ranks."""
+        """Wait for all ranks."""
         self._world.Barrier()
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class Curve:
 
     @property
     def medians_s(self) -> tuple[float, ...]:
-        """Of each size."""
+        """Return the median of each size, in seconds."""
         return tuple(float(np.median(samples)) for samples in self.samples_s)
 
     def time_s(self, size: float) -> float:

@@ -59,7 +59,7 @@ def device_name(device: torch.device) -> str:
 
 
 def torch_version() -> str:
-    """With its CUDA."""
+    """Return the version of torch, with that of its CUDA."""
     return f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
 
 

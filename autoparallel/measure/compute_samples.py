@@ -54,5 +54,5 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """FLOP/s, or bytes/s."""
+        """Return the rate, in FLOP/s or bytes/s."""
         return KINDS[self.kind].work(self.shape) / self.median_s

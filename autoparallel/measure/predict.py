@@ -48,7 +48,7 @@ class ParsedRows:
 
 
 def problem(cases: Sequence[Case]) -> Problem:
-    """Cases as columns."""
+    """Return the cases as columns."""
     return Problem(
         Transformers.of([c.model for c in cases]),
         Layouts.of([c.layout for c in cases]),

@@ -88,7 +88,7 @@ class OperatorGraph:
 
     @property
     def total_flops(self) -> int:
-        """Forward and backward."""
+        """Return the FLOPs of a forward and a backward pass."""
         return self.forward_flops + sum(operator.backward_flops for operator in self.operators)
 
     @property

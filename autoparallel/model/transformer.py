@@ -46,7 +46,7 @@ class ModelDimensions(Generic[Number, Flag]):
 
 @dataclass(frozen=True)
 class Transformer(ModelDimensions[int, bool]):
-    """One model."""
+    """One transformer model."""
 
     name: str = field(kw_only=True)
 
@@ -89,7 +89,7 @@ class Transformers(ModelDimensions[Column, Column], Columns):
 
     @property
     def expert_parameters(self) -> Column:
-        """Of one expert."""
+        """Return the parameters of one expert."""
         return self.hidden * self.expert_ffn * (self.matrices + 1)
 
     @property
@@ -117,7 +117,7 @@ class Transformers(ModelDimensions[Column, Column], Columns):
 
     @property
     def parameters(self) -> Column:
-        """All of them."""
+        """Return the number of all parameters."""
         head = np.where(self.tied > 0, 1, 2) * self.embedding_parameters
         return self.layers * (self.layer_parameters + self.layer_expert_parameters) + head
 

@@ -57,7 +57,7 @@ class Choice:
 
     @property
     def gpu_hours(self) -> float:
-        """Of ``run_s``."""
+        """Return the GPU hours of the run."""
         return self.gpus * self.run_s / 3600
 
     @property

@@ -126,7 +126,7 @@ SILENCE_S = 120.0
 
 
 class Scheduler(Protocol):
-    """``slurm.trial.Trials``."""
+    """What ``slurm.submit.trial.Trials`` does."""
 
     def expected(self, request: SubmitRequest) -> Expected:
         """When it would start."""
@@ -135,7 +135,7 @@ class Scheduler(Protocol):
         """Return the job's number."""
 
     def look(self, job: str) -> JobLook:
-        """How it stands."""
+        """Return how the submitted job stands."""
 
     def take_back(self, job: str) -> None:
         """Cancel it if it still waits."""

@@ -22,7 +22,7 @@ Degrees = Callable[[int], tuple[int, int] | None]
 
 
 def any_degrees(ranks: int) -> tuple[int, int] | None:
-    """Whatever is best."""
+    """Ask for no degrees: the best layout counts, whatever its degrees."""
     return None
 
 

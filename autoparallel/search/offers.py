@@ -123,5 +123,5 @@ def why_none(inventory: Inventory, request: OfferRequest) -> str:
 
 
 def most_gpus(pool: Pool) -> int:
-    """Of one job."""
+    """Return the most GPUs that one job can have."""
     return min(len(pool.nodes), pool.max_nodes or len(pool.nodes)) * pool.gpus_per_node

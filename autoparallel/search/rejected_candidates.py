@@ -57,7 +57,7 @@ class Loser:
     because: str
 
     def line(self) -> str:
-        """For a person."""
+        """Return it as a line for a person."""
         if self.excess_bytes > 0:
             pace = f"{-self.slower:.1%} faster" if self.slower < 0 else f"{self.slower:.1%} slower"
             size = f"{self.excess_bytes / 1e9:.1f} GB"

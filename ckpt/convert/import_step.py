@@ -27,7 +27,7 @@ class ImportSource:
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors."""
+        """Return the bytes of all tensors."""
         return sum(leaf.size_bytes for leaf in self.flattened.leaves)
 
 

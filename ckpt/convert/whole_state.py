@@ -144,7 +144,7 @@ class WholeState:
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors."""
+        """Return the bytes of all tensors."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     def chunks(self, index: int) -> Iterator[memoryview]:

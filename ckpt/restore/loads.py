@@ -35,7 +35,7 @@ class Undo:
         self._steps.append(step)
 
     def roll_back(self) -> None:
-        """Do it, once."""
+        """Undo what was loaded, once."""
         while self._steps:
             self._steps.pop()()
 

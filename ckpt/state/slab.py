@@ -28,7 +28,7 @@ class Box(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     def intersect(self, other: Box) -> Box | None:

@@ -42,7 +42,7 @@ class _Source(NamedTuple):
 
     @property
     def place(self) -> str:
-        """In that file."""
+        """Return the name of the dataset in that file."""
         return f"/rank{self.rank}/{self.name}"
 
     @property
@@ -53,7 +53,7 @@ class _Source(NamedTuple):
 
     @property
     def whole_shape(self) -> Shape:
-        """Of the tensor."""
+        """Return the shape of the whole tensor."""
         return self.record.shape if self.record.slab is None else self.record.slab.global_shape
 
 

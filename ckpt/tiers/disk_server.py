@@ -138,7 +138,7 @@ class _Reader:
         return self._room[offset - begin : offset - begin + size]
 
     def close(self) -> None:
-        """Of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._copy = -1, None

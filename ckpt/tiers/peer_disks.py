@@ -189,7 +189,7 @@ class PeerFile:
             raise
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         with self._lock:
             for connection in self._idle:
                 connection.close()

@@ -145,7 +145,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def findings(self) -> tuple[HealthFinding, ...]:
-        """The worst first."""
+        """Return the findings, the worst first."""
         found = [finding for result in self.results for finding in _findings(result)]
         return tuple(sorted(found, key=lambda finding: (-ON_FAIL.index(finding.action), finding.check)))
 

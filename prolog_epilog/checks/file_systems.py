@@ -65,7 +65,7 @@ def choose(mounts: Sequence[Mount], paths: Iterable[str], types: Sequence[str]) 
 
 
 def is_network(mount: Mount, types: Sequence[str]) -> bool:
-    """Pure."""
+    """Return whether a type of file system is a network's. Pure."""
     return any(fnmatch.fnmatchcase(mount.type, pattern) for pattern in types)
 
 

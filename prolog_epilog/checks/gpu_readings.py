@@ -55,7 +55,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slurm_index(self) -> int:
-        """As in SLURM_JOB_GPUS."""
+        """Return the index of a GPU as SLURM_JOB_GPUS has it."""
         return self.index if self.minor is None else self.minor
 
     @property

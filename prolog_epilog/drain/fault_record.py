@@ -45,7 +45,7 @@ class FaultRecord:
         self._child = OneAtATime(budget_s)
 
     def turn(self, verdict: NodeVerdict) -> None:
-        """After each look."""
+        """Note what a look has found, after each look."""
         new = faults_of(verdict, self._known)
         present = frozenset((one.check, one.device) for one in verdict.findings)
         trouble = self._kept(new) if new else ""

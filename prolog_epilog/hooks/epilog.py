@@ -44,7 +44,7 @@ class Policy:
 
     @classmethod
     def of(cls, limits: Thresholds) -> Policy:
-        """From ``[settings.epilog]``."""
+        """Return the settings of ``[settings.epilog]``."""
         return cls(
             tuple(limits.texts("clean")),
             tuple(limits.texts("burst_buffer")),

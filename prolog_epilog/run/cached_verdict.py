@@ -98,7 +98,7 @@ class VerdictCache:
         return RunMemory()
 
     def keep(self, memory: RunMemory, boot: str) -> None:
-        """Raise HealthError."""
+        """Write down what the checks remember. Raises HealthError."""
         self.prepare()
         try:
             encoded = msgspec.json.encode(_Kept(boot=boot, memory=memory))

@@ -12,12 +12,12 @@ if _INTERRUPT is signal.default_int_handler:  # not where a shell has us ignore 
 
 
 def resilio() -> int:
-    """``resilio``."""
+    """Run the command ``resilio``."""
     return _run("resilio_hpc.cli.main")
 
 
 def resilio_launch() -> int:
-    """``resilio-launch``."""
+    """Run the command ``resilio-launch``."""
     return _run("resilio_hpc.cli.resilio_launch")
 
 

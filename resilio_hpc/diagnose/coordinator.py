@@ -32,7 +32,7 @@ class Starter(Protocol):
     """Starts a checker on each node."""
 
     def start(self, secret: bytes, port: int) -> None:
-        """Begin; never waits."""
+        """Begin, without waiting for any node."""
 
     def missing(self, heard: Sequence[str]) -> Mapping[str, str]:
         """Nodes whose checker will not come, or has ended, and why. ``heard``: those that came. Called often."""
@@ -192,7 +192,7 @@ class CheckCoordinator:
             wire.send(self._socket, [self._callers[node], TO_NODE.encode(message)])
 
     def part(self) -> None:
-        """Send everybody home."""
+        """Tell all nodes to end, and close the sockets."""
         self._send([(node, Bye()) for node in self._callers])
         time.sleep(self._farewell_s if self._callers else 0)
         self._socket.close()

@@ -85,7 +85,7 @@ class Order(msgspec.Struct, frozen=True, tag="order", forbid_unknown_fields=True
 
 
 class Given(msgspec.Struct, frozen=True, tag="given", forbid_unknown_fields=True):
-    """What was wanted."""
+    """The answer to a request for a value."""
 
     round: Number
     key: Key

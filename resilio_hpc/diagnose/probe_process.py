@@ -74,7 +74,7 @@ class ProbeProcess:
         self.deadline = float("inf")
 
     def fileno(self) -> int | None:
-        """For poll."""
+        """Return the descriptor to poll."""
         return self._process.stdout.fileno() if self._process is not None and self._process.stdout else None
 
     def start(self) -> None:
@@ -116,7 +116,7 @@ class ProbeProcess:
             self._tell(key=given.key, value=base64.b64encode(given.value).decode())
 
     def drop(self, round_number: int) -> None:
-        """Leave an order."""
+        """Give an order up."""
         if self._order is not None and self._order.round == round_number:
             self._order = None
             self._end_child()

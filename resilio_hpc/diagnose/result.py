@@ -57,7 +57,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bad(self) -> tuple[str, ...]:
-        """Nodes that failed."""
+        """Return the nodes that failed."""
         return self.named("bad")
 
     @property

@@ -70,7 +70,7 @@ class PairingRound:
 
     @property
     def over(self) -> bool:
-        """Whether everybody is."""
+        """Return whether all nodes have ended."""
         return not self.open_nodes
 
     def orders(self) -> Letters:

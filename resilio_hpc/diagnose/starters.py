@@ -46,7 +46,7 @@ class Checkers:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the number of the process."""
         return self._process.pid
 
     @property
@@ -105,7 +105,7 @@ class LocalStarter:
         return {each.nodes[0]: each.why() for each in self.checkers if each.ended}
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         close_all(self.checkers)
 
 
@@ -159,7 +159,7 @@ class SrunStarter:
         return gone
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         close_all(self._steps)
 
 

@@ -27,7 +27,7 @@ class Standing:
 
 
 def standing(history: Sequence[Round]) -> Standing:
-    """After these rounds."""
+    """Return which nodes are good or bad after these rounds."""
     good: set[str] = set()
     bad: set[str] = set()
     alone: set[str] = set()

@@ -89,7 +89,7 @@ class Stopwatch:
 
     @property
     def wall_s(self) -> float:
-        """Since the start."""
+        """Return the seconds since the start."""
         return time.perf_counter() - self._began
 
     def split(self) -> tuple[float, float]:

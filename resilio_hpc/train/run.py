@@ -167,7 +167,7 @@ def _leave_signals_to_the_agent() -> None:
 
 
 def _heed_not(_number: int, _frame: object) -> None:
-    """Go on."""
+    """Let the signal change nothing."""
 
 
 def _layout(environment: Mapping[str, str], world_size: int) -> tuple[int, int, int]:

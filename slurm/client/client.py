@@ -19,13 +19,13 @@ class SlurmClient(Protocol):
 
     @property
     def orders(self) -> OrderWriter:
-        """What changes something."""
+        """Return what gives orders to Slurm."""
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[Node, ...]:
         """All nodes, or those of these names that Slurm knows."""
 
     def partitions(self) -> tuple[Partition, ...]:
-        """All partitions."""
+        """Return all partitions."""
 
     def jobs(self, numbers: Sequence[str] = ()) -> tuple[Job, ...]:
         """All jobs that slurmctld remembers, or those of these numbers; all records of a job array."""

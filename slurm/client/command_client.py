@@ -25,7 +25,7 @@ _NOT_THERE = re.compile(r"Node \S+ not found|Invalid job id|Invalid node name")
 
 
 class CommandClient:
-    """``use_json=False``: tables alone."""
+    """Slurm's commands. ``use_json`` False: only their tables are read."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class KnownWeight(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Step(enum.Enum):
-    """What to do."""
+    """One change of a node's weight."""
 
     SET = "set"
     RESTORE = "restore"

@@ -55,7 +55,7 @@ class JobUpdates(Protocol):
     """The part of an OrderWriter that is needed."""
 
     def update_job(self, job: str, changes: Mapping[str, str]) -> None:
-        """``scontrol update JobId=…``."""
+        """Have Slurm change a job (``scontrol update``)."""
 
 
 def reshape(

@@ -35,7 +35,7 @@ def progress(quiet: bool) -> Iterator[Progress]:
 
 
 def show(result: CheckResult, out: TextIO) -> None:
-    """For people."""
+    """Print the report for people."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

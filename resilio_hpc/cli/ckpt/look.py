@@ -120,7 +120,7 @@ def _make_view(directory: Path, manifest: Manifest, as_json: bool) -> int:
 
 
 def _tensor(record: TensorRecord) -> dict[str, Any]:
-    """For ``--json``."""
+    """Return a tensor's row for ``--json``."""
     about = {"path": record.path, "dtype": record.dtype, "shape": list(record.shape), "size_bytes": record.size_bytes}
     if record.slab is not None:
         about |= {"global_shape": list(record.slab.global_shape), "start": list(record.slab.start)}
@@ -137,7 +137,7 @@ def _shape(record: TensorRecord) -> str:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Read steps whole."""
+    """Read steps whole and print what is damaged."""
     known = sorted(
         {*checkpoint_index.committed_steps(options.directory), *checkpoint_index.damaged_steps(options.directory)}
     )

@@ -26,7 +26,7 @@ _SLURM_S = 10.0
 
 
 def list_(options: argparse.Namespace) -> int:
-    """All checks."""
+    """Print all checks."""
     checks = list(tables.load(options.site).checks.values())
     if options.json:
         print(json.dumps([msgspec.to_builtins(check) for check in checks], indent=1))

@@ -122,7 +122,7 @@ def _memory_rows(found: Explained) -> list[tuple[str, ...]]:
 
 
 def _as_json(found: Explained) -> dict[str, Any]:
-    """Seconds and bytes."""
+    """Return the explanation as JSON, in seconds and bytes."""
     return {
         "layout": str(found.layout),
         "iteration_s": found.iteration_s,

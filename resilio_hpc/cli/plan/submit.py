@@ -38,7 +38,7 @@ exit codes with --submit:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``--submit``."""
+    """Add the options of ``--submit``."""
     group = parser.add_argument_group("submitting")
     group.add_argument("--submit", metavar="SCRIPT", help="the best choice that Slurm takes (see below)")
     group.add_argument("--max-wait", type=float, metavar="SECONDS", help="how far ahead the start may be (default: 0)")

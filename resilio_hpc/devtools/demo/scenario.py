@@ -23,7 +23,7 @@ class Scenario:
 
     @property
     def training_nodes(self) -> int:
-        """Nodes that train."""
+        """Return the nodes that train."""
         return self.nodes - self.spares
 
     def script_arguments(self, hash_file: str, throttled: bool) -> list[str]:

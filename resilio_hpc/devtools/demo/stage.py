@@ -51,7 +51,7 @@ class DemoStage(Protocol):
 
 
 class SlurmStage:
-    """A dev cluster."""
+    """The demo on a dev cluster."""
 
     def __init__(self, cluster: DevCluster[RackMachines], scenario: Scenario) -> None:
         self._cluster = cluster
@@ -94,7 +94,7 @@ class SlurmStage:
                 os.kill(process.host_pid, signal.SIGKILL)
 
     def repair(self, node: str) -> None:
-        """Power on again."""
+        """Power the node on again."""
         self._cluster.machines.boot(node)
 
     def cut_power(self, node: str) -> bool:
@@ -118,7 +118,7 @@ class LocalStage:
         self._agents: dict[str, int] = {}
 
     def visible(self, path: Path) -> str:
-        """Return the same."""
+        """Return the path as it is."""
         return str(path)
 
     def begin(self, name: str, launch: list[str], chained: bool) -> None:
@@ -134,7 +134,7 @@ class LocalStage:
         return self._launch is not None and self._launch.poll() is None
 
     def kill_rank(self, node: str, pid: int) -> None:
-        """SIGKILL."""
+        """End a rank with SIGKILL."""
         os.kill(pid, signal.SIGKILL)
 
     def kill_agent(self, node: str) -> None:
@@ -153,7 +153,7 @@ class LocalStage:
             self._launch.send_signal(signal.SIGUSR2)
 
     def repair(self, node: str) -> None:
-        """Nothing to repair."""
+        """Repair nothing: this machine has no nodes."""
 
     def cut_power(self, node: str) -> bool:
         """Not to be had without namespaces."""

@@ -258,7 +258,7 @@ class Agent:
         self._host.say_to(node, message)
 
     def become_controller(self, term: Term) -> None:
-        """We were elected."""
+        """Become the controller, after an election."""
         self._host.begin(controller_config(self.node.settings, self._host.clock_ahead_s), term)
 
     def step_down(self, reason: str) -> None:

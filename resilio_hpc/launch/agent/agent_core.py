@@ -62,7 +62,7 @@ class AgentCore:
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Heartbeats, lease, succession."""
+        """Do what time asks for: heartbeats, lease, succession."""
         now = self._ports.monotonic()
         if self.ranks.ending is None:
             self._succession.tick(now)

@@ -61,7 +61,7 @@ class ControllerConnection:
         return zmq.EVENT_DISCONNECTED in events
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._caller is not None:
             self._caller.disable_monitor()
             self._caller.close(0)

@@ -93,7 +93,7 @@ class DeviceEviction:
         return {self._visible.variable: left, EVICTED_VARIABLE: gone}
 
     def filenos(self) -> tuple[int, ...]:
-        """For poll."""
+        """Return the descriptors to poll."""
         return (self._look.fileno(),) if self._look is not None else ()
 
     def _recall(self) -> None:

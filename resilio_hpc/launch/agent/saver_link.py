@@ -74,7 +74,7 @@ class SaverLink(ChildLink):
         return () if self._paused_at is None or self._process is None else (self._process.pid,)
 
     def resume(self) -> None:
-        """Write on."""
+        """Write what the pipe did not take before."""
         if self._paused_at is not None and self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGCONT)
         self._paused_at = None

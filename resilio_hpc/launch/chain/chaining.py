@@ -316,7 +316,7 @@ class Chain:
             maintenance.fit_next_job(self._run_path, self.successor, self._ledger.append, time.time())
 
     def _cancel_successor(self, why: object) -> None:
-        """``why``: the verdict."""
+        """Cancel the next job. ``why``: the verdict."""
         if self.successor is None:
             return
         try:

@@ -98,7 +98,7 @@ def plan(
 
 
 def as_json(plan: LaunchPlan) -> str:
-    """One JSON object."""
+    """Return the plan as one JSON object."""
     return json.dumps(asdict(plan), indent=2)
 
 

@@ -26,7 +26,7 @@ class JoinPlan:
     waits_for: str
 
     def as_json(self) -> str:
-        """One JSON object."""
+        """Return the plan as one JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:

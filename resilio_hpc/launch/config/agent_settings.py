@@ -58,7 +58,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own_job: str = ""  # of a joiner: whose time limit ``end_time`` is, and whose nodes ``expected`` are
 
     def to_json(self) -> str:
-        """One line."""
+        """Return the settings as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
     @classmethod

@@ -160,7 +160,7 @@ class ControllerHost:
             self._agent.stepped_down(run.epoch, run.supported_since if since is None else since, outvoted)
 
     def tick(self) -> None:
-        """Let time pass."""
+        """Do what time asks the controller for."""
         if self.controller is None:
             return
         now = time.monotonic()

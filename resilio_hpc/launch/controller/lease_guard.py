@@ -72,7 +72,7 @@ class LinkGuard:
                 self._lease.slurm_says_running(self._asked)
 
     def close(self) -> None:
-        """No more questions."""
+        """Ask no more."""
         if self._question is not None:
             self._question.kill()
             self._question.communicate()

@@ -90,7 +90,7 @@ class RunState:
 
     @property
     def epoch(self) -> int:
-        """The controller's epoch."""
+        """Return the controller's epoch."""
         return self.term.epoch
 
     @property

@@ -23,7 +23,7 @@ class DeviceError:
 
 @functools.cache
 def table(path: Path = TABLE) -> tuple[DeviceError, ...]:
-    """All rows."""
+    """Return all rows of the table."""
     rows = tomllib.loads(path.read_text())["error"]
     return tuple(DeviceError(re.compile(row["pattern"], re.I), row["meaning"], row["origin"]) for row in rows)
 

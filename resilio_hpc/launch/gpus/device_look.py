@@ -52,7 +52,7 @@ class DeviceLook:
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def fileno(self) -> int:
-        """For poll."""
+        """Return the descriptor to poll."""
         assert self._process.stdout
         return self._process.stdout.fileno()
 

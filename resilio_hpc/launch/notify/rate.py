@@ -43,7 +43,7 @@ class Throttle:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits."""
+        """Return whether no message waits."""
         return not self._waiting and self._verdict is None
 
     def take(self, now: float, at_once: bool = False) -> Notice | None:

@@ -51,7 +51,7 @@ class NodeList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, entries: Sequence[NodeEntry]) -> NodeList:
-        """Encode."""
+        """Return the list of these entries."""
         return cls(
             compress([entry.node for entry in entries]),
             _runs("" if entry.address == entry.node else entry.address for entry in entries),
@@ -64,7 +64,7 @@ class NodeList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return nodes_of(self.names)
 
     def entries(self) -> tuple[NodeEntry, ...]:
-        """Decode."""
+        """Return the entries of the list."""
         return _entries(self)
 
 

@@ -43,7 +43,7 @@ class ResizeKeeper:
         self._thread = threading.Thread(target=self._keep, name="resizer", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the resizer."""
         self._thread.start()
 
     def close(self) -> None:

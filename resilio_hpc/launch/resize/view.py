@@ -231,7 +231,7 @@ class ResizeView:
 
 
 def names_of(joiners: Sequence[JoinerJob]) -> list[str]:
-    """Their job numbers."""
+    """Return the numbers of these jobs."""
     return [one.job for one in joiners]
 
 

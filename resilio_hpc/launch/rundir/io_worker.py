@@ -74,7 +74,7 @@ class Storage:
         return process
 
     def fileno(self) -> int:
-        """For poll."""
+        """Return the descriptor to poll."""
         assert self._process.stdout
         return self._process.stdout.fileno()
 
@@ -227,7 +227,7 @@ class DirectoryPresence:
         self._missing_since: float | None = None
 
     def is_gone(self, now: float) -> bool:
-        """``now``: monotonic seconds."""
+        """Return whether the worker is gone. ``now``: monotonic seconds."""
         if now - self._looked >= LOOK_S:
             self._looked = now
             missing = self._run_id and self._is_missing()

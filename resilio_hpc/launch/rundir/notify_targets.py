@@ -33,7 +33,7 @@ class Target:
 
     @property
     def argv(self) -> list[str]:
-        """A command's words."""
+        """Return the words of the command."""
         return shlex.split(self.text)
 
 

@@ -75,7 +75,7 @@ class LocalRanks:
         self._spawner.start()
 
     def filenos(self) -> Iterator[int]:
-        """Descriptors to poll."""
+        """Return the descriptors to poll."""
         yield from self._spawner.filenos()
         yield from self.server.filenos()
 

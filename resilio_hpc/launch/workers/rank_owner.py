@@ -88,7 +88,7 @@ class AnySpawner(Protocol):
         """Get ready to start ranks."""
 
     def filenos(self) -> Iterator[int]:
-        """For poll."""
+        """Return the descriptors to poll."""
 
     def events(self) -> list[sm.SpawnerEvent]:
         """Return what happened since the last call."""

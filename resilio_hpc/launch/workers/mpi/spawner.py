@@ -60,7 +60,7 @@ class MpiSpawner:
         """There is nothing to wait for."""
 
     def filenos(self) -> Iterator[int]:
-        """Descriptors to poll."""
+        """Return the descriptors to poll."""
         yield from self._tasks.filenos()
         if self._step_fd >= 0:
             yield self._step_fd

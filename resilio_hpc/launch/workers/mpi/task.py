@@ -28,7 +28,7 @@ _LEFT_TO_THE_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> None:
-    """Entry point."""
+    """Run one MPI task."""
     run_id, number = sys.argv[1:]
     process_tree.become_subreaper()
     process_tree.outlive_warnings()
