@@ -15,9 +15,9 @@ Rows: TypeAlias = NDArray[np.intp] | NDArray[np.bool_]
 """Indices of rows, or a mask."""
 
 
-def default(value: Any) -> Any:
-    """Return a record's default, of a field whose type is a parameter."""
-    return field(default=value)
+def default(value: Any, **metadata: str) -> Any:
+    """Return a record's default, of a field whose type is a parameter. ``metadata``: see ``dataclasses.field``."""
+    return field(default=value, metadata=metadata)
 
 
 @dataclass(frozen=True)

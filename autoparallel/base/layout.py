@@ -32,21 +32,25 @@ class Dimensions(Generic[Number, Flag, Kind]):
     """The one list of what makes a layout. GPUs: tp · pp · dp · cp; expert parallelism (ep) lies inside dp · cp · tp.
 
     ``zero``: what is sharded over dp: 1 optimizer, 2 and gradients, 3 and parameters (FSDP).
-    Group order from the inside of a node outwards: tp, cp, dp, pp.
+    Group order from the inside of a node outwards: tp, cp, dp, pp. ``title``: what a person calls a dimension in which
+    two layouts for the same GPUs differ.
     """
 
-    tp: Number = default(1)
-    pp: Number = default(1)
+    tp: Number = default(1, title="tensor parallel degree")
+    pp: Number = default(1, title="pipeline depth")
     dp: Number = default(1)
-    micro_batch: Number = default(1)
+    micro_batch: Number = default(1, title="micro-batch")
     global_batch: Number = default(1)
-    vpp: Number = default(1)
-    cp: Number = default(1)
-    ep: Number = default(1)
-    sequence_parallel: Flag = default(False)
-    recompute: Kind = default(Recompute.NONE)
-    zero: Number = default(0)
-    zero_bubble: Flag = default(False)
+    vpp: Number = default(1, title="interleaving")
+    cp: Number = default(1, title="context parallel degree")
+    ep: Number = default(1, title="expert parallel degree")
+    sequence_parallel: Flag = default(False, title="sequence parallelism")
+    recompute: Kind = default(Recompute.NONE, title="recomputation")
+    zero: Number = default(0, title="ZeRO stage")
+    zero_bubble: Flag = default(False, title="schedule")
+
+
+TITLES = {one.name: one.metadata["title"] for one in fields(Dimensions) if one.metadata}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from resilio_hpc.autoparallel.base.layout import Layout
@@ -74,13 +74,9 @@ class Choice:
 
         As the launcher counts, dp holds context-parallel ranks too."""
         layout = self.layout
-        numbers = {
-            "tp": layout.tp, "pp": layout.pp, "dp": layout.dp * layout.cp, "cp": layout.cp, "ep": layout.ep,
-            "vpp": layout.vpp, "zero": layout.zero, "sequence_parallel": int(layout.sequence_parallel),
-            "recompute": layout.recompute.name.lower(), "micro_batch": layout.micro_batch,
-            "global_batch": layout.global_batch, "accumulation": layout.micro_batches,
-        }  # fmt: skip
-        return {name: str(value) for name, value in numbers.items()}
+        numbers = {one.name: int(getattr(layout, one.name)) for one in fields(layout) if one.name != "zero_bubble"}
+        numbers |= {"dp": layout.dp * layout.cp, "accumulation": layout.micro_batches}
+        return {name: str(value) for name, value in numbers.items()} | {"recompute": layout.recompute.name.lower()}
 
     def environment(self) -> dict[str, str]:
         """Return what the training script reads."""

@@ -10,24 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resilio_hpc.autoparallel.base.hardware import Machine
-from resilio_hpc.autoparallel.base.layout import Layout
+from resilio_hpc.autoparallel.base.layout import TITLES, Layout
 from resilio_hpc.autoparallel.cost.cost import Cost
 from resilio_hpc.autoparallel.search.ranking import Training, find
 from resilio_hpc.autoparallel.search.search import Found
 
 Rows: TypeAlias = NDArray[np.intp]
-_CLASSES = {
-    "tp": "tensor parallel degree",
-    "pp": "pipeline depth",
-    "vpp": "interleaving",
-    "zero": "ZeRO stage",
-    "recompute": "recomputation",
-    "micro_batch": "micro-batch",
-    "ep": "expert parallel degree",
-    "cp": "context parallel degree",
-    "sequence_parallel": "sequence parallelism",
-    "zero_bubble": "schedule",
-}
 _PARTS = {
     "compute": "computing",
     "tensor_parallel": "tensor parallel traffic",
@@ -92,7 +80,7 @@ def _slower(every: Found, best: int, fitting: Rows) -> list[Loser]:
     """Classes whose best layout is the same one are told together."""
     together: dict[int, list[str]] = {}
     members: dict[int, set[int]] = {}
-    for name, words in _CLASSES.items():
+    for name, words in TITLES.items():
         column = getattr(every.layouts, name)
         others = fitting[column[fitting] != column[best]]
         if others.size:

@@ -16,8 +16,6 @@ from resilio_hpc.slurm.submit.template import FilledTemplate, Template, normalis
 from resilio_hpc.slurm.submit.trial import SubmitRequest
 
 LAUNCHER_FILLS = ("tp", "pp", "dp", "world_size", "nodes", "ranks_per_node")
-FIXED = ("cp", "ep", "vpp", "zero", "micro_batch", "global_batch", "accumulation", "recompute")
-"""What a resize does not change."""
 _EXPORT = re.compile(r"^#SBATCH\b.*?\s--export[= ](\S+)", re.MULTILINE)
 _OF_THE_CHOICE = ("nodes", "gpus", "gpus_per_node", "gpus_per_task", "partition", "ranks_per_node")
 
@@ -82,7 +80,7 @@ def filled(command: Sequence[str], choice: Choice) -> tuple[str, ...]:
     words, shape = choice.words(), choice.offer.shape
     degrees = RankLayout(choice.layout.tp, choice.layout.pp, int(words["dp"]))
     values = values_of(degrees, shape.nodes, shape.ranks_per_node)
-    return fill(command, values | {name: words[name] for name in FIXED})
+    return fill(command, {**words, **values})
 
 
 def job_of(script: str, words: Sequence[str], command: Sequence[str], environment: Mapping[str, str]) -> JobOf:
@@ -123,7 +121,7 @@ def launch_command(choice: Choice, command: Sequence[str]) -> list[str]:
     What a resize changes is left to the launcher (``--fill-arguments``); the rest is put in now.
     """
     words = choice.words()
-    fixed = {name: words[name] for name in FIXED}
+    fixed = {name: word for name, word in words.items() if name not in LAUNCHER_FILLS}
     pattern = re.compile(r"(?<![{$])\{(" + "|".join(fixed) + r")\}(?!\})")
     argv = [pattern.sub(lambda match: fixed[match[1]], word) for word in command]
     later = any(f"{{{name}}}" in word for name in LAUNCHER_FILLS for word in argv)
