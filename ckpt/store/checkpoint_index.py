@@ -67,7 +67,8 @@ def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Wr
     or when that step is being saved already; OSError.
     """
     store = store_of(directory)
-    store.make_directory(directory)
+    if not store.is_directory(directory, follow=True):  # to make it is to sync it, which ``begin`` does again
+        store.make_directory(directory)
     _check_fence(directory, epoch)
     staging = staging_directory(directory, step, epoch, round_)
     if other := writers.at_work(staging, has_session=False, patience_s=_THREAD_END_S):

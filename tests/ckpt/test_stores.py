@@ -179,9 +179,9 @@ def test_the_command_looks_at_and_changes_any_store(
 
     here, copy = str(place.directory), tmp_path / "copy"
     assert [one["step"] for one in json.loads(said("ls", here, "--json"))["steps"]] == [1, 2, 3]
-    assert "3" in said("verify", here)
+    said("verify", here)
     assert "checkpoint.h5 shows it" in said("show", here, "--h5")
-    assert "x" in said("show", here)
+    assert "1500" in said("show", here)
     assert place.store.size_of(checkpoint_index.step_directory(place.directory, 3) / "checkpoint.h5") > 0
     said("verify", here)
     said("copy", here, str(copy), "2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_a_store_that_hangs_holds_up_the_save_alone(new_place: NewPlace) -> None
             hangs.set()
             assert goes_on.wait(PATIENCE_S)
 
-    place.before += [hang, lambda name: threading.Event().wait(0.002) and None]
+    place.before += [hang, lambda name: time.sleep(0.002)]
     answers: list[Answer] = []
     thread = threading.Thread(target=lambda: answers.append(place.save(2)))
     saving.append(thread)

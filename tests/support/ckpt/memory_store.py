@@ -175,7 +175,7 @@ class MemoryStore(Store):
             self.tree.drop(path)
 
     def recycle(self, gone: Path, recycled: Path) -> None:
-        """Memory is as good as new."""
+        """Keep nothing: fresh memory costs no more."""
 
     def sync(self, directory: Path) -> None:
         if directory not in self.tree.entries:
