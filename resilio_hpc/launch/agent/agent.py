@@ -55,15 +55,15 @@ SIGNALS = {
     signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM",
 }  # fmt: skip
 PREDECESSOR_DIES_S = 3.0
-ABANDON_S = 300.0  # without a quorum for so long: what is left of the job ends
+ABANDON_S = 300.0  # without a quorum for so long, the agent ends its part of the job
 
 
 class AnotherLives(LaunchError):
-    """An agent of this run lives on this node already."""
+    """Raised where an agent of this run already runs on this node."""
 
 
 class Agent:
-    """Implements ``agent_core.Ports`` with real sockets and processes."""
+    """The real ``agent_core.Ports``: sockets, child processes, and files."""
 
     def __init__(self, settings: AgentSettings) -> None:
         limit = open_files.raise_limit()
@@ -77,7 +77,7 @@ class Agent:
         stale_directories.sweep([local_dir.parent, arena_dir.parent])
         token = f"{run.run_id}:{settings.node}"
         process_tree.become_subreaper()
-        process_tree.sweep(token)  # ranks of a predecessor that was killed
+        process_tree.sweep(token)  # kills ranks that a killed agent of this node left behind
         spool = local_dir / "spool"
         ledger = Ledger(spool / "ledger", f"{settings.job}-{settings.node}")
         self.node = NodeContext(settings, run, local_dir, arena_dir, ledger, limit)
@@ -114,7 +114,7 @@ class Agent:
         self._snapshots = LocalSnapshots(self.node, self._core.ranks, self.tell_rank)
         self._copies = PartnerCopies(self.node, self._core.ranks)
         self._read_ahead = ReadAheadLink(self.node, self._disks)
-        os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints  # ranks inherit both
+        os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints  # ranks inherit both variables
         os.environ[PEER_DISKS_VARIABLE] = str(self._disks.known)
         self._ranks = local_ranks(self.node, self._core.ranks, self._devices, self._read_ahead.begun, token, spool)
         self._helpers = HelperWatch(self._helper_stopped, lambda: self._snapshots.saver.paused_pids)
@@ -128,7 +128,7 @@ class Agent:
         for end in (ours, theirs):
             end.setblocking(False)
         for number in SIGNALS:
-            signal.signal(number, lambda _number, _frame: None)  # the wake-up descriptor tells which
+            signal.signal(number, lambda _number, _frame: None)  # the wake-up descriptor tells which signal came
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         self._signal_writer = theirs
         return ours
@@ -200,7 +200,7 @@ class Agent:
                 self._core.warned(name, self._own_job.lasts_s(name))
 
     def _close(self) -> int:
-        """End everything of this node, and bring the ledger to the run directory."""
+        """End all processes of this node, copy the ledger to the run directory, and return the exit code."""
         node = self.node
         for part in (
             self._ranks, self._snapshots, self._copies, self._disks, self._devices, self._read_ahead, self._controller,
@@ -232,16 +232,16 @@ class Agent:
     # -- ports -------------------------------------------------------------------------------------------------
 
     def monotonic(self) -> float:
-        """Seconds of a clock that does not jump."""
+        """Return seconds of a clock that does not jump."""
         return time.monotonic()
 
     def unix(self) -> float:
-        """Seconds since 1970, for what is written down."""
+        """Return Unix seconds, for what is written down."""
         return time.time()
 
     def to_controller(self, message: m.ToController) -> None:
-        """Queue a message to the controller that we follow."""
-        if isinstance(message, m.FirstStep):  # the restart is over
+        """Queue a message to the controller that this agent follows."""
+        if isinstance(message, m.FirstStep):  # the restart is complete
             self._snapshots.saver.resume()
         self._controller.send(message)
 
@@ -250,11 +250,11 @@ class Agent:
         self._controller.connect(record.endpoint)
 
     def contact(self, node: str, endpoint: str) -> None:
-        """Connect to another agent because of an election."""
+        """Connect to another agent, to ask for its vote or to answer it."""
         self._controller.connect(endpoint)
 
     def to_caller(self, node: str, message: m.ToAgent) -> None:
-        """Queue a message to an agent that called this one."""
+        """Queue a message to an agent that connected to this one."""
         self._host.say_to(node, message)
 
     def become_controller(self, term: Term) -> None:
@@ -262,34 +262,34 @@ class Agent:
         self._host.begin(controller_config(self.node.settings, self._host.clock_ahead_s), term)
 
     def step_down(self, reason: str) -> None:
-        """Our controller is none any more."""
+        """End the controller of this process: it leads no more."""
         self._host.step_down(reason)
 
     def peer_said(self, message: m.NoLeader | m.Vote) -> None:
-        """Another agent called this one because of an election."""
+        """Pass on a message of an agent that called this one because of an election."""
         self._core.peer_said(message)
 
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
-        """Note that another agent follows this node, though no controller runs here."""
+        """Answer an agent that follows this node, though no controller runs here."""
         self._core.taken_for_controller(message)
 
     def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
-        """There is no controller here any more."""
+        """Note that the controller of this process has ended itself."""
         self._core.stepped_down(epoch, since, outvoted)
 
     def keep_vote_record(self, vote_record: VoteRecord) -> None:
-        """Write to this node's disk, before anything else is said."""
+        """Write the vote record to this node's disk, before any answer that depends on it is sent."""
         self._memory.keep("vote_record", vote_record)
 
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
-        """End all ranks and their descendants; nothing shall compete with their restart."""
+        """End all ranks and their descendants, so that no process competes with their restart."""
         self._snapshots.ranks_stop()
         self._copies.give_up()
         self._devices.ranks_stop(how.for_good)
         self._ranks.stop(how, keep_stores_from)
 
     def terminate_ranks(self) -> None:
-        """SIGTERM to ranks that do not know us; they end by themselves."""
+        """Send SIGTERM to ranks that do not use ``resilio_hpc.train``; they end by themselves."""
         self._ranks.terminate()
 
     def open_store(self, round_number: int) -> None:
@@ -297,19 +297,19 @@ class Agent:
         self._ranks.open_store(round_number)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """Start the local ranks of a round, when their devices were looked at."""
+        """Start the local ranks of a round, after their devices were looked at."""
         if not self._devices.holds(local, start):
             self._start_ranks(local, start)
 
     def _start_ranks(self, local: LocalRound, start: m.Start) -> None:
-        """Start them. Snapshots that they need and others have come meanwhile (RES-16)."""
+        """Start the ranks of a round, whose snapshots from other nodes have arrived meanwhile (RES-16)."""
         self._disks.begin(start)
         self._read_ahead.begin(local, start)
         if self._copies.fetch(local, start):
             self._ranks.spawn(local, start)
 
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
-        """Send to an attached rank."""
+        """Send a message to an attached rank."""
         local = self._core.ranks.local
         if local is not None:
             self._ranks.server.tell(local.number, local_rank, message)
@@ -324,15 +324,15 @@ class Agent:
         self._snapshots.commit(message)
 
     def held(self) -> tuple[m.Held, ...]:
-        """Whole snapshots in this node's memory, and copies of others'."""
+        """Return the whole snapshots in this node's memory, its own and copies of its partner's."""
         return self._snapshots.held() + self._copies.held()
 
     def copy_port(self) -> int:
-        """Where other nodes may fetch them; 0: nowhere."""
+        """Return the port at which other nodes may fetch copies; 0 without one."""
         return self._copies.port
 
     def forget_snapshots_after(self, step: int, life: m.Life) -> None:
-        """Drop snapshots of steps that will be computed anew, in that life."""
+        """Drop snapshots of later steps: that life computes them anew."""
         self._snapshots.forget_after(step)
         self._copies.begin(life, step)
 
@@ -341,14 +341,15 @@ class Agent:
         self.node.record(kind, **fields)
 
     def keep(self, state: m.RoundState) -> None:
-        """Remember on this node, for a successor of this very process."""
+        """Keep the state on this node, for a restarted agent."""
         self._memory.keep("state", state)
 
     def leave(self, verdict: str, exit_code: int) -> None:
-        """End this process."""
+        """End this process with the verdict of the run."""
         tell_supervisor(self.node.settings, verdict, exit_code)
         self.record("agent_ends", verdict=verdict)
-        self._exit_code = 0  # an orderly end; the verdict file tells how the run fared, srun would only complain
+        # an orderly end: the verdict file holds the run's result, and srun would only complain of another code
+        self._exit_code = 0
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""The agent's decisions: whom to follow, when to speak, what to do with the controller's words. Pure.
+"""The agent's decisions: which controller to follow, when to send, how to obey its orders. Pure.
 
 It hands orders for the ranks to ``node_ranks``, and what concerns leadership to ``consensus.follower``. Everything that
 touches the world goes through ``Ports``, which the real agent implements with sockets and processes and a simulator
@@ -20,17 +20,18 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 
-BEATS_PER_TIMEOUT = 8  # of each agent; of thousands fewer, so that their controller has time for other things
+BEATS_PER_TIMEOUT = 8  # of one agent; thousands of agents send fewer, so that their controller has time for other work
 FEWEST_BEATS_PER_TIMEOUT = 5
 BEATS_PER_S = 4000  # of all agents of a job together
-STOP_LIMIT_S = 60.0  # for a verdict, after --stop-grace: its controller may be gone, or its word lost
-LEAVE_WITHIN_S = 60.0  # a joiner that does not know its job's end leaves so long after the warning
+STOP_LIMIT_S = 60.0  # to wait for a verdict, after --stop-grace: the controller may be gone, or its message lost
+LEAVE_WITHIN_S = 60.0  # a joiner that does not know its job's end leaves so many seconds after the warning
 
 
 class AgentCore:
-    """One node's agent. ``hello`` is completed with what changes each time that it is sent.
+    """The decisions of one node's agent. ``hello`` is completed each time that it is sent.
 
-    ``joiner``: it belongs to another job than the run, and leaves when that ends. ``leaves_in_s`` tells when, if known.
+    ``joiner``: the node belongs to another job than the run's, and leaves when that job ends. ``leaves_in_s``: seconds
+    until then, if known.
     """
 
     def __init__(
@@ -51,18 +52,18 @@ class AgentCore:
         self._timeout = heartbeat_timeout_s
         self._next_beat = 0.0
         self._welcomed = False
-        self._led: tuple[int, float] = (0, 0.0)  # our own last epoch, and since when it had no quorum
+        self._led: tuple[int, float] = (0, 0.0)  # this node's own last epoch, and since when it had no quorum
         self._echo = NEVER  # the newest stamp of this epoch's controller
         self._leaves_at: float | None = None
         self._stop_limit_s = stop_grace_s + STOP_LIMIT_S
-        self._stops_by: float | None = None  # told to end: without a verdict by then, end all the same
+        self._stops_by: float | None = None  # the agent was told to end; from then on it ends without a verdict, too
         self._lost_at: float | None = None  # since when no controller is known to live
         self._next_abandon = 0.0
 
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do what time asks for: heartbeats, lease, succession."""
+        """Do what is due: heartbeats, the end of a lease, the search for another controller."""
         now = self._ports.monotonic()
         if self.ranks.ending is None:
             self._succession.tick(now)
@@ -81,16 +82,16 @@ class AgentCore:
 
     @property
     def beat_interval_s(self) -> float:
-        """Seconds between two Heartbeats."""
+        """Return the seconds between two Heartbeats."""
         return beat_interval_s(self._timeout, len(self.vote_record.membership.voters.nodes))
 
     def _may_follow(self) -> bool:
-        """Whether there is a controller that no promise to a later one forbids to follow."""
+        """Return whether a controller is known that no promise to a later epoch forbids to follow."""
         following = self._succession.following
         return following is not None and following.epoch >= self.vote_record.promised
 
     def _abandon_when_alone(self, now: float) -> None:
-        """No quorum comes together any more: what is left of the job must not wait for ever."""
+        """Write the verdict of a job without a quorum, when none came together for long enough."""
         if self._succession.in_contact:
             self._lost_at = None
         elif self._lost_at is None:
@@ -105,13 +106,13 @@ class AgentCore:
                 )
 
     def abandoned(self, verdict: str, exit_code: int) -> None:
-        """Learn that the verdict of a job without a controller is durable, ours or another's."""
+        """Take note that the verdict of a job without a controller is durable; this agent or another wrote it."""
         if self.ranks.ending is None and not self._succession.in_contact:
             self.ranks.end(m.End(self.ranks.epoch, verdict, exit_code))
 
     @property
     def next_wakeup_s(self) -> float:
-        """How long the caller may sleep."""
+        """Return how many seconds the caller may sleep."""
         return 0.05 if not self._succession.in_contact else min(0.1, self.beat_interval_s)
 
     def _beat(self, now: float) -> None:
@@ -127,7 +128,7 @@ class AgentCore:
         )  # fmt: skip
 
     def offer(self, slots: int, evicted: int) -> None:
-        """Tell for how many ranks this node has devices, and how many are out of use: rounds to come count on that."""
+        """Tell the controller how many ranks this node has devices for, and which devices are evicted."""
         self.ranks.slots = slots
         self._hello = msgspec.structs.replace(self._hello, local_world_size=slots, evicted=evicted)
         if self._welcomed and self._succession.in_contact and self.ranks.ending is None:
@@ -144,32 +145,32 @@ class AgentCore:
 
     @property
     def following(self) -> EpochRecord | None:
-        """The controller that is followed, whether or not it lives."""
+        """Return the controller that is followed, whether or not it lives."""
         return self._succession.following
 
     @property
     def in_contact(self) -> bool:
-        """Whether it is believed to live."""
+        """Return whether the controller is believed to live."""
         return self._succession.in_contact
 
     @property
     def silent_s(self) -> float:
-        """How long no controller was heard."""
+        """Return for how many seconds no controller was heard."""
         return self._succession.state.silent_s(self._ports.monotonic())
 
     @property
     def vote_record(self) -> VoteRecord:
-        """The voters that this node knows, and what it promised."""
+        """Return the voters that this node knows, and what it promised."""
         return self._succession.state.vote_record
 
     def connection_lost(self) -> None:
-        """Present ourselves again: the transport lost the controller, and what was on its way may be lost."""
+        """Send Hello again: the transport lost the controller, and messages on their way may be lost."""
         self._succession.lose(self._ports.monotonic())
         self._welcomed = False
         self._next_beat = self._ports.monotonic()
 
     def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
-        """Our own node's controller is none any more; it had no quorum since ``since`` (NEVER: not at all)."""
+        """Take note that this node's controller has ended. It had no quorum since ``since`` (NEVER: never had one)."""
         now = self._ports.monotonic()
         self._led = (epoch, since if since != NEVER else now)
         self._succession.stepped_down(epoch, since, now, outvoted)
@@ -178,33 +179,33 @@ class AgentCore:
     def scanned(
         self, record: EpochRecord | None, pulse: int | None = None, verdict: tuple[str, int] | None = None
     ) -> None:
-        """Newest epoch record, or None when there is none, its controller's pulse, and this job's verdict, if any."""
+        """Take the newest epoch record (None without one), its controller's pulse, and this job's verdict, if any."""
         if verdict is not None:
-            self.abandoned(*verdict)  # it was said while we had no controller
+            self.abandoned(*verdict)  # the verdict came while this agent had no controller
         if self.ranks.ending is None:
             self._succession.scanned(record, pulse, self._ports.monotonic())
 
     def claimed(self, epoch: int, won: bool) -> None:
-        """Whether our claim of ``epoch`` was the first."""
+        """Take note whether this agent was the first to claim ``epoch``."""
         if self.ranks.ending is None:
             self._succession.claimed(epoch, won, self._ports.monotonic())
 
     def witness_claimed(self, witness: str, holder: str) -> None:
-        """Whose the witness is that this node asked for."""
+        """Take note which node holds the witness that this node asked for."""
         if self.ranks.ending is None:
             self._succession.witness_claimed(witness, holder, self._ports.monotonic())
 
     def storage_failed(self) -> None:
-        """Learn that the run directory did not answer."""
+        """Take note that the run directory did not answer."""
         self._succession.storage_failed(self._ports.monotonic())
 
     def peer_said(self, message: m.NoLeader | m.Vote) -> None:
-        """Another agent called this one because of an election."""
+        """Take a message of an agent that called this one because of an election."""
         if self.ranks.ending is None:
             self._succession.peer_said(message, self._ports.monotonic())
 
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
-        """Another agent follows us, though there is no controller here."""
+        """Take a message of an agent that follows this node, though no controller runs here."""
         record = self._succession.following
         if self._succession.in_contact and record is not None and record.node != self.node:
             self._ports.to_caller(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
@@ -216,7 +217,7 @@ class AgentCore:
     # -- LeadershipListener ------------------------------------------------------------------------------------
 
     def follow(self, record: EpochRecord, connected: bool) -> None:
-        """Follow a controller, which is known now."""
+        """Follow a controller."""
         self._welcomed = False
         self._echo = NEVER
         self.ranks.begin_epoch(record.epoch)
@@ -225,25 +226,26 @@ class AgentCore:
             self._ports.follow(record)
 
     def lead(self, term: Term) -> None:
-        """Lead: this node was elected."""
+        """Lead: this node was elected for ``term``."""
         self._ports.record("controller", epoch=term.epoch, node=self.node)
         self._ports.become_controller(term)
 
     def step_down(self, reason: str) -> None:
-        """Learn that this node leads no more."""
+        """Take note that this node leads no more."""
         self._ports.step_down(reason)
 
     # -- the controller's words --------------------------------------------------------------------------------
 
     def controller_said(self, message: m.ToAgent) -> None:
-        """Take a message of the controller that we follow; others' are refused."""
+        """Take a message of the controller that this agent follows; messages of others are refused."""
         if self.ranks.ending is not None:
             return
         now = self._ports.monotonic()
         if isinstance(message, m.Candidate | m.RequestVote | m.Redirect | m.NotLeading):
             self._succession.answered(message, now)
             return
-        if isinstance(message, m.Welcome) and message.epoch > self.ranks.epoch:  # of one that we voted for
+        # of a controller that this node voted for
+        if isinstance(message, m.Welcome) and message.epoch > self.ranks.epoch:
             self._succession.answered(message, now)
             return
         forced = isinstance(message, m.End) and message.epoch >= self.ranks.epoch
@@ -275,7 +277,7 @@ class AgentCore:
         self.ranks.lease = max(self.ranks.lease, message.sent + message.lease_s)
         first = self._echo == NEVER
         self._echo = max(self._echo, message.stamp)
-        if first:  # the sooner it knows that we are with it, the sooner it may decide
+        if first:  # the sooner the controller knows of this agent, the sooner it may decide
             self._beat(now)
         self.ranks.start_when_leased()
 
@@ -289,9 +291,9 @@ class AgentCore:
             self._ports.to_controller(fact)
 
     def warned(self, signal: str, within_s: float | None = None) -> None:
-        """Learn of a signal to this agent. Kept, so that the next controller hears of it too.
+        """Take a signal that this agent got. It is kept, so that the next controller hears of it too.
 
-        ``within_s``: how long a joiner's own job lasts yet, where known.
+        ``within_s``: seconds that a joiner's own job still has, where known.
         """
         if self.joiner and self._leaves_at is None:
             self._leaves_at = self._ports.monotonic() + (LEAVE_WITHIN_S if within_s is None else within_s)
@@ -310,8 +312,8 @@ class AgentCore:
             self._ports.to_controller(m.Warned(self.node, self.ranks.epoch, signal))
 
 
-@lru_cache(maxsize=16)  # asked at every tick
+@lru_cache(maxsize=16)  # called at every tick
 def beat_interval_s(heartbeat_timeout_s: float, agents: int) -> float:
-    """Seconds between two Heartbeats of each of so many agents. Pure."""
+    """Return the seconds between two Heartbeats of one agent, in a job of ``agents`` agents. Pure."""
     often, seldom = heartbeat_timeout_s / BEATS_PER_TIMEOUT, heartbeat_timeout_s / FEWEST_BEATS_PER_TIMEOUT
     return min(1.0, max(often, min(seldom, agents / BEATS_PER_S)))

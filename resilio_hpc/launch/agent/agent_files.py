@@ -1,4 +1,4 @@
-"""What an agent asks of the run directory for an election, through a child that may hang in its place."""
+"""What an agent asks of the run directory for an election. A child asks, which may hang in the agent's place."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from resilio_hpc.launch.rundir.io_worker import Storage
 
 
 class AgentFiles:
-    """Implements ``ElectionFiles``. Answers go to the core.
+    """The real ``ElectionFiles``. Answers go to the core.
 
-    ``abandoned``: this job has a verdict though it had no controller in the end.
+    ``abandoned``: this job has a verdict, though it had no controller in the end.
     """
 
     def __init__(self, settings: AgentSettings, storage: Storage, endpoint: str, core: Callable[[], AgentCore]) -> None:
@@ -66,7 +66,7 @@ class AgentFiles:
         self._storage.request("witness", answer, witness=witness, node=self._settings.node)
 
     def abandon(self, epoch: int, reason: str) -> None:
-        """Write a verdict for a job that no node leads."""
+        """Write a verdict for a job that has no controller."""
         name, code = ("needs_new_job", 75) if self._settings.chained else ("quorum_lost", 1)
         verdict = {"verdict": name, "exit_code": code, "reason": reason, "epoch": epoch}
 
@@ -74,15 +74,15 @@ class AgentFiles:
             if reply is not None and reply["verdict"] is not None:
                 self.abandoned = True
                 self._core().abandoned(*reply["verdict"])
-            elif reply is None and self._storage.gone:  # no process will ever write one
+            elif reply is None and self._storage.gone:  # no process will write one any more
                 self._core().abandoned(name, code)
 
         self._storage.request("verdict", answer, verdict=verdict)
 
 
 def tell_supervisor(settings: AgentSettings, verdict: str, exit_code: int) -> None:
-    """Write on this machine how the run ended: the run directory may be gone."""
+    """Write on this machine how the run ended: the run directory may not answer."""
     if settings.last_words:
         told = json.dumps({"verdict": verdict, "exit_code": exit_code}).encode()
-        with contextlib.suppress(OSError):  # the supervisor has closed already
+        with contextlib.suppress(OSError):  # the supervisor has ended already
             write_atomic(Path(settings.last_words), told, durable=False)

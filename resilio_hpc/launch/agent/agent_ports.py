@@ -1,4 +1,4 @@
-"""What an agent's decisions can do to the world: real in ``agent``, virtual in a simulator."""
+"""What an agent's decisions do to the outside: the real one is in ``agent``, the virtual one in the simulator."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ NO_GRACE = Graces()
 
 
 class Ports(SuccessionPorts, Protocol):
-    """What an agent can do to the world. None of it blocks; answers come back as events."""
+    """What an agent's decisions can do to the outside. No call blocks; answers come back as events."""
 
     def unix(self) -> float:
-        """Unix seconds, for what is written down."""
+        """Return Unix seconds, for what is written down."""
 
     def follow(self, record: EpochRecord) -> None:
         """Connect to a controller."""
 
     def become_controller(self, term: Term) -> None:
-        """We were elected: be the controller of that epoch."""
+        """Become the controller of the epoch that this node was elected for."""
 
     def step_down(self, reason: str) -> None:
-        """Be it no more."""
+        """End the controller of this process."""
 
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and their descendants → ``all_stopped``; stores of older rounds end too."""
 
     def terminate_ranks(self) -> None:
-        """SIGTERM to all ranks; nothing is forced."""
+        """Send SIGTERM to all ranks; no rank is killed."""
 
     def open_store(self, round_number: int) -> None:
         """Open the rendezvous store of a round → ``store_ready`` or ``store_died``."""
@@ -45,11 +45,11 @@ class Ports(SuccessionPorts, Protocol):
     def spawn(self, local: LocalRound, start: m.Start) -> None:
         """Start the ranks of a round → ``ranks_started`` or ``spawn_failed``.
 
-        Have brought here what they restore from others' memory, or → ``copies_failed``.
+        Before that, fetch what they restore from other nodes' memory, or → ``copies_failed``.
         """
 
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
-        """Send to an attached rank."""
+        """Send a message to an attached rank."""
 
     def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
         """Write this node's file of a step → ``persisted`` or ``persist_failed``; keep copies of the partner's."""
@@ -58,19 +58,19 @@ class Ports(SuccessionPorts, Protocol):
         """Write the manifest of a step → ``commit_done`` or ``persist_failed``."""
 
     def held(self) -> tuple[m.Held, ...]:
-        """Whole snapshots in this node's memory, and copies of others'."""
+        """Return the whole snapshots in this node's memory, its own and copies of its partner's."""
 
     def copy_port(self) -> int:
-        """Where other nodes may fetch them; 0: nowhere."""
+        """Return the port at which other nodes may fetch copies; 0 without one."""
 
     def forget_snapshots_after(self, step: int, life: m.Life) -> None:
-        """Drop the snapshots of later steps: that life goes on from this one."""
+        """Drop the snapshots of later steps: that life goes on from ``step``."""
 
     def record(self, kind: str, **fields: Any) -> None:
         """Write to the ledger."""
 
     def keep(self, state: m.RoundState) -> None:
-        """Remember on this node, for a successor of this process."""
+        """Keep the state on this node, for a restarted agent."""
 
     def leave(self, verdict: str, exit_code: int) -> None:
-        """End this process."""
+        """End this process with the verdict of the run."""

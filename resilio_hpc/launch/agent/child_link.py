@@ -1,7 +1,7 @@
 """The agent's end of a helper process that takes requests and gives answers, as JSON lines.
 
-A helper reads no requests while it works, is paused, or its file system hangs: what does not fit into the pipe waits
-here, never the agent, whose heartbeats must go on.
+A helper does not read while it works, is paused, or its file system hangs. What does not fit into the pipe then waits
+in this process, so the agent never blocks and its heartbeats go on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ MAX_UNSENT = 64 << 20  # bytes: a dozen commits of thousands of nodes
 
 
 class ChildLink:
-    """One process at a time of a module of this package."""
+    """The link to one helper process, which runs a module of this package."""
 
     def __init__(self, module: str, log: Path, max_unsent: int = MAX_UNSENT) -> None:
-        """``log``: where its standard error goes. ``max_unsent``: it takes nothing more while so many bytes wait."""
+        """Set the module, its log, and how many bytes may wait before it takes no more.
+
+        ``log``: where its standard error goes.
+        """
         self._module = module
         self._log = log
         self._max_unsent = max_unsent
@@ -34,16 +37,16 @@ class ChildLink:
 
     @property
     def full_fileno(self) -> int | None:
-        """For poll, while something waits that does not fit into the pipe."""
+        """Return the descriptor to poll for writing, while bytes wait that did not fit into the pipe."""
         process = self._process
         return process.stdin.fileno() if self._unsent and process is not None and process.stdin else None
 
     def fileno(self) -> int | None:
-        """For poll; None while no process runs."""
+        """Return the descriptor to poll for answers; None while no process runs."""
         return self._process.stdout.fileno() if self._process is not None and self._process.stdout else None
 
     def start(self) -> None:
-        """Start the process."""
+        """Start the helper process."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 bootstrap.command(self._module),
@@ -57,16 +60,16 @@ class ChildLink:
 
     @property
     def takes(self) -> bool:
-        """Does a process run, and is there room for what it is told?"""
+        """Return whether a process runs that has room for another request."""
         return self._process is not None and self._process.poll() is None and len(self._unsent) <= self._max_unsent
 
     def write(self, line: bytes) -> None:
-        """Tell it something, in time. A process runs, or has died: then ``read`` tells."""
+        """Send a request. Where the process has died, ``read`` tells."""
         self._unsent += line
         self.push()
 
     def push(self) -> None:
-        """Write what fits into the pipe; call it again when ``full_fileno`` can be written to."""
+        """Write what fits into the pipe; call it again when ``full_fileno`` is writable."""
         assert self._process is not None and self._process.stdin
         try:
             while self._unsent:
@@ -74,10 +77,10 @@ class ChildLink:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent.clear()  # it is dead: ``read`` tells
+            self._unsent.clear()  # the process is dead: ``read`` tells
 
     def read(self) -> list[bytes] | None:
-        """Lines that have arrived. None: it died, and ``fileno`` is None."""
+        """Return the lines that have arrived. None: the process died, and ``fileno`` is None."""
         descriptor = self.fileno()
         assert descriptor is not None
         try:
@@ -91,7 +94,7 @@ class ChildLink:
         return [line for line in lines if line]
 
     def close(self) -> None:
-        """End it: it gets what waits for it, then standard input closes, and it is killed if it lingers."""
+        """End the process: it gets what waits, then its standard input closes; it is killed if it stays."""
         if self._process is None:
             return
         assert self._process.stdin
@@ -105,14 +108,14 @@ class ChildLink:
         self.end()
 
     def end(self) -> None:
-        """Kill it, if it lives."""
+        """Kill the process, if it runs."""
         if self._process is None:
             return
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel's hands, with a disk that hangs
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it cannot be killed while its disk hangs
             self._process.wait(CLOSE_S)
         self._process = None
         self._unsent.clear()

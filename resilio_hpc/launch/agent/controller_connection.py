@@ -14,7 +14,7 @@ from resilio_hpc.launch.protocol import messages as m
 
 
 class ControllerConnection:
-    """One connection at a time. Each has a name of its own, so that a controller tells it from earlier ones."""
+    """One connection at a time. Each has an identity of its own, so a controller can tell it from earlier ones."""
 
     def __init__(self, context: zmq.Context[Any], keys: wire.Keys, counters: wire.Counters, node: str) -> None:
         self._context = context
@@ -26,7 +26,7 @@ class ControllerConnection:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """Return what to poll."""
+        """Return the sockets to poll."""
         return tuple(each for each in (self._caller, self._monitor) if each is not None)
 
     def connect(self, endpoint: str) -> None:
@@ -41,7 +41,7 @@ class ControllerConnection:
             wire.send(self._caller, [m.to_controller.encode(message)])
 
     def received(self) -> Iterator[m.ToAgent]:
-        """Yield what has come, as long as the connection is the same."""
+        """Yield the messages that have come, until the connection changes."""
         caller = self._caller
         for frames in wire.receive_all(caller) if caller is not None else ():
             try:
@@ -51,7 +51,7 @@ class ControllerConnection:
                 continue
             yield message
             if self._caller is not caller:
-                return  # that was the last word of a connection that is closed now
+                return  # the connection was closed by the last message
 
     def is_lost(self) -> bool:
         """Return whether the other end has closed the connection since the last call."""

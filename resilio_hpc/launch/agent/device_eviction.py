@@ -1,7 +1,7 @@
-"""The agent's hand on its node's GPUs: looks at them at each (re)start, and takes bad ones out of use (RES-10).
+"""The agent's device check: looks at the node's GPUs at each (re)start, and evicts bad ones (RES-10).
 
-At each start of ranks, and whenever ranks were stopped, ``device_evidence`` gathers what speaks against them, within
-``LOOK_S``; ranks wait for it, and no longer. A device that is evicted stays so for as long as the job has the node.
+At each start of ranks, and whenever ranks were stopped, ``device_evidence`` gathers what speaks against a device,
+within ``LOOK_S``; ranks wait for it, and no longer. An evicted device stays so for as long as the job has the node.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from resilio_hpc.prolog_epilog.base.node import uptime_s
 from resilio_hpc.prolog_epilog.base.reports import Report
 
 LOOK_S = 10.0
-FRESH_S = 60.0  # a look that is older says nothing about a start now
+FRESH_S = 60.0  # seconds; an older look says nothing about a start now
 TAIL_BYTES = 8192
-SPOOL_VARIABLE = "RESILIO_REPORT_SPOOL"  # where a site's daemon takes reports elsewhere than usual
-EVICTED_VARIABLE = "RESILIO_EVICTED_DEVICES"  # as Slurm's task prolog names it
+SPOOL_VARIABLE = "RESILIO_REPORT_SPOOL"  # where a site's daemon takes reports, if not at the usual place
+EVICTED_VARIABLE = "RESILIO_EVICTED_DEVICES"  # the name that Slurm's task prolog uses
 
 
 class Kept(msgspec.Struct):
-    """What an agent's successor on the node has to know."""
+    """What a restarted agent of this node has to know."""
 
-    since_s: float  # seconds since boot when the job's first agent came
+    since_s: float  # when the job's first agent came, in seconds since boot
     evicted: tuple[Evicted, ...] = ()
     strikes: Strikes = msgspec.field(default_factory=Strikes)
 
 
 class DeviceEviction:
-    """``slots``: for how many ranks the node's devices do now. Does nothing with ``--evict-devices off``."""
+    """Evicts bad devices. ``slots``: ranks that the node's good devices allow. Off with ``--evict-devices off``."""
 
     def __init__(self, node: NodeContext, memory: NodeMemory) -> None:
-        """Look at the devices, and wait for what is found."""
+        """Look at the devices, and wait for the result."""
         self._node = node
         self._memory = memory
         options = node.options
@@ -62,7 +62,7 @@ class DeviceEviction:
         self._look: DeviceLook | None = None
         self._looked_at = float("-inf")
         self._waiting: tuple[LocalRound, m.Start] | None = None
-        self._failed: dict[str, str] = {}  # in this round: entry → what its rank said
+        self._failed: dict[str, str] = {}  # of this round: device entry → the error of its rank
         self._round = -1
         self._notes: set[str] = set()
         self._core: AgentCore | None = None
@@ -74,18 +74,18 @@ class DeviceEviction:
             self._settle()
 
     def attach(self, core: AgentCore, start_ranks: Callable[[LocalRound, m.Start], None]) -> None:
-        """Tell ``core`` from now on what is evicted, and start ranks that waited for a look."""
+        """From now on, tell ``core`` what is evicted, and start ranks that waited for a look."""
         self._core = core
         self._start_ranks = start_ranks
 
     @property
     def evicted(self) -> tuple[Evicted, ...]:
-        """Devices that ranks do not see."""
+        """Return the devices that are hidden from ranks."""
         return self._kept.evicted if self._acts else ()
 
     @property
     def variables(self) -> dict[str, str]:
-        """For ranks: only the devices that are left; nothing where all are."""
+        """Return the variables for ranks that show only the good devices; none where all are good."""
         if not self.evicted:
             return {}
         left = eviction.visible_left(self._visible.entries, self.evicted)
@@ -97,13 +97,13 @@ class DeviceEviction:
         return (self._look.fileno(),) if self._look is not None else ()
 
     def _recall(self) -> None:
-        """Keep out of use what a predecessor on this node took out of use."""
+        """Evict the devices that an earlier agent of this node evicted."""
         self._memory.keep("devices", self._kept)
         if self._acts:
             self.slots = eviction.slots_left(self._all, self._visible.entries, self._kept.evicted, self._rules)
 
     def _settle(self) -> None:
-        """Before the node is offered: look, and wait for what is found."""
+        """Look, and wait for the result, before the node is offered to the controller."""
         self.look()
         while self._look is not None:
             select.select([self._look.fileno()], [], [], 0.1)
@@ -117,7 +117,7 @@ class DeviceEviction:
             self._look = DeviceLook(self._kept.since_s, self._node.local_dir / "devices.log", LOOK_S)
 
     def tick(self) -> None:
-        """Take what a look has found; let ranks that wait for it start."""
+        """Take the result of a look; let ranks that waited for it start."""
         look = self._look
         if look is None or not look.over():
             return
@@ -135,7 +135,7 @@ class DeviceEviction:
             start_ranks(*waiting)
 
     def holds(self, local: LocalRound, start: m.Start) -> bool:
-        """Whether ranks may not start: their devices are being looked at, or are fewer than the round counts on."""
+        """Return whether ranks may not start: their devices are being looked at, or too few are good."""
         if not self._on:
             return False
         if self._round != local.number:
@@ -149,7 +149,7 @@ class DeviceEviction:
         return self._refuses(local)
 
     def ranks_stop(self, for_good: bool) -> None:
-        """Learn that a round's ranks are being stopped, likely for a failure; ``for_good``: at the end of the run."""
+        """Take note that a round's ranks are being stopped. ``for_good``: at the end of the run."""
         self._waiting = None
         if self._on and not for_good:
             if self._kept.strikes.round_over(self._round, self._failed):
@@ -158,9 +158,9 @@ class DeviceEviction:
             self.look()
 
     def rank_failed(self, local_rank: int, said: tuple[str, str], log: Path | None) -> None:
-        """Learn that a rank ended by itself. ``said``: its error and traceback; ``log``: its standard error."""
+        """Take note that a rank ended by itself. ``said``: its error and traceback; ``log``: its standard error."""
         if not self._on or self._all > len(self._visible.entries):
-            return  # which device was that of the rank cannot be told
+            return  # the rank's device is not known
         in_use = [entry for entry in self._visible.entries if entry not in {one.entry for one in self.evicted}]
         text = hardware_error("\n".join([*said, _tail(log)]))
         if text and local_rank < len(in_use):
@@ -195,7 +195,7 @@ class DeviceEviction:
                 self._core.offer(left, len(self._kept.evicted))
 
     def _report(self, new: tuple[Evicted, ...]) -> None:
-        """Have root's own checks look, where a node daemon takes reports. Of its own verdict it knows."""
+        """Report to root's health checks, where a node daemon takes reports; it knows its own verdicts."""
         spool = Path(os.environ.get(SPOOL_VARIABLE, reports.SPOOL))
         for one in new:
             if one.source != "verdict":
@@ -204,7 +204,7 @@ class DeviceEviction:
                     reports.write(spool, Report(self._node.name, why[:1000]))
 
     def _refuses(self, local: LocalRound) -> bool:
-        """Whether the round was chosen before it was known that it cannot start here; then that is told."""
+        """Return whether the round cannot start here, since a device was evicted after it was chosen; then tell so."""
         if len(local.ranks) <= self.slots or not self.evicted:
             return False
         gone = ", ".join(f"{eviction.name(one)} ({one.check})" for one in self.evicted)
@@ -214,7 +214,7 @@ class DeviceEviction:
         return True
 
     def _tell_notes(self, look: DeviceLook) -> None:
-        """Why something could not be looked at: once."""
+        """Record, once, why something could not be looked at."""
         for text in look.notes():
             if text not in self._notes:
                 self._notes.add(text)

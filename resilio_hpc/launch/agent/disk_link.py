@@ -1,4 +1,4 @@
-"""The agent's end of the process that lets other nodes read this one's own disk (``ckpt.tiers.disk_server``).
+"""The agent's end of the process that serves this node's own disk to other nodes (``ckpt.tiers.disk_server``).
 
 Also what the agent tells its ranks of other nodes' disks (``ckpt.tiers.peer_disks``).
 """
@@ -24,9 +24,9 @@ _END_S = 2.0
 
 
 class DiskLink:
-    """Without ``--local-checkpoints`` it gives nothing.
+    """Serves the disk of ``--local-checkpoints``; without that option it does nothing.
 
-    The socket is the agent's, so its port stays where a process died: a caller waits for the next one.
+    The agent holds the socket, so its port stays when the process dies, and callers wait for the next process.
     """
 
     def __init__(self, node: NodeContext) -> None:
@@ -58,10 +58,10 @@ class DiskLink:
             self._process.stdin.write(encode_line(serve))
             self._process.stdin.flush()
         except OSError:
-            pass  # it is dead: ``tick`` finds it so
+            pass  # the process is dead: ``tick`` finds that
 
     def tick(self) -> None:
-        """One that died is started again."""
+        """Start the process again if it died."""
         if self._process is None or self._process.poll() is None:
             return
         self._deaths += 1
@@ -75,14 +75,14 @@ class DiskLink:
                 f"{self._node.name}: other nodes cannot read checkpoints from its disk any more: the process "
                 f"that gives them died {self._deaths} times; they read the shared file system instead; see {log}"
             )
-            self._close_listener()  # who calls hears so at once
+            self._close_listener()  # callers get an error at once
 
     def begin(self, start: m.Start) -> None:
-        """Tell the ranks of a round."""
+        """Give the process the ranks of a round."""
         write_known(self.known, self._key, self.of_others(start), self._node.name)
 
     def of_others(self, start: m.Start) -> Mapping[str, str]:
-        """By node, the endpoints of those of the round that give anything."""
+        """Return the endpoint of each other node of the round that serves its disk, by node."""
         if self._listener is None:
             return {}
         given = zip(start.state.members, start.disk_ports, strict=False)
@@ -98,7 +98,7 @@ class DiskLink:
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
-                pass  # in the kernel's hands, with a disk that hangs
+                pass  # it cannot be killed while its disk hangs
 
     def _close_listener(self) -> None:
         if self._listener is not None:

@@ -20,7 +20,7 @@ REFUSED = "the saver process does not take requests"
 
 
 class LocalSnapshots:
-    """What this node holds in memory, and what is being written from it."""
+    """What this node holds in memory, and which of it is being written to disk."""
 
     def __init__(
         self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None]
@@ -30,14 +30,14 @@ class LocalSnapshots:
         self._ranks = ranks
         self._tell_rank = tell_rank
         self.saver = SaverLink(node.local_dir / "saver.log")
-        self._pins: deque[arena.Pin] = deque()  # of what the saver was asked to persist, in that order
+        self._pins: deque[arena.Pin] = deque()  # for the saver's persist requests, in their order
         self._checkpoints = str(node.run.path / "checkpoints")
         self._disk_told = self._differs_told = False
         options = node.options
         self._retention = Retention(options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb)
 
     def held(self) -> tuple[m.Held, ...]:
-        """Whole snapshots, from the arenas' headers."""
+        """Return the whole snapshots, from the arenas' headers."""
         found = arena.scan(self._node.arena_dir)
         return tuple(m.Held(snapshot.rank, snapshot.step, snapshot.world_size) for snapshot in found)
 
@@ -47,7 +47,7 @@ class LocalSnapshots:
             arena.invalidate(self._node.arena_dir, later)
 
     def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
-        """Pin the step's arenas and have the saver write them."""
+        """Pin the step's arenas and order the saver to write them."""
         pin = arena.pin(self._node.arena_dir, message.step)
         if pin is None:
             self._ranks.persist_failed(message.round, message.step, "overwritten by a newer snapshot")
@@ -68,7 +68,7 @@ class LocalSnapshots:
             self._ranks.persist_failed(message.round, message.step, REFUSED)
 
     def commit(self, message: m.CommitStep) -> None:
-        """Have the saver write the manifest."""
+        """Order the saver to write the manifest."""
         sent = self.saver.send(
             messages.Commit(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=message.world_size,
@@ -80,7 +80,10 @@ class LocalSnapshots:
             self._ranks.persist_failed(message.round, message.step, REFUSED)
 
     def ranks_stop(self) -> None:
-        """End with the round: what is not written yet is of no use, and the restart gets the processors."""
+        """Stop the saver's work on the round.
+
+        Files that are not written yet have no use, and the restart gets the processors.
+        """
         self.saver.abandon()
         self.saver.pause()
 
@@ -110,7 +113,7 @@ class LocalSnapshots:
             self._node.record("saver_died")
 
     def _on_progress(self, request: SaverRequest, progress: messages.Progress) -> None:
-        """Of the first one that was asked to persist and has no answer yet."""
+        """Pass on the progress of the oldest persist request that has no answer yet."""
         node = self._node
         if isinstance(progress, messages.Local):
             self._pins[0].release()

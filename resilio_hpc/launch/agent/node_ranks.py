@@ -1,7 +1,7 @@
-"""What an agent makes of its ranks: which round they run, when they stop, what is told of them. Pure.
+"""The agent's decisions about its ranks: which round they run, when they stop, what the controller hears. Pure.
 
-Everything that touches the world goes through ``Ports``. Orders may come twice (the controller repeats them when a
-connection broke), and so may answers: both sides take the second for what it is.
+All effects go through ``Ports``. Orders may come twice, since the controller repeats them after a broken connection. So
+may answers. Each side ignores the second copy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
-LAST_GRACE_S = 1.0  # at the end of a run, from SIGTERM to SIGKILL
-FACTS: dict[type, str] = {  # what the controller must not miss of a round; the newest of each name is repeated
+LAST_GRACE_S = 1.0  # seconds from SIGTERM to SIGKILL at the end of a run
+FACTS: dict[type, str] = {  # what the controller must not miss of a round: the newest message of each name is repeated
     m.RanksStarted: "started", m.FirstStep: "first step", m.RanksDone: "done", m.RankFailed: "failed",
     m.SnapshotWhole: "snapshot", m.StepPersisted: "file", m.PersistFailed: "file", m.ManifestWritten: "manifest",
 }  # fmt: skip
@@ -30,10 +30,10 @@ OfRound = m.PersistStep | m.CommitStep | m.ProposeStop | m.ConfirmStop | m.Termi
 
 
 class NodeRanks:
-    """One node's ranks over all rounds: what runs, what the controller ordered, what it is told.
+    """One node's ranks over all rounds: what runs, what the controller ordered, what the controller hears.
 
-    ``slots``: for how many ranks the node's devices do. ``ready``: ranks would start at once. ``alive``: some may run.
-    ``lease``: until then they may, in monotonic seconds. ``facts`` are told again to a controller that comes anew.
+    ``slots``: ranks that the node's devices allow. ``ready``: ranks would start at once. ``alive``: some may run.
+    ``lease``: until when they may, in monotonic seconds. ``facts`` are sent again to each new controller.
     """
 
     def __init__(
@@ -49,11 +49,12 @@ class NodeRanks:
         self.ending: m.End | None = None
         self._ports = ports
         self.lease = ports.monotonic()
-        self._waiting_start: m.Start | None = None  # for a lease
+        self._waiting_start: m.Start | None = None  # waits for a lease
         self._prepared = -1  # the round of the last Prepare of this epoch
         self.highest_round = last.round if last else -1
         self._started_round = -1  # the last round whose ranks were started in this epoch
-        self._store: tuple[int, int] = (-1, 0)  # round and port of the store that was asked for here; port 0: not yet
+        # round and port of the store that was asked for here; port 0: not open yet
+        self._store: tuple[int, int] = (-1, 0)
         self._graces = graces
         self._stopping = False
         self._stopped_at = 0.0  # Unix seconds
@@ -61,12 +62,13 @@ class NodeRanks:
         self.alive = False
         self._before: LocalRound | None = None  # the local ranks of the last round, once they are being stopped
         self.facts: dict[tuple[str, int], m.ToController] = {}
-        self._ordered: tuple[int, int, int, bool] = (-1, -1, -1, False)  # of the saver: epoch, round, step, to commit?
+        # the saver's last order: epoch, round, step, whether to commit
+        self._ordered: tuple[int, int, int, bool] = (-1, -1, -1, False)
 
     # -- the controller's orders -------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        """Drop the orders of a former controller; the same one, called again, still counts on them."""
+        """Drop the orders of a former controller. For the same controller again, keep them."""
         if epoch == self.epoch:
             return
         self.epoch = epoch
@@ -86,7 +88,7 @@ class NodeRanks:
         if message.open_store:
             self._open_store(message.round)
         if self._started_round == message.round:
-            return  # repeated, and late: this round is running
+            return  # a repeated, late order: this round runs already
         if self.alive or self._stopping:
             self._stop_ranks(StopHow(self._graces.failure))
         else:
@@ -110,7 +112,10 @@ class NodeRanks:
             self._ports.stop_ranks(how, self._prepared)
 
     def _stop_ranks_left_over(self) -> None:
-        """Others go on without us: what still runs here, or waits to be started, is of a life that is over."""
+        """Stop ranks that still run, or wait to be started.
+
+        The other nodes went on without them, so their life is over.
+        """
         if self.alive:
             self._stop_ranks()
         self.local = None
@@ -132,9 +137,9 @@ class NodeRanks:
         life = message.state.life
         was_there = self.state is not None and self.state.life in (message.follows, life)
         member = message.state.member(self.node)
-        # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two. So
-        # do older ones of a node that missed a start, and a node that waits takes no part in the new life at all. First
-        # this, then ``keep``: who is killed in between must not seem to have been there.
+        # Snapshots beyond the restore point belong to another life, whose steps are computed anew: the two must not
+        # mix. The same holds for older snapshots of a node that missed a start, and of a node that waits as a spare.
+        # Drop first, then ``keep``: an agent that is killed in between must not seem to have taken part.
         step = message.restore.step if message.restore is not None and member is not None and was_there else -1
         self._ports.forget_snapshots_after(step, life)
         self.state = message.state
@@ -155,7 +160,7 @@ class NodeRanks:
         self.start_when_leased()
 
     def start_when_leased(self) -> None:
-        """Start the ranks that wait for a lease; the first Beat of a controller may come after its Start."""
+        """Start the ranks that wait for a lease: a controller's first Beat may come after its Start."""
         start = self._waiting_start
         if start is None or self.local is None or self._stopping or self._ports.monotonic() > self.lease:
             return
@@ -171,7 +176,7 @@ class NodeRanks:
             self._ports.tell_rank(rank, rank_link.SaveProgress(message.step, message.stage, message.error))
 
     def during_round(self, message: OfRound) -> None:
-        """Carry out an order for the ranks of the present round."""
+        """Carry out an order for the ranks of the current round."""
         local = self.local
         if local is None or message.round != local.number:
             return
@@ -196,9 +201,9 @@ class NodeRanks:
     def _write(self, message: m.PersistStep | m.CommitStep, local: LocalRound) -> None:
         order = (message.epoch, message.round, message.step, isinstance(message, m.CommitStep))
         if order[:3] == self._ordered[:3] and order <= self._ordered:
-            return  # repeated: its answer is on the way, or among the facts that are said again
+            return  # a repeated order: its answer is on the way, or among the facts that are sent again
         if isinstance(message, m.CommitStep) and self._ports.monotonic() > self.lease:
-            # it lay here while we stood still: others may have gone on from an older step by now
+            # the order waited here while this node stood still, and the others may have gone on from an older step
             self.persist_failed(message.round, message.step, "the order to commit came after the end of the lease")
             return
         self._ordered = order
@@ -226,7 +231,7 @@ class NodeRanks:
         self._ports.leave(self.ending.verdict, self.ending.exit_code)
 
     def end_lease(self) -> None:
-        """Stop: without a lease the controller may start another node's ranks in this one's place."""
+        """Stop the ranks: without a lease, the controller may start other ranks in their place."""
         if self._stopping and not self._in_grace:
             return
         local = self.local
@@ -238,7 +243,7 @@ class NodeRanks:
     # -- the node's own events ---------------------------------------------------------------------------------
 
     def all_stopped(self) -> None:
-        """Every rank and descendant is gone."""
+        """Take note that every rank and all its descendants are gone."""
         self._stopping = self._in_grace = False
         self.alive = False
         self._before, self.local = self.local or self._before, None
@@ -248,42 +253,42 @@ class NodeRanks:
             self._say_stopped()
 
     def store_ready(self, round_number: int, port: int) -> None:
-        """Learn that the store of a round is open."""
+        """Take note that the store of a round is open."""
         if round_number == self._store[0]:
             self._store = (round_number, port)
             self._ports.to_controller(m.StoreOpened(self.node, self.epoch, round_number, port))
 
     def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
-        """All local ranks run."""
+        """Take note that all local ranks run."""
         self._tell(m.RanksStarted(self.node, self.epoch, round_number, seconds, mode))
 
     def copies_failed(self, round_number: int, restore: m.RestorePoint, error: str) -> None:
-        """Learn that the snapshots that ranks of this node are to restore could not be brought here."""
+        """Take note that snapshots for ranks of this node could not be fetched."""
         if self.local is not None and self.local.number == round_number and not self._stopping:
             failed = self._failure("restore_failed", f"{restore.source} {restore.step}: {error}", self._ports.unix())
             bad = msgspec.structs.replace(failed.failure, bad_copy=restore)
             self._tell(msgspec.structs.replace(failed, failure=bad))
 
     def store_died(self, round_number: int, error: str, at: float) -> None:
-        """Have a round tried again whose rendezvous store is gone: its ranks cannot meet."""
+        """Ask for another round: the rendezvous store is gone, so its ranks cannot meet."""
         if round_number == self._prepared:
             self._store = (-1, 0)
             self._tell(self._failure("store_lost", f"rendezvous store: {error}", at))
 
     def give_up(self, reason: str) -> None:
-        """Learn that this node cannot run ranks: leave the run to the others."""
+        """Leave the run to the other nodes: this node cannot run ranks."""
         self._ports.to_controller(m.Goodbye(self.node, self.epoch, reason))
         self.ending = m.End(self.epoch, "agent_failed", 1)
 
     def rank_said(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
-        """Hear a rank of a round; other rounds' ranks are not heard."""
+        """Take a message of a rank; those of other rounds are ignored."""
         local = self.local
         if local is None or local.number != round_number or local_rank not in local.ranks:
             return
         answers = local.said(local_rank, message, self._ports.monotonic())
         self._send_all(answers)
         if self.state is not None and any(isinstance(answer, m.FirstStep) for answer in answers):
-            self.state = msgspec.structs.replace(self.state, steps_reported=True)  # the next controller must know
+            self.state = msgspec.structs.replace(self.state, steps_reported=True)  # the next controller needs to know
             self._ports.keep(self.state)
         if isinstance(message, rank_link.SnapshotTaken) and self._is_committed(message.step, local):
             self._ports.tell_rank(local_rank, rank_link.SaveProgress(message.step, Stage.COMMITTED))
@@ -292,19 +297,20 @@ class NodeRanks:
                 self._ports.tell_rank(local_rank, word)
 
     def _is_committed(self, step: int, local: LocalRound) -> bool:
-        """Whether a rank saves again what its round began with: a restart after the last step does.
+        """Return whether a rank saves the step again that its round began with, as a restart after the last step does.
 
-        No rank commits it a second time, and later steps may be of a life that is over.
+        Such a step is not committed a second time, and later steps may be of a life that is over.
         """
         return local.restore is not None and step <= local.restore.step and step in self.committed
 
     def rank_exited(
         self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
     ) -> None:
-        """Learn that a rank ended; ``at``: Unix seconds, of its exception where it recorded one.
+        """Take note that a rank ended; ``at``: Unix seconds, of its exception where it recorded one.
 
-        One that ends because we stop it is of no interest, unless it had failed before: its peers' echoes may have been
-        heard first."""
+        A rank that ends because it is stopped is ignored, unless it had failed before. Its peers' errors, which follow
+        from its own, may have come first.
+        """
         if self._stopping:
             before = self._before
             if before is not None and local_rank in before.ranks and error[1] and at <= self._stopped_at:
@@ -313,12 +319,12 @@ class NodeRanks:
             self._send_all(self.local.exited(local_rank, exit_code, signal, at, error))
 
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
-        """Learn that a rank could not be started."""
+        """Take note that a rank could not be started."""
         if self.local is not None and not self._stopping:
             self._tell(self._failure("spawn", error, at, local_rank))
 
     def spawner_died(self, at: float) -> None:
-        """Learn that the spawner is gone, and its ranks and stores with it; a new one is being started."""
+        """Take note that the spawner is gone, and its ranks and stores with it. A new one is being started."""
         was_needed = (self.local is not None and self.alive) or self._store[0] == self._prepared >= 0
         if was_needed and self.ending is None:
             self._tell(self._failure("spawner_lost", "the process that forks ranks was killed", at))
@@ -326,22 +332,22 @@ class NodeRanks:
         self.all_stopped()
 
     def persisted(self, round_number: int, step: int, record: ShardRecord) -> None:
-        """Learn that the saver wrote this node's file."""
+        """Take note that the saver wrote this node's file."""
         self._tell(m.StepPersisted(self.node, self.epoch, round_number, step, record))
 
     def persist_failed(self, round_number: int, step: int, error: str) -> None:
-        """Learn that the saver could not write."""
+        """Take note that the saver could not write."""
         self._tell(m.PersistFailed(self.node, self.epoch, round_number, step, error))
 
     def commit_done(self, round_number: int, step: int, seconds: float) -> None:
-        """Learn that the saver wrote the manifest."""
+        """Take note that the saver wrote the manifest."""
         self.committed.add(step)
         self._tell(m.ManifestWritten(self.node, self.epoch, round_number, step, seconds))
 
     # -- saying it ---------------------------------------------------------------------------------------------
 
     def _failure(self, kind: str, text: str, at: float, local_rank: int = 0) -> m.RankFailed:
-        """Return a failure that is not a rank's own, of the round that runs here or is being prepared."""
+        """Return a failure that no rank caused, of the round that runs here or is being prepared."""
         local = self.local
         number = local.number if local else self._prepared
         rank = local.ranks[local_rank].rank if local and local_rank in local.ranks else 0
@@ -349,7 +355,7 @@ class NodeRanks:
         return m.RankFailed(self.node, self.epoch, number, failure)
 
     def _tell(self, message: m.ToController) -> None:
-        """Tell the controller, and again if the connection breaks."""
+        """Send to the controller; send again if the connection breaks."""
         name = FACTS.get(type(message))
         if name is not None:
             self.facts[name, message.failure.local_rank if isinstance(message, m.RankFailed) else 0] = message

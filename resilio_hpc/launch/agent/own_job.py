@@ -1,4 +1,4 @@
-"""How long the job lasts to which an agent belongs: of interest to joiners, whose job is not the run's."""
+"""When the job ends to which an agent belongs. Joiners need it: their job is not the run's."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.rundir.io_worker import Storage
 
-LOOK_S = 60.0  # between two looks at the job's end, which may be changed
-LEAVES_BEFORE_S = 60.0  # a joiner says so before its job ends
-TERM_LEAVES_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM: a joiner is gone by then
+LOOK_S = 60.0  # seconds between two looks at the job's end, which may be changed
+LEAVES_BEFORE_S = 60.0  # seconds before its job ends at which a joiner says so
+TERM_LEAVES_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM; a joiner has left by then
 
 
 class OwnJob:
-    """Follows the end of our own job, and has a joiner leave in time."""
+    """Follows the end of the agent's own job, and lets a joiner leave in time."""
 
     def __init__(self, settings: AgentSettings, storage: Storage, clock_ahead_s: float = 0.0) -> None:
-        """``clock_ahead_s``: of slurmctld's clock, on this node."""
+        """Take settings and storage; ``clock_ahead_s``: how far slurmctld's clock is ahead of this node's."""
         self._ahead_s = clock_ahead_s
         self._settings = settings
         self._storage = storage
@@ -27,7 +27,7 @@ class OwnJob:
         self._next_look = 0.0
 
     def lasts_s(self, signal_name: str) -> float | None:
-        """How long the job lasts yet after a warning, where known."""
+        """Return how many seconds the job lasts after a warning, where known."""
         if signal_name != "USR2":
             return TERM_LEAVES_S
         return self._left_s() if self._end_time is not None and math.isfinite(self._end_time) else None
@@ -36,7 +36,7 @@ class OwnJob:
         return math.inf if self._end_time is None else self._end_time + self._ahead_s - time.time()
 
     def tick(self, core: AgentCore) -> None:
-        """Have a joiner go before its own job's time limit."""
+        """Let a joiner leave before its own job's time limit."""
         now = time.monotonic()
         if not self._settings.join:
             return

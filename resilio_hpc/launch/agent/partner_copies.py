@@ -1,4 +1,4 @@
-"""The agent's partner copies: snapshots of another node in this one's memory, and what is fetched for its own ranks.
+"""The agent's partner copies: another node's snapshots in this node's memory, and copies fetched for its ranks.
 
 A node that writes a step to disk also copies its partner's snapshots of that step, in the background, through the
 replicator. When a node is lost, its successor fetches them while its ranks initialise (``ckpt.replicator``).
@@ -36,7 +36,7 @@ DIED = "the replicator process was killed"
 
 @dataclass
 class _Copy:
-    """A step of a partner that is being copied."""
+    """One step of a partner that is being copied."""
 
     step: int
     ranks: range
@@ -49,12 +49,12 @@ class _Restore:
 
     round: int
     point: m.RestorePoint
-    missing: set[int] = field(default_factory=set)  # numbers of fetches
+    missing: set[int] = field(default_factory=set)  # numbers of the fetches under way
     then: list[Callable[[], None]] = field(default_factory=list)
 
 
 class PartnerCopies:
-    """Without ``--partner-copies`` it keeps nothing and gives nothing."""
+    """Keeps copies of the partner's snapshots; without ``--partner-copies`` it does nothing."""
 
     def __init__(self, node: NodeContext, ranks: NodeRanks, clock: Callable[[], float] = time.monotonic) -> None:
         self.port = 0
@@ -69,8 +69,8 @@ class PartnerCopies:
         self._copy: tuple[int, _Copy] | None = None
         self._restore: _Restore | None = None
         self._deaths = 0
-        self._life = m.NO_LIFE  # the one that this node has begun
-        self._heard_at = 0.0  # when the replicator said something last
+        self._life = m.NO_LIFE  # the life that this node has begun
+        self._heard_at = 0.0  # when the replicator last sent something
 
     def start(self) -> None:
         """Start the replicator."""
@@ -88,13 +88,13 @@ class PartnerCopies:
         self._say_begun()
 
     def held(self) -> tuple[m.Held, ...]:
-        """Whole copies of the present life."""
+        """Return the whole copies of the present life."""
         return tuple(m.Held(rank, step, world, True) for (rank, step), world in sorted(self._held.items()))
 
     def begin(self, life: m.Life, step: int) -> None:
-        """``life`` goes on from ``step``, and this node's arenas hold no later one: later copies do not count.
+        """Begin ``life``, which goes on from ``step``: copies of later steps do not count.
 
-        No node is given anything for an earlier round.
+        This node's arenas hold no later step. Requests of earlier rounds get nothing.
         """
         self.give_up()
         self._held = {key: world for key, world in self._held.items() if key[1] <= step}
@@ -106,7 +106,7 @@ class PartnerCopies:
             self._say(Begin(self._life, list(self._held)))
 
     def give_up(self) -> None:
-        """Give up what is being fetched: it belongs to a round that is over."""
+        """Stop the fetch of a round that is over."""
         numbers = [] if self._restore is None else list(self._restore.missing)
         self._restore = None
         self._cancel(numbers)
@@ -121,22 +121,23 @@ class PartnerCopies:
             self._say(Cancel(numbers))
 
     def keep(self, message: m.PersistStep, world_size: int) -> None:
-        """Copy the partner's snapshots of a step; a copy that is not done yet is overtaken: newer is better."""
+        """Copy the partner's snapshots of a step. A newer step replaces a copy that is still under way."""
         partner = message.partner
         if partner is None or not self.link.takes:
             return
         ranks = range(partner.first_rank, partner.first_rank + partner.ranks)
         if all(self._held.get((rank, message.step)) == world_size for rank in ranks):
-            return  # of this life, since before its start
+            return  # this life's own copy, older than its start
         self._cancel_copy()
         newest = max((step for _, step in self._held), default=-1)
-        self._held = {key: world for key, world in self._held.items() if key[1] == newest}  # the older one makes room
+        # the newer copy replaces the older one
+        self._held = {key: world for key, world in self._held.items() if key[1] == newest}
         life = (message.epoch, message.round)
         number = self._ask(message.step, list(ranks), world_size, partner.endpoint, life)
         self._copy = (number, _Copy(message.step, ranks, world_size))
 
     def fetch(self, local: LocalRound, start: m.Start) -> bool:
-        """Have the snapshots brought here that ranks of this node are to restore, if any. False: they cannot be."""
+        """Fetch the snapshots that ranks of this node are to restore, if any. Return False if that is impossible."""
         ours = {rank.rank for rank in local.ranks.values()}
         wanted: dict[str, list[int]] = {}
         for fetch in start.fetches:
@@ -155,9 +156,9 @@ class PartnerCopies:
         return True
 
     def when_brought(self, step: int, act: Callable[[], None]) -> None:
-        """Do something with this node's snapshots of ``step``: now, or when those that are being fetched are here.
+        """Call ``act`` once this node's snapshots of ``step`` are here, at once if they are.
 
-        Never if they do not come: then another round begins.
+        If they do not come, it is never called: another round begins.
         """
         if self._restore is not None and self._restore.point.step == step:
             self._restore.then.append(act)
@@ -165,7 +166,7 @@ class PartnerCopies:
             act()
 
     def tick(self) -> None:
-        """Ranks do not wait for ever for a replicator that is stopped."""
+        """Give up a fetch that takes too long, as with a replicator that is stopped."""
         if self._restore is not None and self._clock() - self._heard_at > SILENT_S:
             self.link.end()
             self._died()
@@ -198,7 +199,7 @@ class PartnerCopies:
                 self._brought(self._restore, answer)
 
     def _keep_copy(self, copy: _Copy) -> None:
-        """Nothing of ranks that have another partner now."""
+        """Keep a finished copy, unless its ranks have another partner by now."""
         kept = {key: world for key, world in self._held.items() if key[0] in copy.ranks}
         self._held = kept | {(rank, copy.step): copy.world_size for rank in copy.ranks}
 
@@ -214,16 +215,16 @@ class PartnerCopies:
             self._restore_failed(restore, getattr(answer, "error", DIED))
 
     def _restore_failed(self, restore: _Restore, error: str) -> None:
-        self.give_up()  # the other fetches
+        self.give_up()  # stops the other fetches
         self._ranks.copies_failed(restore.round, restore.point, error)
 
     def _died(self) -> None:
-        """Start a new process, which gives away the copies that are still there."""
+        """Start a new replicator, which serves the copies that are still there."""
         self._node.record("replicator_died")
         self._deaths += 1
         self.port = 0
         restore = self._restore
-        self._restore = self._copy = None  # nothing is left to be cancelled
+        self._restore = self._copy = None  # no fetch is left that could be cancelled
         if self._deaths > MAX_DEATHS:
             self._node.say(
                 f"{self._node.name}: the replicator died {self._deaths} times, there are no partner copies "

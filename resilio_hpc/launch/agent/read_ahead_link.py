@@ -1,6 +1,6 @@
 """The agent's end of the process that reads ahead what its ranks will restore (``ckpt.read_ahead``).
 
-Nothing waits for it, and nothing depends on it: it may hang with the file system, or die.
+The process is optional: the agent never waits for it, so it may hang with the file system, or die.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resilio_hpc.launch.workers.node_context import NodeContext
 
 
 class ReadAheadLink:
-    """One process at a time; those that were killed are waited for when they are dead."""
+    """Runs one read-ahead process at a time, and reaps those that were killed."""
 
     def __init__(self, node: NodeContext, disks: DiskLink) -> None:
         self._node = node
@@ -33,8 +33,9 @@ class ReadAheadLink:
         self._is_guess = False
 
     def guess(self, slots: int, held: Sequence[m.Held]) -> None:
-        """Read the newest step while torch is imported, as if all nodes of the job came, unless memory has snapshots.
+        """Read the newest step while torch is imported, unless memory has snapshots.
 
+        It is read as if all nodes of the job took part.
         ``slots``: ranks of each node; ``held``: what this node's memory has.
         """
         settings = self._node.settings
@@ -48,7 +49,7 @@ class ReadAheadLink:
             self._read(NEWEST, world_size, tuple(range(first, first + slots)), others)
 
     def begin(self, local: LocalRound, start: m.Start) -> None:
-        """Of a round that was decided: what its ranks restore from files."""
+        """Read the files that ranks of a decided round restore."""
         points = {rank.rank: start.restore_of(rank.rank) for rank in local.ranks.values()}
         ranks = tuple(rank for rank, point in points.items() if point is not None and point.source is Tier.COMMITTED)
         if start.restore is None or not ranks:
@@ -74,7 +75,7 @@ class ReadAheadLink:
             )  # fmt: skip
 
     def tick(self) -> None:
-        """Hear how it went."""
+        """Take the process's results."""
         self._killed = [reader for reader in self._killed if reader.poll() is None]
         reader = self._reader
         if reader is None or reader.poll() is None:
@@ -99,5 +100,5 @@ class ReadAheadLink:
             self._reader = None
 
     def close(self) -> None:
-        """End it, without waiting: it may hang in the kernel."""
+        """End the process without waiting for it: it may hang in the kernel."""
         self._stop()

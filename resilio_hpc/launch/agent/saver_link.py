@@ -1,6 +1,6 @@
 """The agent's end of the saver process, which writes snapshots from shared memory to the shared directory.
 
-It answers in the order in which it was asked, so each answer is to the first request that has none.
+It answers in the order of the requests, so each answer belongs to the oldest request without one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIED = "the saver process was killed"
 
 
 class SaverRequest(NamedTuple):
-    """What was asked: to commit a step, or else to persist it."""
+    """A request to the saver: to commit a step, or to persist it."""
 
     commits: bool
     round: int
@@ -29,19 +29,19 @@ class SaverRequest(NamedTuple):
 
 
 class SaverLink(ChildLink):
-    """Starts the saver on first use; a saver that dies is started again by the next request."""
+    """Starts the saver on first use. The next request starts one that died again."""
 
     def __init__(self, log: Path, max_unsent: int = MAX_UNSENT) -> None:
         super().__init__("ckpt.saver.saver", log, max_unsent)
-        self._asked: deque[SaverRequest] = deque()  # without an answer yet
+        self._asked: deque[SaverRequest] = deque()  # requests without an answer
         self._paused_at: float | None = None
 
     def send(self, message: messages.Persist | messages.Commit) -> bool:
-        """Send a request, in time; False when the saver cannot take it. The answer comes from ``receive``."""
+        """Send a request; return False when the saver cannot take it. The answer comes from ``receive``."""
         if self._process is None:
             self.start()
         if not self.takes:
-            return False  # of its death ``receive`` tells, with what was in its hands
+            return False  # ``receive`` tells of its death, and fails its requests
         commits = isinstance(message, messages.Commit)
         self._asked.append(SaverRequest(commits, message.round, message.step))
         if commits:
@@ -50,17 +50,17 @@ class SaverLink(ChildLink):
         return True
 
     def abandon(self) -> None:
-        """Abandon what it was asked to persist: it is of no use any more.
+        """Abandon the persist requests: their snapshots have no use any more.
 
-        It must not wait for another node's part, and hold the snapshots meanwhile.
+        The saver must not wait for another node's part, and hold the snapshots meanwhile.
         """
         if self.takes and any(not request.commits for request in self._asked):
             self.write(encode_line(messages.Abandon()))
 
     def pause(self) -> None:
-        """Leave processors and memory bandwidth to ranks that are being restarted, for PAUSE_LIMIT_S at most.
+        """Pause the saver, so ranks that restart get processors and memory bandwidth, for PAUSE_LIMIT_S at most.
 
-        Not while it is to commit a step: the restart may have to wait for that.
+        It is not paused during a commit: the restart may have to wait for that.
         """
         if self._paused_at is not None or any(request.commits for request in self._asked):
             return
@@ -70,11 +70,11 @@ class SaverLink(ChildLink):
 
     @property
     def paused_pids(self) -> tuple[int, ...]:
-        """The saver, while it is paused."""
+        """Return the saver's pid, while it is paused."""
         return () if self._paused_at is None or self._process is None else (self._process.pid,)
 
     def resume(self) -> None:
-        """Write what the pipe did not take before."""
+        """Let the saver go on, and write what the pipe did not take before."""
         if self._paused_at is not None and self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGCONT)
         self._paused_at = None
@@ -85,9 +85,9 @@ class SaverLink(ChildLink):
             self.resume()
 
     def receive(self) -> list[tuple[SaverRequest, messages.Progress | messages.Answer]]:
-        """Answers that have arrived, and how far a request has come that has none yet.
+        """Return the answers that have arrived, and the progress of the oldest request without one.
 
-        When the saver died, all that it was asked has failed, and ``fileno`` is None.
+        When the saver died, all its requests have failed, and ``fileno`` is None.
         """
         lines = self.read()
         if lines is None:

@@ -57,7 +57,7 @@ class Election:
         self._candidacy = None
 
     def over(self) -> None:
-        """End the election: there is a controller. Agents that called before hear of it, or call again."""
+        """End the election: there is a controller. Agents that called before learn of it, or call again."""
         self._candidacy = None
         self._leaderless.clear()
 

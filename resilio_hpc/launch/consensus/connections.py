@@ -12,7 +12,7 @@ import time
 
 from resilio_hpc.prolog_epilog.base.node import boot_id
 
-MAX_CALLERS = 25_000  # agents that could be answered
+MAX_CALLERS = 25_000  # agents that can be answered
 
 
 class Names:
@@ -22,7 +22,7 @@ class Names:
         self._boot = f"{node}/{boot_id() or secrets.token_hex(4)}".encode()
 
     def next(self) -> bytes:
-        """Return the name of a connection that is opened now."""
+        """Return the name of a new connection."""
         return b"%b/%d" % (self._boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
 
@@ -32,7 +32,7 @@ class Callers:
     def __init__(self, most: int = MAX_CALLERS) -> None:
         """Keep at most ``most`` nodes; the one silent for longest is forgotten."""
         self._most = most
-        self._names: dict[str, bytes] = {}  # the last speaker is last
+        self._names: dict[str, bytes] = {}  # in the order of the last message
 
     def heard(self, node: str, name: bytes) -> None:
         """Take note of a message of ``node`` on the connection ``name``."""
@@ -47,7 +47,7 @@ class Callers:
 
 
 def speaks_for(name: bytes, node: str) -> bool:
-    """Return whether a connection is that node's: a peer cannot flood us with others' names."""
+    """Return whether a connection belongs to that node, so that a peer cannot use other nodes' names."""
     return name.partition(b"/")[0] == node.encode()
 
 

@@ -20,9 +20,9 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 
 SCAN_S = 0.1  # between two scans of the run directory
-SCANS_PER_S = 5000  # of all agents of a job together: it is one file system
+SCANS_PER_S = 5000  # of all agents of a job together, since they share one file system
 CALL_S = 0.1  # between two calls to the node that is contacted
-CALLS_PER_S = 5000  # of all callers together: one candidate hears them
+CALLS_PER_S = 5000  # of all callers together, since one candidate gets them
 SETTLE_S = 0.25  # long enough to connect again and hear an answer
 TURN_S = 1.0  # how long the next candidate may take to answer
 PATIENCE_S = 3.0  # how long a candidate that answers may take to win
@@ -45,11 +45,11 @@ class Succession:
         self._limit = silence_limit_s
         self._ports = ports
         self._listener = listener
-        now = self._heard_before = self.state.heard  # controllers before the one that this node follows
+        now = self._heard_before = self.state.heard  # when controllers before the present one were heard
         self._lost = True
         self._fresh_start = True
         self._closed = False  # the other end closed the connection: its process is gone
-        self._led = 0  # the epoch in which this very node leads
+        self._led = 0  # the epoch in which this node leads
         self._outvoted = False  # the other half has the witness: this node claims nothing
         self._next_scan = self._next_call = now
         self._scanning = False
@@ -79,7 +79,7 @@ class Succession:
         if self.following is not None and epoch == self.following.epoch and epoch >= self.state.vote_record.promised:
             if (
                 epoch > self.state.vote_record.promised
-            ):  # it counts as a vote: it must not be forgotten by our successor either
+            ):  # it counts as a vote, so a later process of this node must know it
                 self.state.promise(epoch, self.following.node)
             self._outvoted = self._outvoted and self.following.node == self._node
             self.state.heard = now
@@ -97,7 +97,7 @@ class Succession:
             self.state.patient_until = now + (SETTLE_S if closed else 0.0)
             self._turn = 0
             self._contacted = ""
-            self._pulse = (self._pulse[0], None)  # it may have moved for as long as we did not look
+            self._pulse = (self._pulse[0], None)  # while no scan was made, the pulse may have moved
 
     def stepped_down(self, epoch: int, since: float, now: float, outvoted: bool = False) -> None:
         """Take note that the controller of ``epoch`` leads no more and had no quorum since ``since``.
@@ -139,7 +139,7 @@ class Succession:
     def _seek(self, now: float) -> None:
         """Become a candidate if possible, else call the next candidate."""
         if not self._knows_others or not self._lost:
-            return  # the run directory tells of the first controller
+            return  # the run directory names the first controller
         self._won(self._election.stand_if_possible(now), now)
         if self._lost and not self._election.stands and now >= self.state.patient_until:
             self._contact(now)
@@ -169,7 +169,7 @@ class Succession:
                 return
         candidates = self._candidates()
         if self._contacted == candidates[self._turn % len(candidates)]:
-            self._turn += 1  # else another node was contacted in between
+            self._turn += 1  # otherwise another node was contacted meanwhile
         for step in range(len(candidates)):
             node = candidates[(self._turn + step) % len(candidates)]
             endpoint = self.state.membership.endpoint(node)
@@ -223,12 +223,12 @@ class Succession:
         known = self.following.epoch if self.following is not None else 0
         record = EpochRecord(message.epoch, message.node, message.endpoint, self._job)
         if message.epoch < self.state.vote_record.promised:
-            if self._lost and message.node != self._contacted:  # it must learn of the promise
+            if self._lost and message.node != self._contacted:  # the node must learn of the promise
                 self._address(message.node, message.endpoint, now)
         elif self._claimed_after_update(message.epoch) and message.node != self._contacted:
             self._tell_what_we_know(message.node, message.endpoint, now)
         elif message.epoch > known or (self._contacted and isinstance(message, m.Redirect) and message.epoch == known):
-            self._follow(record, now)  # once: each call is answered, and a connection costs a handshake
+            self._follow(record, now)  # once: each call gets an answer, and a connection costs a handshake
 
     # -- the election: see ``candidate`` --------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Succession:
         leads = self.following is not None and self.following.epoch == self._led  # though it may not have heard itself
         if isinstance(message, m.Vote):
             if leads and message.epoch == self._led:
-                self._point_out(message.node)  # too late for the welcome that all voters get
+                self._point_out(message.node)  # it came too late for the welcome that all voters get
             else:
                 self._won(self._election.voted(message, now), now)
         elif self.following is None or (self._lost and not leads):
@@ -291,7 +291,7 @@ class Succession:
                 if not self._claimed_after_update(record.epoch):
                     self._follow(record, now)
                     return
-                if (record.epoch, pulse) != self._pulse:  # else it is dead, or knows
+                if (record.epoch, pulse) != self._pulse:  # else it is dead, or knows already
                     self._tell_what_we_know(record.node, record.endpoint, now)
             if (record.epoch, pulse) != self._pulse:
                 moves = record.epoch == self._pulse[0] and self._pulse[1] is not None
@@ -338,7 +338,7 @@ class Succession:
             self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
 
     def has_leader(self, now: float) -> bool:
-        """Whether the pulse in the run directory moves: then others go on without us."""
+        """Return whether the pulse in the run directory moves, so that others go on without this node."""
         return now < self._pulse_seen + 10 * STILL_S
 
     def storage_failed(self, now: float) -> None:
@@ -348,7 +348,7 @@ class Succession:
         self._election.storage_failed()
 
     def _is_dead_self(self, record: EpochRecord) -> bool:
-        """At start, a record of our own node is our dead predecessor's."""
+        """Return whether the record names this node, at its start: then it is of an earlier, dead process."""
         return self._fresh_start and record.node == self._node
 
     def _follow(self, record: EpochRecord, now: float) -> None:
@@ -357,13 +357,13 @@ class Succession:
         if self.following is not None and record.epoch == self.following.epoch:
             patience = min(
                 patience, TURN_S + self.state.crowd_s
-            )  # the node that pointed to it may not know yet that it is gone
+            )  # the node that named it may not know yet that it is gone
         if self.following is None or record.epoch != self.following.epoch:
             self._heard_before = self.state.heard
         self.following = record
         self.state.newest = max(self.state.newest, record.epoch)
         self._lost = True
-        self.state.lost_at = now  # until it speaks
+        self.state.lost_at = now  # until it sends something
         self._closed = False
         self._election.withdraw()
         self._contacted = ""

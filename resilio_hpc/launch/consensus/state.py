@@ -8,7 +8,7 @@ from resilio_hpc.launch.consensus.succession_ports import SuccessionPorts
 from resilio_hpc.launch.protocol.membership import Membership
 from resilio_hpc.launch.protocol.vote import VoteRecord
 
-HANDSHAKES_PER_S = 500  # that a node manages; waits grow with the number of nodes
+HANDSHAKES_PER_S = 500  # handshakes that one node completes; waits grow with the number of nodes
 
 
 class ElectionState:
@@ -47,7 +47,7 @@ class ElectionState:
         return now - self.heard
 
     def update_voters(self, membership: Membership) -> bool:
-        """Keep a membership that is not older. Return False if the one given is older."""
+        """Keep a membership that is not older than the present one. Return False for an older one."""
         if membership.version > self.membership.version:
             self._keep(msgspec.structs.replace(self.vote_record, membership=membership))
         return membership.version >= self.membership.version

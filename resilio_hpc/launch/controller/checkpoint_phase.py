@@ -1,4 +1,4 @@
-"""The controller's part for checkpoints: what is made durable, and what the next round restores. Pure."""
+"""The controller's part for checkpoints: which step is made durable, and what the next round restores. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import QueryHistory
 from resilio_hpc.launch.protocol import messages as m
 
-SETTLE_S = 10.0  # how long a round that must go back waits to hear whether the last commit was made after all
-AGAIN_S = 10.0  # how often what is not answered is ordered again
+SETTLE_S = 10.0  # seconds that a round that goes back waits for the result of the last commit
+AGAIN_S = 10.0  # seconds after which an order without an answer is repeated
 CheckpointMessage = m.SnapshotWhole | m.StepPersisted | m.PersistFailed | m.ManifestWritten
 
 
 class CheckpointPhase:
-    """Tracks the step in flight, and what the run directory has been asked about the one before."""
+    """Tracks the step in flight, and the question to the run directory whether the step before was committed."""
 
     def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
         self._run = run
@@ -28,24 +28,25 @@ class CheckpointPhase:
         self._intend = intend
         self._commits = CommitTracker(known=run.committed_steps)
         self._unanswered: tuple[str, int] | None = None  # the node and step of the last order to commit
-        self._asked = False  # the run directory, whether that was carried out
+        self._asked = False  # whether the run directory was asked if that order was carried out
         self._settle_by = 0.0
         self._next_again = 0.0
         self._goes_on_from: int | None = None  # the step that this round's ranks started from; None: not started
-        self._blocked_s: dict[int, float] = {}  # of each step on its way: how long training waited for its snapshot
+        # of each step on its way: seconds for which training waited for its snapshot
+        self._blocked_s: dict[int, float] = {}
         self._saves_began: dict[int, float] = {}  # step → when its first snapshot was whole, monotonic
 
     def awaits(self, step: int) -> int:
-        """Return the step that is being made durable, or ``step`` where that will be: every member holds it.
+        """Return the step that is, or will be, made durable; -1 without one.
 
-        Else -1.
+        ``step`` will be where every member holds it.
         """
         if self._commits.in_flight >= 0:
             return self._commits.in_flight
         return -1 if self._commits.is_settled(step) else step
 
     def begin_round(self, nodes: Collection[str]) -> None:
-        """Begin a round; what was in flight is abandoned."""
+        """Begin a round; the step in flight is abandoned."""
         self._commits.begin(nodes)
         self._asked = False
         self._blocked_s.clear()
@@ -53,27 +54,27 @@ class CheckpointPhase:
         self._goes_on_from = None
 
     def restored(self, restore: m.RestorePoint | None) -> None:
-        """Make durable what lies only in memory: the ranks start from ``restore``."""
+        """Make the restored step durable if it lies only in memory: the ranks start from ``restore``."""
         self._goes_on_from = -1 if restore is None else restore.step
         if restore is not None and restore.source is Tier.MEMORY:
             for member in self._run.members:
                 self._persist(self._commits.snapshot_whole(member.node, restore.step))
 
     def tick(self) -> None:
-        """Order again what was not answered: whatever lost it, a round must not go on without commits."""
+        """Repeat orders that have no answer: whatever lost them, a round must not go on without commits."""
         if self._run.now() >= self._next_again:
             self._order_persist(self._commits.unwritten)
             self._order_commit()
 
     def order_again(self, node: str) -> None:
-        """``node`` may have missed what it was told."""
+        """Repeat to ``node`` the orders that it may have missed."""
         if self._commits.in_flight >= 0:
             self._order_persist((node,))
             if node == self._run.members[0].node:
                 self._order_commit()
 
     def handle(self, message: CheckpointMessage) -> None:
-        """Handle what a node says of how far a checkpoint is."""
+        """Take a node's message about the progress of a checkpoint."""
         run = self._run
         if not isinstance(message, m.SnapshotWhole | m.StepPersisted) and self._unanswered == (
             message.node,
@@ -83,7 +84,7 @@ class CheckpointPhase:
         if isinstance(message, m.ManifestWritten):
             self._committed(message)
         elif message.round != run.round:
-            return  # of an earlier life: its file may already be overwritten
+            return  # of an earlier life: its file may be overwritten already
         elif isinstance(message, m.SnapshotWhole):
             run.bad_copies.discard(m.RestorePoint(Tier.MEMORY, message.step))
             self._saves_began.setdefault(message.step, run.now())
@@ -97,11 +98,11 @@ class CheckpointPhase:
             self._given_up(message.step, message.error)
 
     def epoch_recorded(self) -> None:
-        """From now on no older epoch can commit, and what they committed is known: our turn."""
+        """Take note that no older epoch can commit any more, and that its commits are known: this one may commit."""
         self._order_commit()
 
     def _order_commit(self) -> None:
-        """Have the manifest written, if every file is there and this epoch may commit."""
+        """Order the manifest, if every file is durable and this epoch may commit."""
         run, commits = self._run, self._commits
         if commits.records and run.recorded:
             order = m.CommitStep(run.epoch, run.round, commits.in_flight, run.world_size, commits.records)
@@ -112,10 +113,10 @@ class CheckpointPhase:
     def _committed(self, message: m.ManifestWritten) -> None:
         run, goes_on_from = self._run, self._goes_on_from
         if message.step in self._commits.known and message.step != self._commits.in_flight:
-            return  # said again
+            return  # a repeated message
         if message.round != run.round and goes_on_from is not None and message.step > goes_on_from:
-            # The run directory hung for longer than a round that had to go back could wait. That step is whole, but no
-            # ancestor of what is computed now: this life's own one takes its place.
+            # The run directory hung for longer than a round that had to go back could wait. That step is whole, but it
+            # is no ancestor of what is computed now: a step of this life takes its place.
             self._out.record("commit_late", step=message.step, round=message.round)
             return
         following = self._commits.commit(message.step)
@@ -132,7 +133,7 @@ class CheckpointPhase:
         self._intend(StepCommitted())
 
     def _measure_save(self, step: int) -> None:
-        """Take note of how long the save of ``step`` took: it is durable now."""
+        """Measure how long the save of ``step`` took, which is durable now."""
         run, began = self._run, self._saves_began.get(step)
         if began is not None:
             run.save_s = max(run.save_s * 0.8, run.now() - began)
@@ -147,13 +148,13 @@ class CheckpointPhase:
     def _persist(self, step: int | None) -> None:
         run = self._run
         while step is not None and run.config.mode == Mode.OBSERVE:
-            self._out.broadcast(m.StageReached(run.epoch, step, Stage.COMMITTED))  # no rank shall wait for it
+            self._out.broadcast(m.StageReached(run.epoch, step, Stage.COMMITTED))  # no rank may wait for it
             step = self._commits.abandon(step)
         if step is not None:
             self._order_persist(self._commits.unwritten)
 
     def _order_persist(self, nodes: Collection[str]) -> None:
-        """Have ``nodes`` write their files of the step in flight."""
+        """Order ``nodes`` to write their files of the step in flight."""
         run, step = self._run, self._commits.in_flight
         self._next_again = run.now() + AGAIN_S
         for member in run.members:
@@ -162,12 +163,12 @@ class CheckpointPhase:
                 self._out.send(member.node, m.PersistStep(run.epoch, run.round, step, partner))
 
     def past_told(self) -> None:
-        """Go on once the run directory has told which steps are committed."""
+        """Go on: the run directory has told which steps are committed."""
         if self._asked:
             self._unanswered = None
 
     def may_grow(self, restore: m.RestorePoint | None) -> bool:
-        """Whether a step beyond ``restore`` may turn out to be committed: an order to commit was not answered yet."""
+        """Return whether a step beyond ``restore`` may be committed: an order to commit has no answer yet."""
         if self._unanswered is None:
             return False
         node, step = self._unanswered
@@ -184,7 +185,7 @@ class CheckpointPhase:
         return True
 
     def restore_plan(self) -> tuple[m.RestorePoint | None, tuple[m.MissingSnapshot, ...]]:
-        """Return the newest step that every rank can restore, and what has to be brought to its node before.
+        """Return the newest step that every rank can restore, and the snapshots to fetch to its node before.
 
         From memory, its own or another node's, where all ranks have the step there. Else from the shared directory; if
         most ranks have that step in their own memory, only the others read it.

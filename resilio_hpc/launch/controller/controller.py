@@ -34,13 +34,13 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import Term
 
 MAX_AGENTS = 20_000
-PAST_PATIENCE_S = 2.0  # how long the run directory may take to tell what other agents know as well
+PAST_PATIENCE_S = 2.0  # seconds that the run directory has to tell what agents know as well
 OfRound = m.RanksStopped | m.StoreOpened | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone
 OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | OfRound
 
 
 class Controller:
-    """See the module's text. ``handle`` takes a message, ``tick`` the passing of time; both return actions."""
+    """The controller of a run. ``handle`` takes a message, ``tick`` the passing of time; both return actions."""
 
     def __init__(self, config: ControllerConfig, term: Term, clock: Clock) -> None:
         run = self.run = RunState(config, term, clock)
@@ -59,7 +59,7 @@ class Controller:
     # -- entry points ------------------------------------------------------------------------------------------
 
     def begin(self) -> list[Action]:
-        """Announce the election to the agents that voted for us."""
+        """Announce the election to the agents that voted for this controller."""
         run = self.run
         for node in sorted(run.term.supporters - {run.node}):
             self._welcome(node)
@@ -73,7 +73,7 @@ class Controller:
             if message.epoch == run.epoch and (agent is not None or len(run.agents) < MAX_AGENTS):
                 self._on_hello(message)
         elif agent is None:
-            pass  # we have not been introduced: it will say Hello when its beats stay away
+            pass  # the agent has not said Hello: it will, when it gets no Beats
         else:
             self.presence.answered(agent)
             if isinstance(message, m.Heartbeat):
@@ -81,13 +81,13 @@ class Controller:
             elif isinstance(message, m.Goodbye):
                 self._on_goodbye(message)
             elif isinstance(message, m.NoLeader | m.Vote):
-                pass  # for the agent that we live in
+                pass  # it is for the agent in this process
             elif message.epoch == run.epoch and run.phase is not Phase.ENDED:
                 self._dispatch(agent, message)
         return self._out.take()
 
     def tick(self, behind: bool = False) -> list[Action]:
-        """Let time pass: lost nodes, slow starts, stops that are due. ``behind``: messages wait that were not read."""
+        """Let time pass: lost nodes, slow starts, due stops. ``behind``: unread messages wait."""
         run = self.run
         self.voters.tick()
         if run.phase is Phase.ENDED:
@@ -97,7 +97,7 @@ class Controller:
         else:
             self.shutdown.end_when_led()
             self._go_on_without_the_past()
-            if not behind:  # a node's proof of life may be among what waits
+            if not behind:  # a node's sign of life may be among the unread messages
                 self.failures.find_lost_nodes()
             if run.phase is Phase.GATHERING:
                 self.gathering.try_round()
@@ -114,7 +114,7 @@ class Controller:
         return self._out.take()
 
     def inform(self, past: RunHistory) -> list[Action]:
-        """Take what the run directory reports, at the beginning and after QueryHistory."""
+        """Take the run directory's report, at the beginning and after QueryHistory."""
         run = self.run
         run.learn(past.committed)
         if run.phase is Phase.GATHERING:
@@ -136,17 +136,17 @@ class Controller:
         return self._out.take()
 
     def witness_claimed(self, witness: str, holder: str | None) -> list[Action]:
-        """Take note of who holds the witness; None: the run directory did not answer."""
+        """Take note of the holder of the witness; None: the run directory did not answer."""
         self.leadership.witness_claimed(witness, holder)
         return self._out.take()
 
     def verdict_written(self) -> list[Action]:
-        """Let every agent go, our own last, so that no message dies with us: the verdict is durable."""
+        """Release all agents, the controller's own last, so that no message is lost with it: the verdict is durable."""
         self.shutdown.release()
         return self._out.take()
 
     def _go_on_without_the_past(self) -> None:
-        """Go on while the run directory hangs after a change of controller: the agents know what matters, mostly."""
+        """Go on without the run directory, which hangs after a change of controller: agents know nearly all of it."""
         run = self.run
         if not run.may_prepare and self.presence.has_adopted and run.now() - run.began > PAST_PATIENCE_S:
             run.may_prepare = True
@@ -155,7 +155,7 @@ class Controller:
     # -- intents -----------------------------------------------------------------------------------------------
 
     def _carry_out(self, intent: i.Intent) -> None:
-        """Carry out at once what one part wants of another."""
+        """Carry out at once the intent of one part of the controller."""
         match intent:
             case i.TryRound():
                 self.gathering.try_round()
@@ -207,13 +207,13 @@ class Controller:
             case m.VotersUpdated():
                 self.voters.kept(message.node, message.number)
             case m.RanksStopped() | m.StoreOpened() | m.StopAnswer() | m.RanksStarted() | m.FirstStep() | m.RanksDone():
-                if message.round == self.run.round:  # else of a round that is over
+                if message.round == self.run.round:  # otherwise it belongs to a round that is over
                     self._dispatch_of_round(agent, message)
             case _:
                 assert_never(message)
 
     def _dispatch_of_round(self, agent: KnownAgent, message: OfRound) -> None:
-        """Take a message of this round. A node that is no member of it may stop what ran before, and no more."""
+        """Take a message of this round. A node that is no member of it may only stop its earlier ranks."""
         is_member = self.run.is_member(message.node)
         match message:
             case m.RanksStopped():

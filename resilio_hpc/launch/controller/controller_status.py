@@ -1,4 +1,4 @@
-"""What ``status.json`` says: the run as its controller sees it now."""
+"""The contents of ``status.json``: the run as its controller sees it now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def status(run: RunState, pulse: int, counters: Counters) -> dict[str, Any]:
     """Return JSON values. ``pulse`` moves while the controller leads."""
     now = time.monotonic()
     return {
-        "v": 1,  # pulse and epoch come first: see run_directory.read_pulse
+        "v": 1,  # epoch and pulse come first: see run_directory.read_pulse
         "pulse": pulse,
         "epoch": run.epoch,
         "time": time.time(),

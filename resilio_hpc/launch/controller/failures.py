@@ -1,4 +1,4 @@
-"""The controller's part for failures: from the first sign to the first step of all ranks after it. Pure."""
+"""The controller's part for failures: from the first sign until all ranks have done a step again. Pure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from resilio_hpc.launch.controller.state import Phase
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
 
-ABSENT_S = 0.5  # how long the agents that are left may take to find a new controller, at least
-ABSENT_SHARE = 0.2  # of the heartbeat timeout: they do not all find it silent at the same moment
-LATE_SHARE = 0.125  # of it: if the controller itself was paused for longer, it reads queued messages first
+ABSENT_S = 0.5  # seconds that the other agents have, at least, to find a new controller
+ABSENT_SHARE = 0.2  # of the heartbeat timeout: agents do not all notice the silence at the same moment
+LATE_SHARE = 0.125  # of the heartbeat timeout: a controller that was paused for longer reads queued messages first
 PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can come before any rank runs
 
 
 class Failures:
-    """Opens and closes recoveries. At most one is open; what happens until it closes belongs to it."""
+    """Opens and closes recoveries. At most one is open; failures until it closes belong to it."""
 
     def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
         self._run = run
         self._out = out
         self._intend = intend
         self._left_out: set[str] = set()  # members whose ranks ended with 0 and never attached
-        self._furthest = -1  # the step that any round had reached when it failed
+        self._furthest = -1  # the furthest step of any round when it failed
         self._none_silent_before = self._looked = self._judges_from = run.now()
 
     def starting_ranks(self) -> None:
-        """Keep what broke the last round, to compare it with what breaks this one."""
+        """Keep the failure that ended the last round, to compare it with one in this round."""
         run = self._run
         self._left_out.clear()
         if run.recovery is not None:
@@ -47,7 +47,7 @@ class Failures:
     # -- signs of failure --------------------------------------------------------------------------------------
 
     def find_lost_nodes(self) -> None:
-        """Take nodes for lost that were silent for too long. Several that went together are one recovery."""
+        """Declare nodes lost that were silent for too long. Several that went together are one recovery."""
         run = self._run
         now = run.now()
         late_s = LATE_SHARE * run.config.heartbeat_timeout_s
@@ -55,7 +55,7 @@ class Failures:
             self._judges_from = now + late_s
         self._looked = now
         if now < self._judges_from or not run.leads:
-            return  # it may be we who are cut off
+            return  # perhaps this node itself is cut off
         heard = self._silent_nodes(now) | self._absent_members(now)
         if not heard:
             return
@@ -69,7 +69,7 @@ class Failures:
         self.nodes_gone(list(heard), run.unix() - (now - min(heard.values())))
 
     def _silent_nodes(self, now: float) -> dict[str, float]:
-        """Return the agents that were silent for too long, and when they were last heard."""
+        """Return the agents that were silent for too long, each with when it was last heard."""
         if now < self._none_silent_before:
             return {}
         timeout = self._run.config.heartbeat_timeout_s
@@ -80,7 +80,7 @@ class Failures:
         return silent
 
     def _absent_members(self, now: float) -> dict[str, float]:
-        """Return the members of an earlier epoch that have not come to this one, once their leases are over."""
+        """Return members of an earlier epoch that have not come to this one, after the end of their leases."""
         run = self._run
         timeout = run.config.heartbeat_timeout_s
         within = max(ABSENT_S, ABSENT_SHARE * timeout) + len(run.members) / HANDSHAKES_PER_S
@@ -91,7 +91,7 @@ class Failures:
         return {x.node: last for x in run.members if x.node not in known}
 
     def nodes_gone(self, nodes: Sequence[str], since: float) -> None:
-        """Deal with nodes that are lost or left; ``since`` in Unix seconds."""
+        """Handle nodes that are lost or have left; ``since`` in Unix seconds."""
         run = self._run
         members = [node for node in nodes if run.is_member(node)]
         if not members:
@@ -102,11 +102,11 @@ class Failures:
         else:
             if run.recovery is not None:
                 run.recovery.lost_nodes += members
-            if run.phase is Phase.PREPARING:  # no rank was started: not a restart
+            if run.phase is Phase.PREPARING:  # no rank was started, so this is no restart
                 self._restart(counts=False)
 
     def agent_restarted(self, node: str, heard: float) -> None:
-        """Deal with a member's agent that is a new process: the ranks of the old one ended with it.
+        """Handle a member's new agent process: the ranks of the old one ended with it.
 
         ``heard``: when the old one was last heard, monotonic seconds.
         """
@@ -115,30 +115,31 @@ class Failures:
         self._restart(counts=True)
 
     def note_restarted(self, node: str, heard: float) -> None:
-        """Take note of a member's agent that came back while its loss, known by echoes only, was being dealt with."""
+        """Take note that a member's agent is back whose loss was being handled, known from other ranks' errors only."""
         run, recovery = self._run, self._run.recovery
         if recovery is not None and node not in recovery.restarted_agents:
             recovery.restarted_agents.append(node)
             recovery.began = min(recovery.began, run.unix() - (run.now() - heard))
 
     def controller_changed(self, silent_s: float) -> None:
-        """Deal with the loss of the former controller, which was silent for so long."""
+        """Handle the loss of the former controller, which was silent for ``silent_s``."""
         run = self._run
         self._open(run.unix() - silent_s).new_controller = True
-        run.restarts += 1  # what follows is a restart of the ranks
+        run.restarts += 1  # the ranks are restarted next
         run.without_progress += 1
 
     def rank_failed(self, message: m.RankFailed) -> None:
-        """Deal with a rank that ended wrongly, or could not be started."""
+        """Handle a rank that failed, or could not be started."""
         run, failure, recovery = self._run, message.failure, self._run.recovery
         if recovery is not None and failure in recovery.failures:
-            return  # said again after a broken connection
+            return  # repeated after a broken connection
         before_ranks = run.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS
         ends_round = message.round == run.round and (run.with_ranks or before_ranks)
         fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name != "bad_copy"}
         if ends_round or recovery is not None or message.round > run.round:
             self._out.record("rank_failed", round=message.round, **fields)
-        else:  # a planned change stops the round: one node's ranks end a moment before another's, which miss them
+        # a planned change stops the round: ranks of one node end a moment before their peers, which report errors
+        else:
             self._out.record("stopped_rank_failed", round=message.round, **fields)
         if failure.bad_copy is not None:
             run.learn(bad_copies=[failure.bad_copy])
@@ -147,20 +148,20 @@ class Failures:
         if ends_round:
             self._open(failure.time).failures.append(failure)
             self._restart(counts=True)
-        elif recovery is not None:  # it was on its way when we decided
+        elif recovery is not None:  # the message was on its way at the time of the decision
             recovery.began = min(recovery.began, failure.time)
             recovery.failures.append(failure)
 
     def member_done(self, message: m.RanksDone) -> None:
-        """Take note of a member's ranks that have ended as plain programs do. That is wrong where others train."""
+        """Take note that all ranks of a member ended with 0 as plain programs do; a failure where other ranks train."""
         if not message.attached and not message.stopped:
             self._left_out.add(message.node)
         self.find_left_out()
 
     def find_left_out(self) -> None:
-        """Find a member whose ranks ended with 0 and never reported a step, while others train.
+        """Find a member whose ranks ended with 0 and never reported a step, while other ranks train.
 
-        No step would ever be whole again.
+        Without its ranks, no step would ever be whole again.
         """
         run = self._run
         if not self._left_out or not run.with_ranks or run.max_step < 0:
@@ -173,12 +174,12 @@ class Failures:
             return
 
     def slow_start(self) -> None:
-        """Deal with a round that does not come up."""
+        """Handle a round whose ranks do not start in time."""
         self._open(self._run.unix())
         self._restart(counts=True)
 
     def forgive(self) -> None:
-        """Forget restarts long ago where no step is ever durable: time without a failure is progress then."""
+        """Forget old restarts where no step is ever durable: there, time without a failure counts as progress."""
         run = self._run
         if not run.without_progress or run.committed >= 0:
             return
@@ -192,12 +193,13 @@ class Failures:
     # -- open and close ----------------------------------------------------------------------------------------
 
     def _open(self, began: float) -> Recovery:
-        """Return the open recovery, which began at ``began`` or before."""
+        """Return the open recovery, opened at ``began`` or before."""
         run, recovery = self._run, self._run.recovery
         now = run.unix()
         began = min(began, now)  # another node's clock may be ahead of ours
         ran_s = 0.0
-        if recovery is not None and recovery.runs_since is not None:  # that one is not over: this is the next
+        # that recovery had not closed: this is the next failure
+        if recovery is not None and recovery.runs_since is not None:
             ran_s = run.now() - recovery.runs_since
             recovery = None
         elif recovery is None and not run.steps_reported:
@@ -220,11 +222,11 @@ class Failures:
         self._intend(TryRound())
 
     def tick(self) -> None:
-        """Close the recovery when ranks that report no steps have run for a while: they survived it."""
+        """Close the recovery when ranks that report no steps have run for long enough."""
         run, recovery = self._run, self._run.recovery
         if recovery is None or recovery.runs_since is None or run.phase is not Phase.RUNNING:
             return
-        if run.attached:  # then the first step tells
+        if run.attached:  # the first step will tell
             return
         if run.now() - recovery.runs_since >= SURVIVED_S:
             self.close(run.unix(), -1)

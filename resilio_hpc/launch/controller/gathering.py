@@ -1,4 +1,4 @@
-"""The controller's part between rounds: the rung of the recovery ladder, and who takes part next. Pure."""
+"""The controller's part between rounds: the rung of the recovery ladder, and the members of the next round. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import MAX_LOSSES, Phase
 
 WAITING_SAID_AFTER_S = 10.0
-RETURN_S = 20.0  # before a run gives up for want of nodes, one that was just lost may come back
+RETURN_S = 20.0  # seconds that a node that was just lost has to come back before the run gives up for lack of nodes
 
 
 class Gathering:
-    """Leads from ``gathering`` to ``preparing``, or to the end."""
+    """Leads from ``gathering`` to ``preparing``, or to the end of the run."""
 
     def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
         self._run = run
@@ -29,16 +29,16 @@ class Gathering:
         self._order = {node: order for order, node in enumerate(run.config.expected)}
 
     def adopt(self) -> None:
-        """Wait a while for the nodes that were with an earlier controller, before the world shrinks."""
+        """Wait a while for the nodes of an earlier controller, before the world shrinks."""
         self._join_until = self._run.now() + self._run.config.heartbeat_timeout_s
 
     def came(self) -> None:
-        """Look for a round after an agent has come."""
+        """Try for a round after an agent has come."""
         if not self._more_must_come():
             self.try_round()
 
     def try_round(self) -> None:
-        """Prepare the next round if the nodes that it needs are in, or carry out what else is decided."""
+        """Prepare the next round if the nodes that it needs are in; otherwise carry out what else is decided."""
         run = self._run
         if run.phase is not Phase.GATHERING:
             return
@@ -53,7 +53,7 @@ class Gathering:
         if run.members:
             if not self._carry_out(self._plan(len(usable), coming)):
                 return
-            coming = 0  # the plan has weighed them
+            coming = 0  # the plan has counted them already
         elif coming == 0 and not shape.trim(len(usable)):
             reason = f"{len(usable)} node(s) joined within --join-timeout, {shape.minimum} needed"
             self._intend(EndRun("not_enough_nodes", 1, reason))
@@ -61,7 +61,7 @@ class Gathering:
         if coming:
             self._say_waiting(len(usable))
         if shape.trim(len(usable)) < max(1, shape.trim(len(usable) + coming)):
-            return  # as ``choose`` would say, at length
+            return  # ``choose`` would find the same, but slowly
         candidates = whole_first([self._candidate(node) for node in usable], shape)
         members = choose(candidates, [member.node for member in run.members], shape, coming)
         if members:
@@ -80,14 +80,14 @@ class Gathering:
         return [node for node in self._run.config.expected if node not in gone]
 
     def _coming(self) -> int:
-        """Count nodes that may still appear: members whose agent restarts, others while the join window is open."""
+        """Count nodes that may still come: members whose agent restarts, and others while the join window is open."""
         run, absent = self._run, self._absent()
         if run.now() >= self._join_until:
             absent = [node for node in absent if run.recovery is not None and run.is_member(node)]
         return len(absent)
 
     def _say_waiting(self, usable: int) -> None:
-        """Record once, after a while, which nodes have not come: the user sees why nothing happens."""
+        """Record once, after a while, which nodes have not come, so that the user sees what the run waits for."""
         run = self._run
         if self._waiting_said or run.now() - run.began < WAITING_SAID_AFTER_S:
             return
@@ -139,7 +139,7 @@ class Gathering:
         return False
 
     def _note(self, plan: RecoveryPlan) -> None:
-        """Record what is done about the open recovery."""
+        """Record the decision about the open recovery."""
         run, recovery = self._run, self._run.recovery
         if recovery is not None and plan != recovery.plan:
             recovery.plan = plan
@@ -149,7 +149,7 @@ class Gathering:
             )  # fmt: skip
 
     def _give_up(self, plan: RecoveryPlan) -> None:
-        """End the run, since no restart helps, once it is known what failed first."""
+        """End the run, since no restart helps, once its first failure is known."""
         run, recovery = self._run, self._run.recovery
         if recovery is not None and recovery.awaits_cause(run.now()):
             return

@@ -1,6 +1,6 @@
-"""What gives the pure controller a body: the listening socket, the ledger, the verdict and the status file.
+"""The controller's I/O: the listening socket, the ledger, the verdict, and the status file.
 
-Every agent has one of these; the controller inside it exists only while the agent holds the newest epoch.
+Every agent has a host; the controller inside it exists only while the agent leads the newest epoch.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.rundir.run_claim import job_of
 
 STATUS_INTERVAL_S = 0.5
-STATUS_AGENTS_PER_S = 4000  # thousands of agents make a long status, written less often
+STATUS_AGENTS_PER_S = 4000  # agents per second: the long status of thousands is written less often
 
 
 class LivesIn(Protocol):
-    """The agent's part in which a controller lives (``agent_core``)."""
+    """What the host needs of its agent (``agent_core``)."""
 
     def peer_said(self, message: m.NoLeader | m.Vote) -> None:
-        """Another agent called because of an election."""
+        """Take a message of an agent that called because of an election."""
 
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
-        """Another agent follows us, though there is no controller here."""
+        """Take a message of an agent that follows this node, though no controller runs here."""
 
     def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
-        """Learn that the controller is none any more."""
+        """Take note that the controller has ended."""
 
 
 class ControllerHost:
-    """The controller's I/O. ``serve`` reads the socket, ``tick`` lets time pass; neither blocks."""
+    """Runs a controller. ``serve`` reads the socket, ``tick`` lets time pass; neither blocks."""
 
     def __init__(
         self,
@@ -75,13 +75,16 @@ class ControllerHost:
         notify: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
         clock_ahead_s: float = 0.0,
     ) -> None:
-        """``clock_ahead_s``: of slurmctld's clock, on this node."""
+        """Take what the host shares with its agent.
+
+        ``clock_ahead_s``: seconds by which slurmctld's clock is ahead of this node's.
+        """
         self.clock_ahead_s = clock_ahead_s
         self.socket, self.port = wire.listen(context, keys, bind_host)
         self.controller: Controller | None = None
-        self.absent: tuple[str, ...] = ()  # nodes of the job without an agent when our verdict fell
+        self.absent: tuple[str, ...] = ()  # nodes of the job that had no agent when the verdict was decided
         self._callers = Callers()
-        self._encoded: tuple[m.ToAgent | None, bytes] = (None, b"")  # what goes to many is encoded once
+        self._encoded: tuple[m.ToAgent | None, bytes] = (None, b"")  # a message to many agents is encoded once
         self._ledger = ledger
         self._storage = storage
         self._counters = counters
@@ -92,7 +95,7 @@ class ControllerHost:
         self._slurm_job = "" if job.startswith("local-") else job_of(job)
         self._guard = LinkGuard("", 0.0, True)
         self._saves = SlowSaves()
-        self._behind = False  # messages wait that one turn had no time for
+        self._behind = False  # unread messages are left from the last turn
         self._pulse = 0
         self._next_status = 0.0
         self._ask_past_at: float | None = None
@@ -100,7 +103,7 @@ class ControllerHost:
         self._verdict = VerdictWriter(storage, self._verdict_written)
 
     def begin(self, config: ControllerConfig, term: Term) -> None:
-        """Become controller of an epoch."""
+        """Become the controller of an epoch."""
         self._ask_past_at = self._record_epoch_at = None
         self._verdict.forget()
         controller = self.controller = Controller(config, term, Clock(time.monotonic, time.time))
@@ -116,7 +119,7 @@ class ControllerHost:
     def _learn_past(self, reply: dict[str, Any] | None) -> None:
         if self.controller is None:
             return
-        if reply is None:  # the file system failed: without it no step to restore is known
+        if reply is None:  # the file system failed, so no step to restore is known
             self._ask_past_at = time.monotonic() + 1.0
         elif not self._superseded(reply["epoch"]):
             verdict = None if reply["verdict"] is None else (reply["verdict"][0], reply["verdict"][1])
@@ -145,14 +148,14 @@ class ControllerHost:
         self._behind = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _superseded(self, newest: int) -> bool:
-        """Return whether another node holds a newer epoch; then we are no controller any more."""
+        """Return whether another node has a newer epoch, so that this one is no controller any more."""
         if self.controller is None or newest <= self.controller.run.epoch:
             return False
         self.step_down(f"epoch {newest} has begun")
         return True
 
     def step_down(self, reason: str, since: float | None = None, outvoted: bool = False) -> None:
-        """There is no controller here any more; ``since``: it had no quorum since (monotonic seconds)."""
+        """End the controller. It had no quorum since ``since`` (monotonic seconds)."""
         if self.controller is not None:
             run = self.controller.run
             self._write("stepped_down", epoch=run.epoch, reason=reason)
@@ -160,7 +163,7 @@ class ControllerHost:
             self._agent.stepped_down(run.epoch, run.supported_since if since is None else since, outvoted)
 
     def tick(self) -> None:
-        """Do what time asks the controller for."""
+        """Let the controller do what is due."""
         if self.controller is None:
             return
         now = time.monotonic()
@@ -200,7 +203,7 @@ class ControllerHost:
             self._learn_end_time(reply.get("end_time"))
 
     def _learn_end_time(self, end_time: float | None) -> None:
-        """Learn the job's time limit, which may be changed while it runs."""
+        """Pass on the job's time limit, which may be changed while the job runs."""
         if self.controller is None or end_time is None:
             return
         run, limit = self.controller.run, end_time + self.clock_ahead_s if math.isfinite(end_time) else None
@@ -239,7 +242,7 @@ class ControllerHost:
         self._storage.request("witness", answer, witness=witness, node=controller.run.node)
 
     def _record_epoch(self) -> None:
-        """Create the epoch's file; again until the file system answers."""
+        """Create the epoch's file; try again until the file system answers."""
         controller, self._record_epoch_at = self.controller, None
         if controller is None:
             return
@@ -286,7 +289,7 @@ class ControllerHost:
             self._carry_out(self.controller.verdict_written())
 
     def _write(self, kind: str, /, **fields: Any) -> None:
-        """One ledger entry; some are also said, or told to whom --notify names."""
+        """Write a ledger entry; print some of them, and pass on those that --notify wants."""
         self._ledger.append(kind, **fields)
         line = announcement(kind, fields)
         if line:

@@ -1,6 +1,6 @@
-"""What one part of the controller wants of another. Parts do not know each other; ``Controller`` carries intents out.
+"""Intents: what one part of the controller asks of another. ``Controller`` carries them out.
 
-It does so at once, so messages and ledger entries keep the order in which they were decided.
+Parts do not know each other. An intent is carried out at once, so messages and ledger entries keep their order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SlowStart:
 
 @dataclass(frozen=True)
 class Recovered:
-    """All ranks train again (or have ended), from the state of step ``restored``, -1 for a fresh start."""
+    """All ranks train again (or have ended), from step ``restored``, -1 for a fresh start."""
 
     at: float  # Unix seconds
     restored: int
@@ -61,17 +61,17 @@ class Recovered:
 
 @dataclass(frozen=True)
 class VotersSettled:
-    """A quorum knows who votes in this epoch."""
+    """A quorum has stored which nodes vote in this epoch."""
 
 
 @dataclass(frozen=True)
 class HoldWitness:
-    """The witness stands with the agents that are here: half of the votes are a quorum."""
+    """The nodes that are here hold the witness: half of the votes are a quorum."""
 
 
 @dataclass(frozen=True)
 class MayCommit:
-    """No older epoch can commit any more, and what they committed is known."""
+    """No older epoch can commit any more, and its commits are known."""
 
 
 # -- stops and the end -----------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class LetLeaversGo:
 
 @dataclass(frozen=True)
 class EndStopped:
-    """All ranks have stopped as agreed, or will be gone: end this job's part of the run."""
+    """All ranks have stopped as agreed, or are being killed: end this job's part of the run."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class EndRun:
 
 @dataclass(frozen=True)
 class EndAlone:
-    """End a job in which no quorum ever came together."""
+    """End a job in which a quorum never came together."""
 
     verdict: str
     exit_code: int

@@ -1,4 +1,4 @@
-"""The controller's part for its own term: whether it still leads, and whether its epoch is on record. Pure."""
+"""The controller's part for its own term: whether it still leads, and whether its epoch is recorded. Pure."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from resilio_hpc.launch.protocol.membership import has_quorum, witnesses_needed
 
 
 class Leadership:
-    """From the election to stepping down."""
+    """Covers a term from the election to the end of the leadership."""
 
     def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
         self._run = run
         self._out = out
         self._intend = intend
-        self._fenced = run.term.first  # the epoch's file is there: older epochs are refused
+        self._fenced = run.term.first  # the epoch's file exists: older epochs are refused
         self._asked_witness = False
         self._witnesses: set[str] = set()
 
     def voters_settled(self) -> None:
-        """Go on record: a quorum knows who votes in this epoch."""
+        """Record the epoch: a quorum has stored which nodes vote in it."""
         if not self._fenced:
             self._out.act(RecordEpoch())
 
     def epoch_recorded(self) -> None:
-        """Ask what was committed until now: the epoch's file is durable."""
+        """Ask for the steps committed so far: the epoch's file is durable."""
         self._fenced = True
         self._out.act(QueryHistory())
 
     def informed(self) -> None:
-        """Take note that the run directory has reported its past."""
+        """Take note that the run directory has reported the run's history."""
         if self._fenced and not self._run.recorded:
             self._run.recorded = True
             self._intend(MayCommit())
 
     @property
     def is_over(self) -> bool:
-        """Whether no quorum has stood with us for too long."""
+        """Return whether the controller has had no quorum for too long."""
         run = self._run
         patience = run.config.join_timeout_s if self._never_led else 0.0
         limit = max(patience, run.config.heartbeat_timeout_s)
@@ -49,7 +49,7 @@ class Leadership:
         return self._run.term.first and not self._run.members
 
     def step_down(self) -> None:
-        """Stop leading: others may lead by now. The agents that are here elect anew, with us if they can."""
+        """Stop leading, since another node may lead by now. The agents elect anew, this node included."""
         run = self._run
         present, voters = set(run.agents), run.membership
         if self._never_led and witnesses_needed(voters, present):
@@ -61,7 +61,7 @@ class Leadership:
             self._out.act(StepDown(run.supported_since, "no quorum"))
 
     def witness_claimed(self, witness: str, holder: str | None) -> None:
-        """Take note of who holds the witness: it stands with that node's half. None: no answer."""
+        """Take note which node holds the witness; its half of the nodes leads. None: no answer."""
         self._asked_witness = False
         if holder in self._run.agents:
             self._witnesses.add(witness)
@@ -70,7 +70,7 @@ class Leadership:
             self._out.act(StepDown(self._run.supported_since, "the other half has the witness", outvoted=True))
 
     def _go_on_with_half(self) -> None:
-        """Ask for the next witness that is needed; with all of them, the agents that are here are enough."""
+        """Ask for the next witness that is needed. With all of them, the agents that are here are a quorum."""
         run = self._run
         needed = witnesses_needed(run.membership, run.agents)
         missing = [name for name in needed if name not in self._witnesses]

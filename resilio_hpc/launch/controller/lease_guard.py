@@ -1,7 +1,7 @@
-"""The controller's side of the lease between two jobs of a run: it leads only while it can be sure to be the only one.
+"""The lease between two jobs of a run: a controller leads only while no other job can lead.
 
-It is sure while the run directory takes its pulse and knows no newer epoch, or else while Slurm says that its job is
-running, since no later job of the chain can run then. With neither for ``LEASE_S`` it gives no leases.
+That is certain while the run directory takes its pulse and holds no newer epoch, or while Slurm says that its job runs,
+since no later job of the chain can run then. With neither for ``LEASE_S``, it gives no leases.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from resilio_hpc.slurm.client.hostlist import expand
 from resilio_hpc.slurm.client.runner import start_here
 
 LEASE_S = JOB_LEASE_S * 0.75
-QUIET_S = 5.0  # how long one that was elected may wait for its first word before that is told
+QUIET_S = 5.0  # seconds that an elected controller may wait for its first proof before it says so
 ASK_EVERY_S = 5.0
 ANSWER_S = 20.0
 
 
 class LinkGuard:
-    """Never blocks: Slurm is asked by a child that is killed when it hangs. ``job``: "" outside of Slurm."""
+    """Guards the lease; never blocks: a child asks Slurm, and is killed when it hangs. ``job``: "" outside of Slurm."""
 
     def __init__(self, job: str, now: float, first: bool) -> None:
         self._job = job
-        # one that was elected has proof of nothing: its job may have been over for long before
+        # an elected controller has no proof yet: its job may have ended long ago
         self._lease = JobLease(now if first else now - LEASE_S, LEASE_S)
         self._question: subprocess.Popen[bytes] | None = None
         self._asked = now if first else now - ASK_EVERY_S
@@ -35,22 +35,22 @@ class LinkGuard:
         self._suspended = False
 
     def pulse_written(self, asked: float) -> None:
-        """Learn that the run directory took our pulse, and knows no newer epoch."""
+        """Take note that the run directory took the pulse and holds no newer epoch; ``asked``: when it was asked."""
         self._lease.pulse_written(asked)
 
     def may_lead(self, now: float) -> bool:
-        """Whether leases may be given."""
+        """Return whether leases may be given."""
         return not self._job or not self._lease.expired(now)
 
     def changed(self, now: float) -> bool:
-        """Whether ``may_lead`` says something else than at the last call, and that is worth telling."""
+        """Return whether ``may_lead`` has changed since the last call, and that is worth a message."""
         if now < self._quiet_until and not self._suspended and not self.may_lead(now):
             return False
         before, self._suspended = self._suspended, not self.may_lead(now)
         return before != self._suspended
 
     def tick(self, now: float) -> None:
-        """Ask Slurm when the run directory has been silent for long."""
+        """Ask Slurm when the run directory has not answered for long."""
         if not self._job:
             return
         if self._question is not None:
@@ -72,7 +72,7 @@ class LinkGuard:
                 self._lease.slurm_says_running(self._asked)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._question is not None:
             self._question.kill()
             self._question.communicate()
@@ -80,9 +80,11 @@ class LinkGuard:
 
 
 def holds_us(answer: str, job: str, environment: Mapping[str, str]) -> bool:
-    """Whether ``STATE|NODES`` says that the job runs, and here: else it may be a later run of a requeued job. Pure.
+    """Return whether ``STATE|NODES`` says that the job runs on this node. Pure.
 
-    Of a node that joined from another job, the run's own job says nothing."""
+    If not, it may be a later run of a requeued job. About a node that joined from another job, the run's own job says
+    nothing.
+    """
     state, _, nodes = answer.strip().partition("|")
     if state != "RUNNING":
         return False

@@ -1,4 +1,4 @@
-"""The controller's part for planned changes of the world: taking in more nodes, parting with some. Pure."""
+"""The controller's part for planned changes of membership: nodes that are added or removed. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAVE_MARGIN_S = 10.0
 
 
 class MembershipChange:
-    """A change that can wait is made right after a commit, so that it costs no step."""
+    """Changes the members right after a commit where it can wait, so that no step is lost."""
 
     def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
         self._run = run
@@ -36,10 +36,11 @@ class MembershipChange:
         run = self._run
         for node, agent in run.agents.items():
             if agent.leaves_at is not None and not run.is_member(node):
-                self._out.send(node, m.End(run.epoch, "left", 0))  # if it is our own, others elect anew
+                # if it is the controller's own node, the others elect anew
+                self._out.send(node, m.End(run.epoch, "left", 0))
 
     def _leavers(self) -> list[tuple[str, float]]:
-        """Return the members that must go, and when."""
+        """Return the members that must leave, and when."""
         run = self._run
         if not self._has_leavers:
             return []
@@ -47,14 +48,14 @@ class MembershipChange:
         return [(node, agent.leaves_at) for node, agent in known if agent.leaves_at is not None]
 
     def part_with_leavers(self) -> None:
-        """Go on without those that must go: at the last moment, if no commit made an earlier one better."""
+        """Go on without the members that must leave: at the last moment, if no commit came before."""
         now = self._run.now()
         due = [node for node, at in self._leavers() if now > at - LEAVE_MARGIN_S]
         if due:
             self._change_members(f"{', '.join(due)} must leave")
 
     def committed(self) -> None:
-        """Take in nodes, or part with some: a step has just become durable, which is the best moment."""
+        """Add or remove nodes right after a commit, which costs no step."""
         run = self._run
         if run.phase is not Phase.RUNNING or run.stopping or not run.leads:
             return
@@ -65,12 +66,12 @@ class MembershipChange:
             self._change_members("more nodes are here")
 
     def _ready(self) -> int:
-        """Usable nodes on which ranks would start at once; training does not stop to wait for imports."""
+        """Return how many usable nodes could start ranks at once; training does not stop to wait for imports."""
         run = self._run
         return sum(run.agents[node].ready or run.is_member(node) for node in run.usable)
 
     def _change_members(self, reason: str) -> None:
-        """Restart the ranks though nothing failed: it counts against no budget."""
+        """Restart the ranks with other members, though none failed; no budget of restarts is used."""
         run = self._run
         if run.config.mode == Mode.RECOVER:
             self._out.record("regroup", reason=reason, round=run.round)

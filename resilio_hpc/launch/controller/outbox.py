@@ -10,10 +10,10 @@ from resilio_hpc.launch.protocol import messages as m
 
 
 class Outbox:
-    """Actions in the order in which they were decided."""
+    """Actions, in the order of the decisions."""
 
     def __init__(self, nodes: Collection[str]) -> None:
-        """``nodes``: those with an agent, always as they are now."""
+        """Take ``nodes``, a live view of the nodes with an agent."""
         self._nodes = nodes
         self._actions: list[Action] = []
 

@@ -12,14 +12,14 @@ from resilio_hpc.launch.protocol import messages as m
 
 @dataclass(frozen=True)
 class Arrival:
-    """An agent said Hello. ``replaced``: when its predecessor on the node was last heard; None if there was none."""
+    """A Hello. ``replaced``: when the node's former agent was last heard; None without one."""
 
     agent: KnownAgent
     replaced: float | None
 
 
 class Presence:
-    """Takes note of what agents say of themselves."""
+    """Takes note of what agents tell about themselves."""
 
     def __init__(self, run: RunState, out: Outbox) -> None:
         self._run = run
@@ -28,7 +28,7 @@ class Presence:
 
     @property
     def has_adopted(self) -> bool:
-        """Whether the soft state of an earlier controller was taken over."""
+        """Return whether the soft state of an earlier controller was taken over."""
         return self._adopted[0] >= 0
 
     def hello(self, hello: m.Hello) -> Arrival:
@@ -36,9 +36,9 @@ class Presence:
         run = self._run
         now, known = run.now(), run.agents.get(hello.node)
         run.left.discard(hello.node)
-        if known is not None and known.hello.incarnation == hello.incarnation:  # it only lost the connection
+        if known is not None and known.hello.incarnation == hello.incarnation:  # the agent only lost its connection
             known.heard = now
-            known.hello = hello  # it may have fewer devices now
+            known.hello = hello  # the node may have fewer devices now
             return Arrival(known, None)
         agent = run.agents[hello.node] = KnownAgent(hello, now, now)
         run.voters_changed = True
@@ -46,16 +46,16 @@ class Presence:
         return Arrival(agent, None if known is None else known.heard)
 
     def answered(self, agent: KnownAgent) -> None:
-        """Take note that an agent said anything but Hello: it must have heard us."""
+        """Take note of a message other than Hello, which proves that the agent hears the controller."""
         agent.heard = agent.answered = self._run.now()
         if not agent.answers:
             agent.answers = True
             self.take_back()
 
     def take_back(self) -> None:
-        """Keep a node that was lost and is here again as a spare, unless that happens all the time."""
+        """Use a lost node that is back as a spare, unless it was lost too often."""
         run = self._run
-        for node in sorted(run.lost & run.agents.keys()):  # that it was lost may be heard after its Hello
+        for node in sorted(run.lost & run.agents.keys()):  # the report of its loss may come after its Hello
             if run.agents[node].answers and run.losses.get(node, 0) <= MAX_LOSSES:
                 run.lost.discard(node)
                 self._out.record("node_returned", node=node, losses=run.losses.get(node, 0))
@@ -75,7 +75,7 @@ class Presence:
         return True
 
     def heartbeat(self, agent: KnownAgent, beat: m.Heartbeat) -> None:
-        """Take note of what an agent's ranks do, and of the newest Beat that it got from us."""
+        """Take note of what an agent's ranks do, and of the newest Beat that it got."""
         run = self._run
         if beat.epoch == run.epoch:
             if beat.echo <= run.now():

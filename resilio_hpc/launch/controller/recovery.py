@@ -1,4 +1,4 @@
-"""One failure with all that belongs to it, from the first sign to the first step of all ranks after it. Pure."""
+"""One failure and its recovery, from the first sign until all ranks have done a step again. Pure."""
 
 from __future__ import annotations
 
@@ -9,33 +9,37 @@ from resilio_hpc.launch.controller.repeated_failure import Repeatable, repeatabl
 from resilio_hpc.launch.protocol.message_parts import RankFailure
 from resilio_hpc.launch.protocol.root_cause import may_be_consequence, origin
 
-CAUSE_S = 1.0  # a rank that failed first may take so long to end; its peers hear of it before we do
+CAUSE_S = 1.0  # seconds: a rank that failed first may end later than its peers, which notice its failure
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 
 
 @dataclass
 class Recovery:
-    """``began``: Unix seconds of the first sign, for a silent node when it was last heard; ``decided``: when known."""
+    """A failure with its recovery.
+
+    ``began``: Unix seconds of the first sign, or when a silent node was last heard; ``decided``: when it was known.
+    """
 
     began: float
     decided: float
-    opened: float  # as ``decided``, monotonic
-    at_step: int  # the most steps that any rank had completed, -1 when unknown
-    survived: bool = False  # ranks that tell of no steps had run for SURVIVED_S
+    opened: float  # monotonic seconds of ``decided``
+    at_step: int  # the most steps that any rank had completed, -1 if unknown
+    survived: bool = False  # ranks that report no steps had run for SURVIVED_S
     failures: list[RankFailure] = field(default_factory=list)
     lost_nodes: list[str] = field(default_factory=list)
     restarted_agents: list[str] = field(default_factory=list)
     new_controller: bool = False
     plan: RecoveryPlan | None = None
-    runs_since: float | None = None  # ranks that tell of no steps run since then, monotonic: is it over?
+    # since when ranks run that report no steps (monotonic): the recovery may be complete
+    runs_since: float | None = None
 
     @property
     def first_failure(self) -> RankFailure | None:
-        """The rank failure to blame."""
+        """Return the rank failure to blame, if any."""
         return origin(self.failures)
 
     def kind(self) -> tuple[str, str]:
-        """Return what broke, and on which node ("" when it was none)."""
+        """Return what failed, and on which node ("" where no node failed)."""
         first = self.first_failure
         if self.lost_nodes:
             return "node_lost", self.lost_nodes[0]
@@ -46,22 +50,22 @@ class Recovery:
         return ("slow_start", "") if first is None else (KINDS.get(first.kind, first.kind), first.node)
 
     def repeatable(self) -> Repeatable | None:
-        """Return what would have to come again, as far as the failure is the ranks' own doing."""
+        """Return the mark by which the ranks' own failure can be recognised when it comes again."""
         first = self.first_failure
         if first is None or self.lost_nodes or self.restarted_agents or self.new_controller:
             return None
         return repeatable(first, self.at_step, self.survived)
 
     def repeated(self, before: Repeatable | None) -> RankFailure | None:
-        """Return the failure if it is the program's own mistake and also broke the round before.
+        """Return the failure if it is the program's own mistake and also ended the round before.
 
-        Ask when the ranks have stopped: only then is all known that they report.
+        Call it when the ranks have stopped: only then are all their reports in.
         """
         now = self.repeatable()
         return self.first_failure if now is not None and before is not None and now.is_again(before) else None
 
     def awaits_cause(self, now: float) -> bool:
-        """Return whether all that is known may be the echo of another rank's end, which may be reported in a moment."""
+        """Return whether the known failures may follow from another rank's, whose report is still on its way."""
         first = self.first_failure
         if first is None or self.lost_nodes or self.restarted_agents:
             return False

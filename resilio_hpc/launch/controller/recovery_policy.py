@@ -15,14 +15,14 @@ from resilio_hpc.launch.controller.rendezvous import NodeCounts
 
 @dataclass(frozen=True)
 class Failure:
-    """What failed: names of lost nodes (empty when only processes failed)."""
+    """What failed. ``lost``: names of lost nodes; empty when only processes failed."""
 
     lost_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class World:
-    """What is left.
+    """The nodes that are left.
 
     ``members``: nodes of the failed round; ``available``: usable connected nodes, spares included; ``coming``: nodes
     that may still appear; ``returning``: members among them whose agent is being restarted; ``just_lost``: nodes that
@@ -39,7 +39,7 @@ class World:
 
 @dataclass(frozen=True)
 class Budgets:
-    """``without_progress`` counts restarts since the last durable step advanced, this one included."""
+    """Limits of restarts. ``without_progress``: restarts since the durable step last advanced, this one included."""
 
     without_progress: int
     max_without_progress: int
@@ -48,7 +48,7 @@ class Budgets:
 
 @dataclass(frozen=True)
 class RecoveryPlan:
-    """The decision, with its reason in words."""
+    """The decision, and its reason as text."""
 
     rung: Rung
     reason: str
@@ -62,7 +62,8 @@ def decide(failure: Failure, world: World, budgets: Budgets) -> RecoveryPlan:
             f"{budgets.without_progress - 1} restarts did not advance the last durable step (--max-restarts "
             f"{budgets.max_without_progress})",
         )
-    if world.returning:  # a rank goes back to the node that holds its snapshot (RES-11); silence would tell by now
+    # a rank returns to the node that holds its snapshot (RES-11); a lost node would be silent by now
+    if world.returning:
         return RecoveryPlan(Rung.WAIT, "agents of the last round are not back yet")
     possible = world.shape.trim(world.available)
     if not failure.lost_nodes and possible >= world.members:

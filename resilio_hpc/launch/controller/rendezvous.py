@@ -1,7 +1,7 @@
-"""Who takes part in a round, and as which node rank (DLR-2). Pure.
+"""Which nodes take part in a round, and as which node rank (DLR-2). Pure.
 
-No waiting windows: a round is possible as soon as the nodes that it needs are in. Node ranks are stable: a survivor
-keeps its rank, a replacement takes the rank of the node it replaces, so rank 0 does not wander.
+There are no waiting windows: a round is possible as soon as the nodes that it needs are in. Node ranks are stable: a
+survivor keeps its rank, a replacement takes the rank of the node it replaces, so rank 0 stays in place.
 """
 
 from __future__ import annotations
@@ -45,14 +45,17 @@ class NodeCounts:
 
 
 def whole_first(candidates: Collection[AvailableNode], shape: NodeCounts) -> list[AvailableNode]:
-    """Without nodes that have devices out of use (RES-10), as far as others that would wait can take their places."""
+    """Return the candidates without nodes that have evicted devices (RES-10).
+
+    Such a node stays where no waiting node can replace it.
+    """
     reduced = sorted((c for c in candidates if c.evicted), key=lambda c: -c.evicted)
     waits = reduced[: len(candidates) - shape.trim(len(candidates))]
     return [candidate for candidate in candidates if candidate not in waits]
 
 
 def by_switch(candidates: Collection[AvailableNode]) -> list[AvailableNode]:
-    """Nodes of one switch side by side, at every level of switches, and otherwise in the allocation's order."""
+    """Return the nodes with those of one switch side by side, at every level; otherwise in the allocation's order."""
     first: dict[tuple[str, ...], int] = {}
     for candidate in candidates:
         for switch in _switches(candidate):
@@ -61,7 +64,7 @@ def by_switch(candidates: Collection[AvailableNode]) -> list[AvailableNode]:
 
 
 def _switches(candidate: AvailableNode) -> list[tuple[str, ...]]:
-    """Its switches, each by its whole path from the top."""
+    """Return the node's switches, each by its path from the top."""
     names = tuple(candidate.topology.split(".")[:-1])
     return [names[: depth + 1] for depth in range(len(names))]
 
@@ -71,7 +74,7 @@ def choose(
 ) -> list[Member]:
     """Return the members of the next round in node-rank order; empty while it is better to wait.
 
-    ``previous`` holds the former members in node-rank order, ``coming`` counts nodes that may still appear: a round
+    ``previous`` holds the former members in node-rank order. ``coming`` counts nodes that may still appear: a round
     waits for them only when it would then be larger.
     """
     count = shape.trim(len(candidates))

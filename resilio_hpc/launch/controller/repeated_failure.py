@@ -1,8 +1,8 @@
-"""Whether a failure is the one before once more, so that another restart does not help. Pure.
+"""Whether the same failure has come twice, so that another restart does not help. Pure.
 
 A program's own mistake comes again: a missing module, wrong arguments, the same exception at the same step. So does a
-broken GPU, node, network or file system, for which restarts and spares are there: what reads like one of those is never
-taken for the program's.
+broken GPU, node, network or file system, for which restarts and spares exist: a failure that reads like one of those is
+never counted as the program's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from resilio_hpc.launch.gpus.device_errors import hardware_error
 from resilio_hpc.launch.protocol.messages import RankFailure
 from resilio_hpc.launch.protocol.root_cause import is_consequence
 
-SURVIVED_S = 30.0  # ranks that tell of no steps have trained if they ran for so long
-WRONG_ARGUMENTS = 2  # what argparse, click and absl exit with
-# What the C library, Lustre and NFS clients, and libraries of the network say, and no program causes (errno(3)).
+SURVIVED_S = 30.0  # ranks that report no steps count as trained after so many seconds
+WRONG_ARGUMENTS = 2  # the exit code of argparse, click and absl
+# Messages of the C library (errno(3)), of Lustre and NFS clients, and of network libraries. No program causes them.
 _NOT_THE_PROGRAMS = re.compile(
     r"input/output error|remote i/o|stale file handle|transport endpoint|no space left|quota exceeded"
     r"|read-only file system|structure needs cleaning|host is down|no route to host|network is (unreachable|down)"
@@ -26,7 +26,7 @@ _NOT_THE_PROGRAMS = re.compile(
     r"|bad gateway|ssl|uncorrectable|nvlink|pcie",
     re.IGNORECASE,
 )
-# Of a device, by a program's mistake or by its own: not before another device says the same.
+# Messages about a device. Program or device may be at fault, so a second device must report the same.
 _OF_A_DEVICE = re.compile(r"\b(cuda|cudnn|cublas|cufft|nccl|hip|rccl|miopen|xpu|device-side)", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile("out of memory", re.IGNORECASE)
 _CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?", re.IGNORECASE)  # addresses, ports, process numbers, sizes
@@ -34,32 +34,32 @@ _CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?", re.IGNORECASE)  # addresses, 
 
 @dataclass(frozen=True)
 class Repeatable:
-    """``what`` two failures have in common, and where it was; ``device``: it may be that very device's fault."""
+    """A failure that may repeat: ``what`` is compared, with its place; ``device``: the fault may be that device's."""
 
     what: str
     place: str = ""
     device: bool = False
 
     def is_again(self, before: Repeatable) -> bool:
-        """Whether this is the failure before once more, and the program's own."""
+        """Return whether this is the same failure as before, and the program's own."""
         return self.what == before.what and not (self.device and self.place == before.place)
 
     def to_text(self) -> str:
-        """One line, for the next controller."""
+        """Return one line, for the next controller."""
         return "\t".join((self.what, self.place, "device" if self.device else ""))
 
     @classmethod
     def from_text(cls, text: str) -> Repeatable | None:
-        """None for what ``to_text`` did not write."""
+        """Return the failure of a line that ``to_text`` wrote; None for any other text."""
         parts = text.split("\t")
         return cls(parts[0], parts[1], bool(parts[2])) if len(parts) == 3 else None
 
 
 def repeatable(failure: RankFailure, step: int, survived: bool) -> Repeatable | None:
-    """Return what would have to come again; None where a restart may help.
+    """Return the mark of a failure; None where a restart may help.
 
-    ``step``: the most that any rank had completed, -1 for none or unknown. ``survived``: ranks that tell of no steps
-    had run for ``SURVIVED_S``.
+    ``step``: the most steps that any rank had completed, -1 for none or unknown. ``survived``: ranks that report no
+    steps had run for ``SURVIVED_S``.
     """
     if failure.kind == "early_exit":
         return Repeatable(f"{failure.message} at {step}")
@@ -82,5 +82,5 @@ def repeatable(failure: RankFailure, step: int, survived: bool) -> Repeatable | 
 
 
 def _plain(message: str) -> str:
-    """Return the first line without what differs from one time to the other."""
+    """Return the first line without numbers and addresses, which differ each time."""
     return _CHANGING.sub("#", " ".join((message.strip().splitlines() or [""])[0].split()))[:500]

@@ -1,4 +1,4 @@
-"""Who keeps copies of whose snapshots, and what a round can restore from memory. Pure."""
+"""Which node keeps copies of which node's snapshots, and what a round can restore from memory. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from resilio_hpc.launch.protocol.message_parts import Partner
 
 
 def partner_of(member: m.Member, run: RunState) -> Partner | None:
-    """Return the member whose snapshots this one keeps copies of: half the run away, and so in another rack, as a rule.
+    """Return the member whose snapshots ``member`` copies: half the run away, so mostly in another rack.
 
     None where that one serves no copies.
     """
@@ -25,10 +25,10 @@ def partner_of(member: m.Member, run: RunState) -> Partner | None:
 
 @dataclass
 class InMemory:
-    """What the members of a round hold.
+    """Snapshots that the members of a round hold.
 
-    By step: ``own``, the ranks that have it on their own node; ``elsewhere``, for others the endpoint of a replicator
-    that has it.
+    By step: ``own``, the ranks that have it on their own node; ``elsewhere``, for other ranks the endpoint of a
+    replicator that has it.
     """
 
     world_size: int
@@ -37,22 +37,22 @@ class InMemory:
 
     @property
     def whole(self) -> set[int]:
-        """Steps that every rank can have from memory."""
+        """Return the steps that every rank can restore from memory."""
         steps = self.own.keys() | self.elsewhere.keys()
         return {step for step in steps if len(self.own[step] | self.elsewhere[step].keys()) == self.world_size}
 
     def has_most(self, step: int) -> bool:
-        """Whether more than half of the ranks have it on their own node."""
+        """Return whether more than half of the ranks have ``step`` on their own node."""
         return 2 * len(self.own[step]) > self.world_size
 
     def fetches(self, step: int) -> tuple[m.MissingSnapshot, ...]:
-        """For each rank that does not have it on its own node: where it is."""
+        """Return, for each rank without ``step`` on its own node, where it is."""
         missing = [rank for rank in range(self.world_size) if rank not in self.own[step]]
         return tuple(m.MissingSnapshot(rank, self.elsewhere[step].get(rank, "")) for rank in missing)
 
 
 def in_memory(run: RunState) -> InMemory:
-    """Return what the members hold, all from the same life.
+    """Return the snapshots of the members, all of the same life.
 
     A node that missed the last start may hold steps that were computed anew without it: its copies do not count.
     """

@@ -1,4 +1,4 @@
-"""The controller's part for a round: stopping the old ranks, starting the new ones, until all of them end. Pure."""
+"""The controller's part for a round: it stops the old ranks and starts the new ones, until all of them end. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import KnownAgent, Phase
 from resilio_hpc.launch.protocol import messages as m
 
-AGAIN_S = 1.0  # an order without an answer is said again: it may be lost with a connection
-AGAIN_PER_S = 1000  # agents: thousands are told less often
+AGAIN_S = 1.0  # seconds after which an order without an answer is repeated: a broken connection may have lost it
+AGAIN_PER_S = 1000  # agents per second: of thousands, each is told less often
 ANSWERS = (m.RanksStarted, m.FirstStep, m.RanksDone)
 
 
@@ -41,12 +41,12 @@ class Rounds:
         self._start: m.Start | None = None
         self._next_again = run.now()
         self._first_step_round = -1
-        self._awaited: dict[type, set[str]] = {}  # by kind of answer: members that have not given it in this round
+        self._awaited: dict[type, set[str]] = {}  # answer type → members that have not given it in this round
 
     # -- preparing ---------------------------------------------------------------------------------------------
 
     def prepare(self, members: tuple[m.Member, ...]) -> None:
-        """Begin a round of these members: their nodes, and those of the round before, stop their ranks."""
+        """Begin a round: the nodes of ``members``, and those of the round before, stop their ranks."""
         run = self._run
         nodes = [member.node for member in members]
         before = [member.node for member in run.members] if run.has_prepared else run.agents
@@ -57,7 +57,7 @@ class Rounds:
         self._store_port = None
         run.enter(Phase.PREPARING)
         self._checkpoints.begin_round(nodes)
-        run.voters_changed = True  # ranks may differ
+        run.voters_changed = True  # its number of ranks may differ
         for agent in run.agents.values():
             agent.forget_round()
         self._out.record("round", round=run.round, members=nodes, world_size=run.world_size)
@@ -90,7 +90,7 @@ class Rounds:
         if run.phase is not Phase.PREPARING or self._store_port is None:
             return
         if not run.leads or not run.voters_known:
-            return  # before any rank trains, a quorum knows who votes, and where to find the others
+            return  # a quorum must store the voters and their addresses before any rank trains
         if not all(self._has_stopped(node) for node in self._may_have_ranks):
             return
         if self._start is None and run.absent_may_train:
@@ -132,32 +132,32 @@ class Rounds:
         self._intend(LetLeaversGo())
 
     def _needs_run_directory(self, restore: m.RestorePoint | None, fetches: Sequence[m.MissingSnapshot]) -> bool:
-        """Return whether to wait until it refuses commits of older epochs and has reported what those came to.
+        """Return whether to wait until the run directory refuses older epochs and has told their commits.
 
-        It may hold a newer step than any agent has heard of, and a commit that hung with it may yet come. Memory is as
-        new as any of them.
+        It may hold a newer step than any agent knows, and a commit that hung with it may still come. Not needed where
+        memory holds the newest step.
         """
         reads_it = restore is None or restore.source != "memory" or not all(fetch.endpoint for fetch in fetches)
         return not self._run.recorded and reads_it
 
     def _disk_ports(self, restore: m.RestorePoint | None, fetches: Sequence[m.MissingSnapshot]) -> tuple[int, ...]:
-        """Of the members, where any rank restores from files and any node has a disk that others may read."""
+        """Return the members' disk ports, where a rank restores from files and a node serves its disk; else nothing."""
         run = self._run
         in_memory = restore is None or (restore.source is Tier.MEMORY and all(fetch.endpoint for fetch in fetches))
         ports = tuple(0 if in_memory else run.agents[x.node].hello.disk_port for x in run.members)
         return ports if any(ports) else ()
 
     def _has_stopped(self, node: str) -> bool:
-        """Return whether no rank of an earlier round lives there. Those of a lost node ended with its lease."""
+        """Return whether no rank of an earlier round runs there. Ranks of a lost node ended with its lease."""
         agent = self._run.agents.get(node)
         if agent is None:
             return not self._run.is_member(node)
         return agent.stopped_round >= self._run.round
 
     def came(self, agent: KnownAgent, replaced: bool) -> None:
-        """Repeat to an agent that said Hello, perhaps not for the first time, what it may have missed.
+        """Repeat to an agent that said Hello what it may have missed.
 
-        ``replaced``: it is a new process in the place of an earlier one, so what that one had opened is gone.
+        ``replaced``: it is a new process, so what the former one had opened is gone.
         """
         run, node = self._run, agent.hello.node
         if run.phase is Phase.PREPARING:
@@ -175,13 +175,13 @@ class Rounds:
     # -- starting and running ----------------------------------------------------------------------------------
 
     def _others_awaited(self, message: m.RanksStarted | m.FirstStep | m.RanksDone) -> bool:
-        """Return whether some member has not given this answer yet."""
+        """Return whether other members have not given this answer yet."""
         awaited = self._awaited.get(type(message), set())
         awaited.discard(message.node)
         return bool(awaited)
 
     def _all_members(self) -> list[KnownAgent] | None:
-        """Return what is known of every member; None while one is missing."""
+        """Return what is known of every member; None if one is not here."""
         agents = [self._run.agents.get(member.node) for member in self._run.members]
         known = [agent for agent in agents if agent is not None]
         return known if len(known) == len(agents) else None
@@ -195,17 +195,17 @@ class Rounds:
         self._out.record(
             "ranks_started", node=message.node, round=message.round, seconds=message.seconds, mode=message.mode
         )  # fmt: skip
-        self._checkpoints.order_again(message.node)  # an order may have come before the round did
+        self._checkpoints.order_again(message.node)  # an order may have come to it before the round did
         if run.phase is Phase.RUNNING or self._others_awaited(message):
             return
         members = self._all_members()
         if not run.steps_reported and members and all(member.started for member in members):
             run.enter(Phase.RUNNING)
             if run.recovery is not None:
-                run.recovery.runs_since = run.now()  # whether they train will show
+                run.recovery.runs_since = run.now()  # whether they train is seen later
 
     def first_step(self, agent: KnownAgent, message: m.FirstStep) -> None:
-        """Take note of a node's first step. With the last node's, the run is training again."""
+        """Take note of a node's first step. With the last node's, all ranks train again."""
         run = self._run
         if not run.with_ranks or self._first_step_round == run.round:
             return
@@ -232,12 +232,12 @@ class Rounds:
         self._intend(Recovered(max(first.time for first in seen), restored))
 
     def done(self, message: m.RanksDone) -> None:
-        """Take note that all ranks of a node ended as they should. With the last node's, this job's part is over."""
+        """Take note that all ranks of a node ended with 0. With the last node's, this job's part is complete."""
         if not self._others_awaited(message):
             self.end_when_saved()
 
     def end_when_saved(self) -> None:
-        """End when all ranks have ended as they should and their last save is durable: a script need not await it."""
+        """End when all ranks ended with 0 and their last save is durable: a script need not wait for it."""
         run = self._run
         answers = [member.done for member in self._all_members() or ()]
         ended = [answer for answer in answers if answer is not None]
@@ -255,12 +255,12 @@ class Rounds:
             self._intend(EndRun("completed", 0, "every rank exited with 0"))
 
     def watch(self) -> None:
-        """Try a round again that does not come up in time: a hung rendezvous must not hold an allocation."""
+        """Restart a round that does not start in time: a hung rendezvous must not hold an allocation."""
         run = self._run
         self.try_start()  # if it waited for a quorum
         self._say_again()
         if not run.recorded:
-            return  # the run directory hangs: that is no failure of the nodes
+            return  # the run directory hangs, which is no failure of the nodes
         waited = run.now() - run.phase_began
         if waited > run.config.start_timeout_s:
             self._out.record("slow_start", round=run.round, phase=run.phase, waited_s=round(waited, 3))
@@ -270,7 +270,7 @@ class Rounds:
         self._next_again = self._run.now() + AGAIN_S + len(self._run.agents) / AGAIN_PER_S
 
     def _say_again(self) -> None:
-        """Repeat the order to the agents that have not followed it, as far as they report."""
+        """Repeat the order to the agents that have not followed it, if they report at all."""
         run = self._run
         if run.now() < self._next_again:
             return

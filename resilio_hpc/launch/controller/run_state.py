@@ -1,4 +1,4 @@
-"""What the controller knows of the run: the facts that its parts share, and what follows from them. No decisions."""
+"""What the controller knows of the run: facts that its parts share, and what follows from them. No decisions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER, Membership
 from resilio_hpc.launch.protocol.vote import Term
 
-LEASE_SHARE = 0.8  # of the time after which we may be replaced: ranks must be gone by then, whatever the clocks do
+# of the time after which another node may be elected: ranks are gone by then, however the clocks differ
+LEASE_SHARE = 0.8
 
 
 @dataclass(eq=False)
 class RunState:
-    """One for each controller. Each part writes the facts of its own subject and reads all others."""
+    """The state of one controller. Each part writes the facts of its own subject and reads all others."""
 
     config: ControllerConfig
     term: Term
@@ -38,40 +39,41 @@ class RunState:
     round: int = -1
     members: tuple[m.Member, ...] = field(default=(), init=False)  # in the order of their node ranks
     restarts: int = 0
-    without_progress: int = 0  # restarts since the last durable step advanced
+    without_progress: int = 0  # restarts since the durable step last advanced
     last_life: m.Life = m.NO_LIFE  # the last one whose ranks were started, in this epoch or an earlier one
-    has_prepared: bool = False  # a round in this epoch: what earlier epochs left is of no interest any more
-    has_started: bool = False  # the ranks of a whole node, in this epoch
-    attached: bool = False  # a rank uses resilio_hpc.train, in this epoch: its steps will be reported
+    has_prepared: bool = False  # a round was prepared in this epoch, so what earlier epochs left has no use any more
+    has_started: bool = False  # all ranks of a node were started in this epoch
+    attached: bool = False  # a rank of this epoch uses resilio_hpc.train, so its steps will be reported
     steps_reported: bool = False  # a step of this run was reported, in this epoch or an earlier one
 
     # the nodes
     agents: dict[str, KnownAgent] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)  # silent for too long
-    losses: dict[str, int] = field(default_factory=dict)  # how often
-    left: set[str] = field(default_factory=set)  # said Goodbye
+    lost: set[str] = field(default_factory=set)  # nodes that were silent for too long
+    losses: dict[str, int] = field(default_factory=dict)  # how often each node was lost
+    left: set[str] = field(default_factory=set)  # nodes that said Goodbye
 
     # the controller's own term
     began: float = field(init=False)  # monotonic
-    membership: Membership = field(init=False)  # who votes
-    voters_changed: bool = True  # a node came or went, or has another rank
-    voters_known: bool = False  # a quorum has kept a membership of this epoch
-    supported_since: float = NEVER  # the latest time at which a quorum was with us for certain, as of the last tick
+    membership: Membership = field(init=False)  # the voters
+    voters_changed: bool = True  # a node came or left, or another one is expected
+    voters_known: bool = False  # a quorum has kept a membership of this epoch on disk
+    # the latest time at which a quorum was with the controller for certain, as of the last tick
+    supported_since: float = NEVER
     suspended: bool = False  # another job of the run may lead by now
     informed: bool = False  # the run directory has reported what it knows
-    may_prepare: bool = False  # so it has, or it hangs, and a round may do without
+    may_prepare: bool = False  # the run directory has reported, or it hangs and a round may start without it
     recorded: bool = False  # older epochs cannot commit any more, and what they committed is known
 
     # checkpoints
     committed_steps: set[int] = field(default_factory=set)  # not known to be bad
     bad_copies: set[m.RestorePoint] = field(default_factory=set)
-    save_s: float = 0.0  # how long a save takes, as measured
+    save_s: float = 0.0  # seconds that a save takes, as measured
 
     # failures, stops and the end
     recovery: Recovery | None = None  # the one that is open
-    broke_before: Repeatable | None = None  # what broke the round before
-    stopping: bool = False  # the ranks are being stopped for good
-    waiting_verdict: Finish | None = None  # decided in this phase, and waits for a quorum
+    broke_before: Repeatable | None = None  # what ended the round before, where it may repeat
+    stopping: bool = False  # the ranks are being stopped for the end of this job's part
+    waiting_verdict: Finish | None = None  # decided in this phase; waits for a quorum
     _member_nodes: frozenset[str] = field(default=frozenset(), init=False)
 
     def __post_init__(self) -> None:
@@ -95,46 +97,46 @@ class RunState:
 
     @property
     def node(self) -> str:
-        """The controller's own node."""
+        """Return the controller's own node."""
         return self.term.node
 
     @property
     def lease_end(self) -> float:
-        """Until when ranks may run at all, on our clock."""
+        """Return until when ranks may run at all, on this node's clock."""
         return self.supported_since + LEASE_SHARE * self.config.heartbeat_timeout_s
 
     @property
     def leads(self) -> bool:
-        """Whether leases that we give now are worth something; without it nothing is decided."""
+        """Return whether a quorum is with the controller, so that its leases are valid; else it decides nothing."""
         return self.lease_end > self.now() and not self.suspended
 
     @property
     def lease_s(self) -> float:
-        """How long ranks may run from now on."""
+        """Return for how many seconds ranks may run from now on."""
         return max(0.0, self.lease_end - self.now()) if self.leads else 0.0
 
     @property
     def former_silent_s(self) -> float:
-        """For how long the former controller was silent when we were elected, at most the heartbeat timeout."""
+        """Return for how long the former controller was silent at the election, at most the heartbeat timeout."""
         return min(self.term.silent_s, self.config.heartbeat_timeout_s)
 
     @property
     def former_leases_end(self) -> float:
-        """From then on no rank runs on a lease of an earlier controller, whichever node holds it."""
+        """Return from when on no rank runs on a lease of an earlier controller, on any node."""
         return self.began + self.config.heartbeat_timeout_s - self.former_silent_s
 
     @property
     def absent_may_train(self) -> bool:
-        """Whether a voter that has not come to this epoch may have ranks by a start that is not known here."""
+        """Return whether a voter that has not come to this epoch may have ranks, of a start that is not known here."""
         voters = self.term.membership
         if voters.epoch == 0 or self.now() >= self.former_leases_end:
-            return False  # no controller ever led, or it is long ago
+            return False  # no controller ever led, or the last one ended long ago
         return bool(voters.nodes - self.agents.keys() - self.left)
 
     # -- nodes and ranks ---------------------------------------------------------------------------------------
 
     def set_members(self, members: tuple[m.Member, ...]) -> None:
-        """Take note of who takes part."""
+        """Set which nodes take part."""
         self.members = members
         self._member_nodes = frozenset(member.node for member in members)
 
@@ -144,22 +146,22 @@ class RunState:
 
     @property
     def world_size(self) -> int:
-        """Ranks in the current round."""
+        """Return the number of ranks in the current round."""
         return sum(member.local_world_size for member in self.members)
 
     @property
     def max_step(self) -> int:
-        """The furthest step that any node has reported in this round, -1: none."""
+        """Return the furthest step that a node has reported in this round; -1 without one."""
         return max((agent.step for agent in self.agents.values()), default=-1)
 
     @property
     def accounted(self) -> set[str]:
-        """Nodes that are here, or lost, or left."""
+        """Return the nodes that are here, or lost, or left."""
         return self.agents.keys() | self.lost | self.left
 
     @property
     def usable(self) -> list[str]:
-        """Nodes that could take part in a round: they stay, and have devices for a rank."""
+        """Return the nodes that could take part in a round: they stay, and have devices for a rank."""
         there = [node for node, agent in self.agents.items() if node not in self.lost and agent.leaves_at is None]
         return [node for node in there if self.agents[node].hello.local_world_size]
 
@@ -167,11 +169,11 @@ class RunState:
 
     @property
     def with_ranks(self) -> bool:
-        """Whether ranks have been started in this round."""
+        """Return whether ranks have been started in this round."""
         return self.phase in WITH_RANKS
 
     def enter(self, phase: Phase) -> None:
-        """Enter a phase. What was decided in an earlier one is void."""
+        """Enter a phase. Decisions of the phase before are void."""
         check_transition(self.phase, phase)
         self.phase = phase
         self.waiting_verdict = None
@@ -181,11 +183,11 @@ class RunState:
 
     @property
     def committed(self) -> int:
-        """The newest committed step that is not known to be bad, -1 when there is none."""
+        """Return the newest committed step that is not known to be bad; -1 without one."""
         return max(self.committed_steps, default=-1)
 
     def learn(self, committed: Iterable[int] = (), bad_copies: Iterable[m.RestorePoint] = ()) -> None:
-        """Take note of committed steps and bad copies that others know of."""
+        """Take note of committed steps and bad copies that other nodes know of."""
         self.bad_copies |= set(bad_copies)
         self.committed_steps |= set(committed)
         self.committed_steps -= {copy.step for copy in self.bad_copies if copy.source is Tier.COMMITTED}

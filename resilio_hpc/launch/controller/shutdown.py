@@ -1,4 +1,4 @@
-"""The controller's part for the end: the verdict, and letting every agent go, its own last. Pure."""
+"""The controller's part for the end: the verdict, then the release of every agent, its own last. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Finish, Phase
 from resilio_hpc.launch.protocol import messages as m
 
-FAREWELL_S = 3.0  # how long the other agents may take to leave before the controller's own agent does
+FAREWELL_S = 3.0  # time for the other agents to leave before the controller's own agent does
 
 
 class Shutdown:
-    """A verdict is decided, waits for a quorum, is written by the host, and then sent to all agents."""
+    """Ends the run: a verdict is decided, waits for a quorum, is written by the host, then sent to all agents."""
 
     def __init__(self, run: RunState, out: Outbox) -> None:
         self._run = run
@@ -34,16 +34,16 @@ class Shutdown:
         self.end_when_led()
 
     def end_alone(self, wanted: EndAlone) -> None:
-        """End a job in which no quorum ever came together."""
+        """End a job in which a quorum never came together."""
         self._end_with(Finish(wanted.verdict, wanted.exit_code, wanted.reason, self._fields()))
 
     def end_when_led(self) -> None:
-        """End with the verdict that waits: only a controller with a quorum may."""
+        """End with the verdict that waits. Only a controller with a quorum calls this."""
         if self._run.waiting_verdict is not None and self._run.leads:
             self._end_with(self._run.waiting_verdict)
 
     def adopt(self, verdict: str, exit_code: int) -> None:
-        """End with the verdict of an earlier controller, which not all agents have heard."""
+        """End with the verdict of an earlier controller, of which some agents have not heard."""
         self._run.enter(Phase.ENDED)
         self._end = m.End(self._run.epoch, verdict, exit_code)
         self.release()
@@ -56,9 +56,9 @@ class Shutdown:
         }  # fmt: skip
 
     def _has_trained(self) -> bool:
-        """Return False where no rank was started, or where ranks report steps and none was completed.
+        """Return whether this part made progress: ranks were started and, if they report steps, completed one.
 
-        There was less time than the start takes.
+        Without it, the time was too short even for the start.
         """
         run = self._run
         return run.steps_reported or (run.has_started and not run.attached)
@@ -69,7 +69,7 @@ class Shutdown:
         self._out.act(finish)
 
     def release(self) -> None:
-        """Let all agents go, our own last, so that no message dies with us. The verdict is durable."""
+        """Release all agents, the controller's own last, so that no message is lost with it. The verdict is durable."""
         run = self._run
         if self._end is None or self._own_due is not None:
             return
@@ -79,15 +79,15 @@ class Shutdown:
         self.let_go()
 
     def say_again(self, node: str) -> None:
-        """Repeat the end to ``node``, which may have missed it."""
+        """Repeat the release to ``node``, which may have missed it."""
         if self._end is not None and self._own_due is not None and (node != self._run.node or self._own_said):
             self._out.send(node, self._end)
 
     def let_go(self) -> None:
-        """Let our own agent go when all others have gone, or have had time enough."""
+        """Release the controller's own agent when all others have left, or had time enough."""
         run = self._run
         if self._end is None or self._own_due is None or run.node not in run.agents:
-            return  # our own agent has not presented itself yet
+            return  # the controller's own agent has not said Hello yet
         alone = not run.agents.keys() - {run.node}
         if not self._own_said and (alone or run.now() >= self._own_due):
             self._own_said = True

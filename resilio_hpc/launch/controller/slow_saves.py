@@ -1,6 +1,6 @@
-"""Whether a checkpoint is far too long on its way to disk: a file system that hangs gives no error. Pure.
+"""Tells of a checkpoint that takes far too long: a file system that hangs gives no error. Pure.
 
-Told once, until a checkpoint is committed again: meanwhile nothing is lost but the steps since the last one.
+Told once, until a checkpoint is committed again: meanwhile only the steps since the last one are at risk.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from typing import Any
 from resilio_hpc.launch.protocol import messages as m
 
 LEAST_S = 60.0
-TIMES_AS_LONG = 3.0  # as the longest one of this controller's so far
+TIMES_AS_LONG = 3.0  # times the longest save of this controller so far
 
 Answer = m.StepPersisted | m.PersistFailed | m.ManifestWritten
 
 
 class SlowSaves:
-    """Hears the controller's orders and the answers. ``now`` in seconds of any clock that does not jump."""
+    """Measures saves from the controller's orders and the answers. ``now``: seconds of a clock that does not jump."""
 
     def __init__(self) -> None:
-        self._save: tuple[int, int] | None = None  # round and step of the one that is on its way
+        self._save: tuple[int, int] | None = None  # round and step of the present save
         self._since = 0.0
         self._waits_for: set[str] = set()
         self._longest_s = 0.0
-        self._told_at: float | None = None  # since when, of the first one of which it was told
+        self._told_at: float | None = None  # since when; the first slow save was told then
 
     def ordered(self, node: str, order: m.PersistStep | m.CommitStep, now: float) -> None:
-        """``node`` is to write its file, or the manifest."""
+        """Take note that ``node`` was ordered to write its file, or the manifest."""
         if self._save != (order.round, order.step):
             self._save, self._since = (order.round, order.step), now
             self._waits_for.clear()
         self._waits_for.add(node)
 
     def answered(self, answer: Answer, now: float) -> dict[str, Any] | None:
-        """Return a node answered. What to record when saves go on that were told to be slow: ``save_resumed``."""
+        """Take an answer. Return ``save_resumed``, to be recorded, when saves go on after a slow one; else None."""
         if isinstance(answer, m.ManifestWritten):
             if self._save == (answer.round, answer.step):
                 self._save, self._longest_s = None, max(self._longest_s, now - self._since)
@@ -46,7 +46,7 @@ class SlowSaves:
         return None
 
     def overdue(self, now: float) -> dict[str, Any] | None:
-        """Return what to record when it takes too long: ``save_overdue``."""
+        """Return ``save_overdue``, to be recorded, when the present save takes too long; else None."""
         waited_s = now - self._since
         if self._save is None or self._told_at is not None:
             return None

@@ -1,4 +1,4 @@
-"""What the controller is told at its start, what it knows of each node, and the actions that it answers with."""
+"""What the controller is given at its start, what it knows of each node, and its actions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER
 
-FORGIVEN_AFTER_S = 3600.0  # without a failure: restarts before that count no more, where no step is ever durable
-MAX_LOSSES = 3  # a node that was lost more often is not used again
+# without a failure for so long, earlier restarts count no more, where no step is ever durable
+FORGIVEN_AFTER_S = 3600.0
+MAX_LOSSES = 3  # a node that was lost more often than this is not used again
 
 
 class Phase(StrEnum):
-    """What the controller is at. Its values are in status.json and in the ledger."""
+    """The controller's phase. Its values are in status.json and in the ledger."""
 
     GATHERING = "gathering"  # a round is not possible yet, or not wanted
     PREPARING = "preparing"  # old ranks stop, the store opens
@@ -38,16 +39,16 @@ _NEXT: Mapping[Phase, frozenset[Phase]] = {
 
 
 def check_transition(before: Phase, after: Phase) -> None:
-    """Raise AssertionError for a change that no rule of the controller makes.
+    """Raise AssertionError for a change of phase that the controller has no rule for.
 
-    Every phase may end, also twice: a verdict may be heard from the run directory, too.
+    Every phase may end, also twice: a verdict may come from the run directory, too.
     """
     assert after is Phase.ENDED or after in _NEXT[before], f"the controller went from {before} to {after}"
 
 
 @dataclass(frozen=True)
 class ControllerConfig:
-    """What the user asked for, as far as decisions need it. Times in seconds."""
+    """The user's options, as far as decisions need them. Times in seconds."""
 
     shape: NodeCounts
     expected: tuple[str, ...]  # nodes of the allocation in their order
@@ -60,7 +61,7 @@ class ControllerConfig:
     end_time: float | None = None  # Unix seconds at which Slurm ends the job, where known
     save_margin_s: float = 10.0
     forgiven_after_s: float = FORGIVEN_AFTER_S
-    mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, and do not restart
+    mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
 
 def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> ControllerConfig:
@@ -82,7 +83,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
 
 @dataclass(frozen=True)
 class Clock:
-    """``monotonic`` for intervals and limits, ``unix`` for what is written down."""
+    """Two clocks: ``monotonic`` for intervals and limits, ``unix`` for what is written down."""
 
     monotonic: Callable[[], float]
     unix: Callable[[], float]
@@ -90,7 +91,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Send:
-    """Action: send to one agent."""
+    """Action: send a message to one agent."""
 
     node: str
     message: m.ToAgent
@@ -98,7 +99,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Record:
-    """Action: write to the ledger."""
+    """Action: write an event to the ledger."""
 
     kind: str
     fields: dict[str, Any]
@@ -121,21 +122,21 @@ class QueryHistory:
 
 @dataclass(frozen=True)
 class RecordEpoch:
-    """Action: create the epoch's file, then call ``Controller.epoch_recorded``; if another holds it, step down."""
+    """Action: create the epoch's file, then call ``Controller.epoch_recorded``; step down if another node holds it."""
 
 
 @dataclass(frozen=True)
 class ClaimWitness:
-    """Action: create the witness unless it is there, then call ``Controller.witness_claimed`` with its holder."""
+    """Action: create the witness unless it exists, then call ``Controller.witness_claimed`` with its holder."""
 
     witness: str
 
 
 @dataclass(frozen=True)
 class StepDown:
-    """Action: there is no controller here any more; it had no quorum since ``since`` (monotonic seconds).
+    """Action: end this controller; it had no quorum since ``since`` (monotonic seconds).
 
-    ``outvoted``: the other half has the witness.
+    ``outvoted``: the other half of the nodes holds the witness.
     """
 
     since: float
@@ -148,7 +149,7 @@ Action = Send | Record | Finish | QueryHistory | RecordEpoch | ClaimWitness | St
 
 @dataclass(frozen=True)
 class RunHistory:
-    """What the run directory knows. ``last_round``: the highest that left traces; ``verdict``: this job's, if any."""
+    """What the run directory holds. ``last_round``: the highest that left traces; ``verdict``: this job's, if any."""
 
     committed: tuple[int, ...] = ()
     last_round: int = -1
@@ -159,35 +160,35 @@ class RunHistory:
 class KnownAgent:
     """What the controller knows of one node.
 
-    Monotonic seconds: when it was ``heard``, when it ``answered``, that is, said anything but Hello, for which it must
-    have heard us.
+    ``heard``: when a message came; ``answered``: when one other than Hello came, which proves that the node hears the
+    controller. Monotonic seconds.
     """
 
     hello: m.Hello
     heard: float
     answered: float
-    answers: bool = False  # it has, ever
+    answers: bool = False  # it has answered at least once
     stopped_round: int = -1
-    known: m.Life = m.NO_LIFE  # the last one of whose start it knows
+    known: m.Life = m.NO_LIFE  # the newest life whose start it knows
     held: tuple[m.Held, ...] = ()
     first_step: m.FirstStep | None = None
     done: m.RanksDone | None = None
     started: bool = False
-    round: int = -1  # whose ranks its last Heartbeat told of
+    round: int = -1  # the round of the ranks in its last Heartbeat
     step: int = -1
     step_time: float = 0.0
-    sent: float | None = None  # its clock: when it sent its newest Heartbeat
-    echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
+    sent: float | None = None  # when it sent its newest Heartbeat, on its clock
+    echo: float = NEVER  # when the newest Beat that it is known to have got was sent, on the controller's clock
     ready: bool = False  # as its last Heartbeat said
-    copy_port: int = 0  # likewise
-    leaves_at: float | None = None  # our clock: its own job ends then
+    copy_port: int = 0  # as its last Heartbeat said
+    leaves_at: float | None = None  # when its own job ends, on the controller's clock
 
     def last_contact(self, patience_s: float) -> float:
-        """When it was last heard; who only says Hello for ``patience_s`` is not heard any more."""
+        """Return when the node was last heard. Hellos alone count for ``patience_s`` at most."""
         return min(self.heard, self.answered + patience_s)
 
     def forget_round(self) -> None:
-        """Forget the round: a new one is prepared."""
+        """Forget the node's part in the round: a new one is prepared."""
         self.first_step = self.done = None
         self.started = False
         self.round = self.step = -1

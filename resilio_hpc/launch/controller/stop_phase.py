@@ -1,7 +1,7 @@
-"""How a job's part of a run ends before training does: time limit, SIGTERM, Ctrl-C (CARD-5, NVX-5). Pure.
+"""Stops the ranks before training is complete: time limit, SIGTERM, Ctrl-C (CARD-5, NVX-5). Pure.
 
-The wall-time limit is an ordinary event. The stop begins as late as the measured saving time allows, all ranks agree
-on one step, save there, and exit; the next job of the chain resumes from it.
+A time limit is an ordinary event. The stop begins as late as the measured saving time allows, all ranks agree on one
+step, save there, and exit; the next job of the chain resumes from it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from resilio_hpc.launch.protocol.stop_reasons import STOP_EXIT_CODES, STOP_REASO
 
 
 class StopPhase:
-    """Stops all ranks.
+    """Stops all ranks for the end of this job's part.
 
-    A stop begins by the wall clock, by which Slurm ends jobs. Its deadline counts by the monotonic clock, which is
-    never set.
+    It begins by the wall clock, by which Slurm ends jobs. Its deadline counts by the monotonic clock, which is never
+    set.
     """
 
     def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
@@ -29,13 +29,13 @@ class StopPhase:
         self._intend = intend
         self._reason = ""
         self._agreement = StopAgreement()
-        self._urgent = False  # begin at once, not as late as possible
-        self._deadline: float | None = None  # monotonic
+        self._urgent = False  # begin at once, instead of as late as possible
+        self._deadline: float | None = None  # monotonic seconds
         self._overdue = False
         self._proposed_round = -1
 
     def warned(self, signal: str, node: str) -> None:
-        """Take a warning. Repeated warnings may only hasten the end."""
+        """Take a warning signal. A repeated warning can only bring the stop forward."""
         reason = STOP_REASONS.get(signal, "terminated")
         if self._reason and (self._run.stopping or reason == "time_limit"):
             return
@@ -45,12 +45,12 @@ class StopPhase:
         self._out.record("warned", signal=signal, node=node, reason=reason, urgent=self._urgent)
 
     def _latest_begin(self, end_time: float) -> float:
-        """When to begin so that saving, as measured so far, still fits before the end with a margin."""
+        """Return when to begin, so that a save, as measured so far, fits before the end with a margin."""
         step_s = max((agent.step_time for agent in self._run.agents.values()), default=0.0)
         return end_time - self._run.config.save_margin_s - 2 * self._run.save_s - 4 * step_s
 
     def tick(self) -> None:
-        """Begin when it is time; end by force when the deadline has passed."""
+        """Begin when it is time; kill the ranks when the deadline has passed."""
         run = self._run
         monotonic, unix, end_time = run.now(), run.unix(), run.config.end_time
         due = self._urgent or (end_time is not None and unix >= self._latest_begin(end_time))
@@ -90,7 +90,7 @@ class StopPhase:
         elif run.with_ranks and self._proposed_round != run.round:
             self._proposed_round = run.round
             self._agreement = StopAgreement()
-            if self._only_observes:  # what plain srun does: SIGTERM, and no agreed step
+            if self._only_observes:  # as plain srun does: SIGTERM, and no agreed step
                 for member in run.members:
                     self._out.send(member.node, self._final_word())
                 return
@@ -103,7 +103,7 @@ class StopPhase:
             self._out.send(member.node, m.ProposeStop(run.epoch, run.round, self._agreement.target))
 
     def answer(self, message: m.StopAnswer) -> None:
-        """Take a member's answer to a proposal."""
+        """Take a member's answer to the proposed step."""
         self._take(message.node, message.target, message.accepted, message.step, message.attached)
 
     def _take(self, node: str, target: int, accepted: bool, step: int, attached: int) -> None:
@@ -128,7 +128,7 @@ class StopPhase:
         self._take(message.node, self._agreement.target, True, message.step, 0)
 
     def repeat(self, node: str) -> None:
-        """Repeat the orders to ``node``, which may have missed them."""
+        """Repeat the stop orders to ``node``, which may have missed them."""
         run = self._run
         if self._proposed_round != run.round:
             return
@@ -140,11 +140,12 @@ class StopPhase:
             self._out.send(node, self._final_word())
 
     def end(self) -> None:
-        """End this job's part of the run: all ranks are gone, or will be."""
+        """End this job's part of the run: all ranks are gone, or are being killed."""
         words = {
             "time_limit": "the job's time limit is near",
             "terminated": "SIGTERM (scancel, preemption or the time limit)",
             "interrupted": "Ctrl-C",
         }
-        reason = self._reason or "terminated"  # an earlier controller stopped the ranks
+        # the ranks were stopped by an earlier controller, whose reason is not known
+        reason = self._reason or "terminated"
         self._intend(EndRun(reason, STOP_EXIT_CODES[reason], words[reason]))

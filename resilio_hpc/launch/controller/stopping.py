@@ -1,4 +1,4 @@
-"""How all ranks stop at the same step (time limit, SIGTERM). Pure; part of the controller.
+"""How all ranks stop at the same step (time limit, SIGTERM). Pure.
 
 Ranks run in lockstep but hear of a stop at different moments. So a target step is proposed; a rank that has begun a
 step beyond it declines; then a later target is proposed; when every member accepted, the target is confirmed. Ranks
@@ -15,16 +15,16 @@ MARGIN_STEPS = 2
 
 @dataclass
 class StopAgreement:
-    """One negotiation. ``target`` is the step proposed last, ``confirmed`` once everybody accepted it."""
+    """One negotiation. ``target``: the step proposed last; ``confirmed``: it, once every member has accepted."""
 
     nodes: frozenset[str] = frozenset()
     target: int = -1
     confirmed: bool = False
-    _accepted: dict[str, int] = field(default_factory=dict)  # node → ranks there that know of steps
+    _accepted: dict[str, int] = field(default_factory=dict)  # node → its ranks that report steps
 
     @property
     def attached(self) -> int:
-        """How many ranks that know of steps have accepted."""
+        """Return how many ranks that report steps have accepted."""
         return sum(self._accepted.values())
 
     def propose(self, nodes: Collection[str], step: int) -> int:

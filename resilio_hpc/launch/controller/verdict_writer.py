@@ -1,4 +1,4 @@
-"""Brings a verdict to the run directory, however long that hangs."""
+"""Brings a verdict to the run directory, however long its file system hangs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from resilio_hpc.launch.rundir.io_worker import Storage
 
-TIMEOUT_S = 120.0  # a hung file system comes back within that, mostly; without a verdict it is unknown
+TIMEOUT_S = 120.0  # most hung file systems come back within this time; without a verdict the run's result is unknown
 RETRY_S = 1.0
 
 
 class VerdictWriter:
-    """Asks until the verdict is durable, and then tells ``written`` the run's newest epoch; 0 when it gave up."""
+    """Asks until the verdict is durable, then calls ``written`` with the run's newest epoch; with 0 when it gave up."""
 
     def __init__(self, storage: Storage, written: Callable[[int], None]) -> None:
         self._storage = storage
@@ -21,18 +21,18 @@ class VerdictWriter:
         self._due = self._next = 0.0
 
     def write(self, verdict: dict[str, Any], now: float) -> None:
-        """Begin; ``now``: monotonic seconds."""
+        """Begin to write ``verdict``; ``now``: monotonic seconds."""
         self._verdict = verdict
         self._due = now + TIMEOUT_S
         self._next = now
         self.tick(now)
 
     def forget(self) -> None:
-        """Forget what an earlier controller here was about to say."""
+        """Forget the verdict of an earlier controller of this process."""
         self._verdict = None
 
     def tick(self, now: float) -> None:
-        """Ask again, or let everybody go without it when the file system has hung for too long."""
+        """Ask again; after ``TIMEOUT_S`` of a hung file system, release all agents without it."""
         verdict = self._verdict
         if verdict is None or now < self._next:
             return

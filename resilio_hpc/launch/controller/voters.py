@@ -1,4 +1,4 @@
-"""The controller's part for votes: who has one, whether a quorum is with us, and the leases. Pure.
+"""The controller's part for votes: which nodes vote, whether a quorum is with it, and the leases. Pure.
 
 A voter's support is proven by what it echoes: the stamp of a Beat that it got from us. Until a quorum's stamps are no
 older than the heartbeat timeout, no other node can have been elected, since a voter stands by its controller for that
@@ -18,12 +18,12 @@ from resilio_hpc.launch.protocol.membership import NEVER, Membership, has_quorum
 from resilio_hpc.launch.protocol.node_list import NodeEntry, NodeList
 
 RESEND_S = 0.5
-COUNTED_PER_S = 100_000  # agents: with thousands, to count them takes milliseconds
-RESENT_PER_S = 1000  # agents: thousands are told less often
+COUNTED_PER_S = 100_000  # agents per second: counting thousands takes milliseconds
+RESENT_PER_S = 1000  # agents per second: of thousands, each is told less often
 
 
 class Voters:
-    """Follows the agents that are with us, one joint membership at a time."""
+    """Follows which agents support the controller, one joint membership at a time."""
 
     def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
         self._run = run
@@ -37,7 +37,10 @@ class Voters:
             self.hold_witness(run.term.supporters)
 
     def hold_witness(self, supporters: Collection[str]) -> None:
-        """Hold the witness: exactly half is enough, and the other half has no vote in what follows."""
+        """Take note that this controller holds the witness, so half of the nodes is a quorum.
+
+        The other half may not vote.
+        """
         groups = self._run.membership.groups
         self._witnessed = tuple(group for group in groups if 2 * len(set(supporters) & set(group)) == len(group))
         voters = NodeList.of([entry for entry in self._wanted().entries() if entry.node in supporters])
@@ -46,7 +49,7 @@ class Voters:
     # -- quorum ------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """See who is with us; propose and settle memberships."""
+        """Count the supporters; propose and settle memberships."""
         run = self._run
         now = run.now()
         agents = run.agents
@@ -58,7 +61,8 @@ class Voters:
 
         def supported(node: str) -> float:
             agent = agents.get(node)
-            return agent.echo if agent is not None else NEVER  # our own agent, too, may have promised itself to others
+            # the controller's own agent, too, may have promised its vote to another
+            return agent.echo if agent is not None else NEVER
 
         since = quorum_since(run.membership, supported, self._witnessed)
         run.supported_since = max(run.supported_since, since)
@@ -67,7 +71,7 @@ class Voters:
         self._settle()
         if not run.leads:
             return
-        if run.membership.epoch < run.epoch:  # those that came give us their addresses
+        if run.membership.epoch < run.epoch:  # the nodes that came have told their addresses
             self._begin(next_membership(run.membership, run.epoch, self._wanted(), settled=False))
             run.voters_changed = False
         elif self._joint_settled and run.voters_changed and now >= self._next_proposal:
@@ -87,12 +91,12 @@ class Voters:
     # -- leases ------------------------------------------------------------------------------------------------
 
     def _renew_leases(self) -> None:
-        """Renew all leases once a quorum is with us (again): no agent waits for the answer to its next Heartbeat."""
+        """Renew all leases once a quorum is with the controller (again), without waiting for the next Heartbeats."""
         for node, agent in self._run.agents.items():
             self.renew_lease(node, agent)
 
     def renew_lease(self, node: str, agent: KnownAgent) -> None:
-        """Answer the agent's newest Heartbeat: its ranks may run for so long."""
+        """Answer the agent's newest Heartbeat with a lease for its ranks."""
         if agent.sent is not None:
             now = self._run.now()
             self._out.send(node, m.Beat(self._run.epoch, agent.sent, self._run.lease_s, now))
@@ -104,10 +108,10 @@ class Voters:
         if number == self._run.membership.number:
             self._kept.add(node)
             if not self._joint_settled and 2 * len(self._kept) > len(self._run.membership.voters.nodes):
-                self._next_count = self._run.now()  # it may be settled now
+                self._next_count = self._run.now()  # the membership may be settled now
 
     def _settle(self) -> None:
-        """End a joint membership that a quorum of all its groups has kept: the former voters lose their votes."""
+        """Settle a joint membership that a quorum of all its groups has kept: the former voters lose their votes."""
         membership = self._run.membership
         if self._joint_settled or membership.epoch < self._run.epoch:
             return
@@ -128,7 +132,7 @@ class Voters:
             self._begin(next_membership(membership, self._run.epoch, wanted, settled=True))
 
     def _wanted(self) -> NodeList:
-        """Return all nodes that are admitted, and those that have not come yet but were not lost either."""
+        """Return all nodes that are admitted, and the nodes to come that were not lost."""
         run = self._run
         gone = run.lost | run.left
         ranks = {member.node: member.node_rank for member in run.members}
@@ -137,7 +141,8 @@ class Voters:
             host, _, port = agent.hello.endpoint.rpartition(":")
             if node not in gone:
                 known[node] = NodeEntry(node, host, int(port) if port.isdigit() else 0)
-        joiners = {node for node, agent in run.agents.items() if agent.hello.joiner}  # they will go: last
+        # joiners leave first, so they come last
+        joiners = {node for node, agent in run.agents.items() if agent.hello.joiner}
 
         def turn(entry: NodeEntry) -> tuple[bool, int, str]:
             return (entry.node in joiners, ranks.get(entry.node, len(ranks)), entry.node)

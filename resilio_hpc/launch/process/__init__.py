@@ -1,4 +1,4 @@
-"""Processes of this machine: their tree, how ours are started, and output that never blocks.
+"""Processes of this machine: their tree, how helpers are started, and output that never blocks.
 
-Knows nothing of runs. Start reading at ``process_tree``.
+It knows nothing of runs. Start reading at ``process_tree``.
 """

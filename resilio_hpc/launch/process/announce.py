@@ -1,4 +1,4 @@
-"""What a launch says while it runs: plain lines, one per event that a person wants to know at once."""
+"""What a launch prints while it runs: one plain line for each event that matters at once."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ ANNOUNCED = frozenset({
 
 
 def announcement(kind: str, fields: Mapping[str, Any]) -> str:
-    """One line about a ledger entry; "" for entries that only the ledger needs. Pure."""
+    """Return the line for a ledger entry; "" for entries that only the ledger needs. Pure."""
     restoring = kind == "start" and bool(Fields(fields).text("restore")) and fields.get("acted", True)
     return words(kind, fields) if restoring or kind in ANNOUNCED else ""
 
 
 def stamped(line: str, now: float | None = None) -> str:
-    """``[resilio] 14:03:22 line``: in local time."""
+    """Return ``[resilio] 14:03:22 line``, in local time."""
     return f"[resilio] {time.strftime('%H:%M:%S', time.localtime(now))} {line}"
 
 
 def say(line: str) -> None:
-    """One line for the user, on standard error.
+    """Print one line for the user on standard error.
 
-    In one write, since agents of several nodes share it; not waited for where that hangs.
+    It is one write, since agents of several nodes share the stream. The caller does not wait while the stream hangs.
     """
     _stream.write(stamped(line) + "\n")
 
 
 def finish(limit_s: float | None = None) -> None:
-    """Wait until all that was said is written, for ``limit_s`` at most."""
+    """Wait until all lines are written, for ``limit_s`` at most."""
     _stream.flush(limit_s)

@@ -1,4 +1,4 @@
-"""How a new interpreter finds this package, wherever it is installed, without leaving marks on a rank's paths."""
+"""How a new interpreter finds this package, wherever it is installed, without a change of a rank's paths."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ PACKAGE_PARENT = str(Path(resilio_hpc.__file__).parent.parent)
 
 
 def source(module: str) -> str:
-    """Source for ``python -c`` that runs ``main`` of a module of this package, wherever we are installed."""
+    """Return source for ``python -c`` that runs ``main`` of a module of this package, wherever it is installed."""
     return (
         "import sys; sys.flags.safe_path or sys.path.remove(''); import importlib.util; "  # '' may hang
-        # an installed package is found without its place being on the path
+        # an installed package is found although its directory is not on the path
         f"importlib.util.find_spec('resilio_hpc') or sys.path.append({PACKAGE_PARENT!r}); "
         f"from resilio_hpc.{module} import main; main()"
     )
 
 
 def command(module: str) -> tuple[str, ...]:
-    """``python -m`` for a module of this package, which does not search the working directory: that may hang.
+    """Return ``python -m`` for a module of this package, without a search of the working directory, which may hang.
 
-    It does search it where this very package was found nowhere else (a checkout that is not the installed one)."""
+    The directory is searched where the package was found nowhere else (a checkout that is not installed).
+    """
     return (sys.executable, *(("-P",) if _found_elsewhere() else ()), "-m", f"resilio_hpc.{module}")
 
 

@@ -15,7 +15,7 @@ PATIENCE_S = 20.0
 
 
 def bounded(call: Callable[[], T], otherwise: T, patience_s: float = PATIENCE_S) -> T:
-    """Return what ``call`` returns; ``otherwise`` when it failed, or takes longer and is left to itself."""
+    """Return what ``call`` returns; ``otherwise`` when it fails or takes longer. A call that hangs is left behind."""
     future = begin(call)
     wait([future], patience_s)
     if not future.done():

@@ -1,7 +1,7 @@
-"""Continue helper processes of ours that were stopped (SIGSTOP), and kill those that are stopped again.
+"""Continues stopped (SIGSTOP) helper processes, and kills those that are stopped again.
 
 A stopped helper answers nothing, as if its file system hung; the kernel tells the two apart. Its ``ChildLink`` or
-``Storage`` sees the end of a killed one, and starts another.
+``Storage`` notices the end of a killed one, and starts another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Stopped:
 
 
 class HelperWatch:
-    """Looks at this process's own children. ``tell(name, pid, action)`` is called with "continued" or "killed"."""
+    """Watches this process's own children. ``tell(name, pid, action)`` is called with "continued" or "killed"."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class HelperWatch:
         patience_s: float = PATIENCE_S,
         proc: Path = process_tree.PROC,
     ) -> None:
-        """``spared``: helpers that we have stopped ourselves."""
+        """Take ``spared``: a function that returns the helpers that this package itself has stopped."""
         self._tell, self._spared = tell, spared
         self._look_s, self._patience_s, self._proc = look_s, patience_s, proc
         self._next_look = float("-inf")
         self._stopped: dict[int, _Stopped] = {}
 
     def tick(self, now: float | None = None) -> None:
-        """Look when it is time; ``now``: monotonic seconds."""
+        """Look at the helpers when it is due; ``now``: monotonic seconds."""
         now = time.monotonic() if now is None else now
         if now < self._next_look:
             return
@@ -68,7 +68,7 @@ class HelperWatch:
         process_tree.send([pid], number)
 
     def _name(self, pid: int) -> str:
-        """Which helper it is; "" for other processes, such as those of a rank."""
+        """Return which helper it is; "" for other processes, such as those of a rank."""
         try:
             found = _MODULE.findall((self._proc / str(pid) / "cmdline").read_bytes())
         except OSError:

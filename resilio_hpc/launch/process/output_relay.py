@@ -1,4 +1,4 @@
-"""What children print goes to our own output through a pipe, so that none of them waits for a file that hangs.
+"""Passes the children's output on to this process's output through pipes, so no child waits for a file that hangs.
 
 The output of a batch job is often a file on the shared file system. An srun whose task was killed writes a line about
 it before it ends: if that write hung, no process would learn that an agent has died.
@@ -13,14 +13,14 @@ from collections import deque
 
 READ_BYTES = 1 << 18
 PIPE_BYTES = 1 << 20
-MOST_BYTES = 16 << 20  # kept while the output is slow
-HANGS_S = 5.0  # an output that takes nothing for so long hangs: then what is too much is left out
+MOST_BYTES = 16 << 20  # bytes that are kept while the output is slow
+HANGS_S = 5.0  # an output that takes no bytes for so many seconds hangs; then surplus bytes are left out
 LAST_READ_S = 2.0
 LAST_WRITE_S = 20.0
 
 
 class Relay:
-    """One of our outputs; ``fd`` is for children. Where it hangs, they do not; the ranks' logs hold everything."""
+    """One output of this process; ``fd`` is for children. If it hangs, they do not; the ranks' logs hold everything."""
 
     def __init__(self, target: int, most_bytes: int = MOST_BYTES, hangs_s: float = HANGS_S) -> None:
         self._target = target
@@ -29,19 +29,19 @@ class Relay:
         self._chunks: deque[bytes] = deque()
         self._left_out = 0
         self._hangs = False
-        self._ended = False  # no process writes any more
-        self._done = False  # and all was passed on
+        self._ended = False  # all writers are gone
+        self._done = False  # and all bytes were passed on
         self._changed = threading.Condition()
         self._read, self.fd = os.pipe2(os.O_CLOEXEC)
         try:
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except OSError:
-            pass  # a user's pipes may be limited; it is only for speed
+            pass  # pipes of a user may be limited in size; a large one only saves time
         for work in (self._take, self._give):
             threading.Thread(target=work, name="output", daemon=True).start()
 
     def close(self) -> None:
-        """Pass on what is left, where that is possible in a little time."""
+        """Pass on the rest, if that is possible in a short time."""
         os.close(self.fd)
         with self._changed:
             self._changed.wait_for(lambda: self._ended, LAST_READ_S)
@@ -53,7 +53,7 @@ class Relay:
                 if not self._hangs and not self._changed.wait_for(self._has_room, self._hangs_s):
                     self._hangs = True
                 while self._hangs and len(self._chunks) > 1 and not self._has_room():
-                    self._left_out += len(self._chunks[1])  # the first one is on its way
+                    self._left_out += len(self._chunks[1])  # the first chunk is being written
                     del self._chunks[1]
                 if len(self._chunks) > 1 and len(self._chunks[-1]) < READ_BYTES:
                     self._chunks[-1] += data
@@ -95,7 +95,7 @@ class Relay:
 
 
 class Outputs:
-    """Standard output and error for children, as Popen wants them. A terminal is theirs directly."""
+    """Standard output and error for children, as Popen takes them. Children write to a terminal directly."""
 
     def __init__(self) -> None:
         self._relays: list[Relay] = []
@@ -110,7 +110,7 @@ class Outputs:
         return self._relays[-1].fd
 
     def close(self) -> None:
-        """Pass on what is left."""
+        """Pass on the rest."""
         relays, self._relays = self._relays, []
         for relay in relays:
             relay.close()

@@ -1,7 +1,7 @@
-"""Under which address other nodes reach this one, also where its own name stands for a loopback address.
+"""The address under which other nodes reach this one, also where its name stands for a loopback address.
 
-Debian's installer, and many images, write ``127.0.1.1 NAME`` into a machine's own /etc/hosts. What listens under that
-name is heard by no other host; and gloo, which looks up its own host's name, tells that address to its peers.
+Debian's installer, and many images, write ``127.0.1.1 NAME`` into a machine's own /etc/hosts. No other host reaches
+what listens under that name; and gloo, which looks up its own host's name, tells that address to its peers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from resilio_hpc.core.errors import LaunchError
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
-_ANY_PORT = 9  # nothing is sent
-MOST_ASKED = 4  # other nodes; each look-up may take a resolver's time limit
+_ANY_PORT = 9  # no packet is sent
+MOST_ASKED = 4  # of the other nodes: each look-up may take a resolver's time limit
 
 
 def reachable(name: str, others: Iterable[str]) -> str:
     """Return ``name`` where it stands for an address that others reach, else an address of this host.
 
-    It is the one on the way to the first of ``others`` (names or addresses) that is no loopback address. Raises
+    It is the address on the route to the first of ``others`` (names or addresses) that is no loopback address. Raises
     LaunchError where there is none.
     """
     own = _addresses(name)

@@ -1,7 +1,8 @@
-"""Whole process trees: who descends from whom, and ending all of them, daemons included.
+"""Process trees: which processes descend from which, and the end of all of them, daemons included.
 
-A process belongs to a run's tree by parentage (the spawner is a subreaper, so what detaches itself comes back to it)
-or by the token that it inherited in its environment (what is left after the spawner itself was killed).
+A process belongs to a run's tree by parentage (the spawner is a subreaper, so a process that detaches itself becomes
+its child again) or by the token that it inherited in its environment (processes that are left after the spawner itself
+was killed).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 TOKEN_VARIABLE = "RESILIO_TREE_TOKEN"
 
 PROC = Path("/proc")
-TRACKERS_S = 1.0  # how long they may take once those have ended for whom they clean up
+TRACKERS_S = 1.0  # seconds that trackers have to end, after the processes for which they clean up
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -32,19 +33,22 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send us ``number`` when the thread of ``parent`` that started us ends; exit if it has already."""
+    """Let the kernel send ``number`` to this process when the thread of ``parent`` that started it ends.
+
+    Exit if it has ended already.
+    """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(128 + number)
 
 
 def become_subreaper() -> None:
-    """From now on orphans among our descendants become our children instead of init's (prctl(2))."""
+    """Become a subreaper: orphans among this process's descendants become its children instead of init's (prctl(2))."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def outlive_warnings() -> None:
-    """Ignore SIGUSR1 and SIGUSR2: Slurm may give ``sbatch --signal`` to a whole step, and only agents understand it.
+    """Ignore SIGUSR1 and SIGUSR2: Slurm may send ``sbatch --signal`` to a whole step, and only agents understand it.
 
     Ranks get the default back (``forked_child.detach``), as a plain process has it.
     """
@@ -58,7 +62,7 @@ def set_name(name: str) -> None:
 
 
 def children(pid: int, proc: Path = PROC) -> list[int]:
-    """Direct children of all threads of ``pid``; none where it is gone."""
+    """Return the direct children of all threads of ``pid``; none where it is gone."""
     found: list[int] = []
     try:
         tasks = [entry.name for entry in Path(f"{proc}/{pid}/task").iterdir()]
@@ -69,7 +73,7 @@ def children(pid: int, proc: Path = PROC) -> list[int]:
             with open(f"{proc}/{pid}/task/{task}/children", "rb") as file:
                 found.extend(int(word) for word in file.read().split())
         except FileNotFoundError:
-            if Path(f"{proc}/{pid}/task/{task}").is_dir():  # a kernel without this file
+            if Path(f"{proc}/{pid}/task/{task}").is_dir():  # the kernel may lack this file
                 return [child for child in _pids(proc) if _parent(child, proc) == pid]
         except OSError:
             continue
@@ -98,7 +102,7 @@ def _parent(pid: int, proc: Path) -> int | None:
 
 
 def descendants(pid: int, proc: Path = PROC) -> list[int]:
-    """Children, their children and so on, parents before children; ``pid`` itself is not among them."""
+    """Return children, their children and so on, parents before children, without ``pid`` itself."""
     found: dict[int, None] = {}
     pending = children(pid, proc)
     while pending:
@@ -110,7 +114,7 @@ def descendants(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each process that still exists and is ours to signal."""
+    """Send a signal to each process that still exists and may be signalled."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -123,13 +127,13 @@ def signal_group(leader: int, number: int) -> None:
     try:
         os.killpg(leader, number)
     except ProcessLookupError:
-        send([leader], number)  # forked just now, and not yet a leader
+        send([leader], number)  # it was forked just now, and is not yet a leader
 
 
 def is_tracker(pid: int, proc: Path = PROC) -> bool:
-    """Whether it removes what other processes leave behind, and ends by itself when those have ended.
+    """Return whether the process cleans up after other processes, and ends by itself when they have ended.
 
-    The resource trackers of multiprocessing and loky, torch's shared memory manager.
+    These are the resource trackers of multiprocessing and loky, and torch's shared memory manager.
     """
     try:
         with open(f"{proc}/{pid}/cmdline", "rb") as file:
@@ -140,12 +144,12 @@ def is_tracker(pid: int, proc: Path = PROC) -> bool:
 
 
 def without_trackers(pids: Iterable[int]) -> list[int]:
-    """Those of ``pids`` that do not end by themselves."""
+    """Return those of ``pids`` that are no trackers, and so do not end by themselves."""
     return [pid for pid in pids if not is_tracker(pid)]
 
 
 def handles(pid: int, number: int, proc: Path = PROC) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Return whether a process has its own handler for a signal."""
     try:
         with open(f"{proc}/{pid}/status", "rb") as file:
             caught = next((line.split()[1] for line in file if line.startswith(b"SigCgt:")), b"0")
@@ -155,7 +159,7 @@ def handles(pid: int, number: int, proc: Path = PROC) -> bool:
 
 
 def runs(pid: int, proc: Path = PROC) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     return stat(pid, proc)[:1] not in ([], [b"Z"], [b"X"])
 
 
@@ -167,10 +171,10 @@ def wait_for_ends(pids: Iterable[int], limit_s: float) -> None:
 
 
 def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
-    """SIGKILL everything below ``root`` except ``spare``, and return what was seen.
+    """Send SIGKILL to all descendants of ``root`` except ``spare``, and return their pids.
 
-    Each pass freezes what it finds before the next one looks, so that processes which fork while being killed are
-    caught: when a pass sees no new process, none is left that could fork.
+    Each pass stops what it finds before the next one looks, so processes that fork meanwhile are caught: when a pass
+    finds no new process, none is left that could fork.
     """
     frozen: dict[int, None] = {}
     for _ in range(50):
@@ -184,7 +188,7 @@ def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int
 
 
 def with_token(token: str, proc: Path = PROC, variable: str = TOKEN_VARIABLE) -> list[int]:
-    """Return processes whose environment at exec held ``variable=token``, apart from us and our ancestors."""
+    """Return processes whose environment at exec held ``variable=token``, without this process and its ancestors."""
     wanted = f"{variable}={token}".encode()
     kin = _ancestors(os.getpid(), proc)
     return [pid for pid in _pids(proc) if pid not in kin and _has_token(pid, wanted, proc)]
@@ -195,7 +199,7 @@ def _has_token(pid: int, wanted: bytes, proc: Path) -> bool:
         with open(f"{proc}/{pid}/environ", "rb") as file:
             return wanted in file.read().split(b"\0")
     except OSError:
-        return False  # gone, or another user's
+        return False  # it is gone, or belongs to another user
 
 
 def _ancestors(pid: int, proc: Path) -> set[int]:
@@ -210,10 +214,10 @@ def _ancestors(pid: int, proc: Path) -> set[int]:
 def sweep(
     token: str, timeout_s: float = 2.0, variable: str = TOKEN_VARIABLE, trackers_s: float = TRACKERS_S
 ) -> list[int]:
-    """Kill what an earlier spawner left behind, found by its token; returns the pids killed.
+    """Kill what an earlier spawner left behind, found by its token; return the pids killed.
 
-    Looks again until none is left or ``timeout_s`` is over. Trackers have ``trackers_s`` to end by themselves. A
-    pidfd is taken before the token is read a second time, so a reused pid is never hit.
+    The search is repeated until none is left or ``timeout_s`` is over. Trackers have ``trackers_s`` to end by
+    themselves. A pidfd is taken before the token is read a second time, so a reused pid is never hit.
     """
     wanted = f"{variable}={token}".encode()
     killed: dict[int, None] = {}
@@ -247,7 +251,7 @@ def _kill_if(pid: int, wanted: bytes) -> bool:
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Collect those of ``pids`` that are our ended children (orphans that a subreaper adopted)."""
+    """Reap those of ``pids`` that are ended children of this process (orphans that a subreaper adopted)."""
     for pid in pids:
         try:
             os.waitpid(pid, os.WNOHANG)

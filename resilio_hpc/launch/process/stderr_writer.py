@@ -1,4 +1,4 @@
-"""Standard error may be a file on a shared file system that hangs: a caller that writes does not wait for it."""
+"""A writer to standard error whose callers never wait: it may be a file on a shared file system that hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LINES = 1000
 
 
 class PatientStream:
-    """Lines for standard error, written by a thread of their own. While it hangs, no caller waits, and old lines go."""
+    """Lines for standard error, written by a thread. While it hangs, no caller waits, and old lines are dropped."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
@@ -23,20 +23,20 @@ class PatientStream:
         self._thread: threading.Thread | None = None
 
     def write(self, line: str) -> None:
-        """Hand a line over, and see it written where that takes no time."""
+        """Pass a line to the thread, and wait for it for a moment only."""
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="standard error", daemon=True)
                 self._thread.start()
             if len(self._lines) >= MOST_LINES:
-                del self._lines[1]  # the first one may be on its way
+                del self._lines[1]  # the first line may be half written
             self._lines.append(plain(line))
             self._changed.notify_all()
             if not self._hangs:
                 self._hangs = not self._changed.wait_for(lambda: not self._lines, self._patience_s)
 
     def flush(self, limit_s: float | None = None) -> bool:
-        """Wait until all is written, for ``limit_s`` at most (None: however long it takes)."""
+        """Return whether all lines are written, after at most ``limit_s`` (None: without a limit)."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines, limit_s)
 
@@ -49,7 +49,7 @@ class PatientStream:
                 sys.stderr.write(line)
                 sys.stderr.flush()
             except (OSError, ValueError):
-                pass  # no process listens any more
+                pass  # no process reads it any more
             with self._changed:
                 self._lines.popleft()
                 self._hangs = False

@@ -1,4 +1,4 @@
-"""What agents say to the controller, and to each other when they have none."""
+"""Messages from agents to the controller, and between agents that have none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from resilio_hpc.launch.protocol.message_parts import (
 
 
 class Hello(Struct, frozen=True):
-    """An agent presents itself, or again after losing its controller. ``silent_s``: how long it heard none."""
+    """An agent's introduction, also after it lost its controller. ``silent_s``: for how long it heard none."""
 
     node: Node
     incarnation: str
@@ -36,22 +36,22 @@ class Hello(Struct, frozen=True):
     committed: tuple[Count, ...] = ()  # committed steps that this agent knows
     topology: str = ""  # SLURM_TOPOLOGY_ADDR where Slurm gives it
     last: RoundState | None = None
-    prepared: Counted = -1  # the highest round number that this agent ever heard of
+    prepared: Counted = -1  # the highest round number that this agent has heard of
     silent_s: Seconds = 0.0
-    joiner: bool = False  # of another job than the run
-    evicted: Slots = 0  # devices of the node that are out of use; local_world_size counts none of them
-    disk_port: Port = 0  # where others may read this node's own disk; 0: nowhere
+    joiner: bool = False  # it belongs to another job than the run
+    evicted: Slots = 0  # evicted devices of the node, which local_world_size does not count
+    disk_port: Port = 0  # where others may read this node's own disk; 0 without one
 
     def __post_init__(self) -> None:
-        """Refuse a state from which no count can go on, where it is decoded."""
+        """Refuse, when it is decoded, a state whose counters could overflow."""
         if self.last is not None and not self.last.may_be_counted_on:
             raise ValueError("the last state's counts are out of bounds")
 
 
 class Heartbeat(Struct, frozen=True):
-    """Proof of life. ``sent`` is the agent's own clock and comes back in Beat, which renews its lease.
+    """Sign of life. ``sent`` is the agent's clock; it comes back in Beat, which renews the lease.
 
-    ``echo`` is the stamp of the newest Beat that it got: until then at least it stood with its controller.
+    ``echo``: the stamp of the newest Beat that it got. At least until then it followed its controller.
     """
 
     node: Node
@@ -62,16 +62,16 @@ class Heartbeat(Struct, frozen=True):
     echo: Stamp = NEVER
     step: Count = -1  # fewest steps completed by a local rank, -1 when unknown
     step_time: Seconds = 0.0
-    ready: bool = True  # ranks would start at once: nothing has to be imported before
-    copy_port: Port = 0  # where snapshots can be fetched; 0: nowhere
-    attached: bool = False  # a local rank uses resilio_hpc.train: it tells of steps
+    ready: bool = True  # ranks would start at once, since all imports are done
+    copy_port: Port = 0  # where snapshots can be fetched; 0 without one
+    attached: bool = False  # a local rank uses resilio_hpc.train, so it reports steps
 
 
 class RanksStopped(Struct, frozen=True):
-    """Every rank of earlier rounds and all their descendants are gone here; answer to Prepare.
+    """Answer to Prepare: every rank of earlier rounds and all its descendants are gone on this node.
 
-    ``known``: the last life of whose start this agent knows, so that ``held`` belongs to that one or to one that led
-    to it. ``completed``: the most steps that a rank of that round completed here.
+    ``known``: the newest life whose start this agent knows; ``held`` belongs to it or to a life that led to it.
+    ``completed``: the most steps that a rank of that round completed here.
     """
 
     node: Node
@@ -102,7 +102,7 @@ class RanksStarted(Struct, frozen=True):
 
 
 class RankFailed(Struct, frozen=True):
-    """A local rank ended wrongly."""
+    """A local rank failed."""
 
     node: Node
     epoch: Count
@@ -111,10 +111,9 @@ class RankFailed(Struct, frozen=True):
 
 
 class FirstStep(Struct, frozen=True):
-    """Every local rank completed its first step of this round; ``time`` in Unix seconds, of the last of them.
+    """Every local rank completed its first step of this round; ``time``: Unix seconds of the last of them.
 
-    ``sources``: from which tiers how many of them were restored.
-    ``restore_s``: how long the slowest of them took.
+    ``sources``: tier → how many ranks were restored from it. ``restore_s``: seconds that the slowest took.
     """
 
     node: Node
@@ -128,10 +127,11 @@ class FirstStep(Struct, frozen=True):
 
 
 class RanksDone(Struct, frozen=True):
-    """Every local rank exited as it should. ``stopped``: at an agreed stop, so training is not complete.
+    """Every local rank exited with 0. ``stopped``: at an agreed stop, so training is not complete.
 
-    ``snapshot``: the newest step of this round that all of them hold in memory; its SnapshotWhole may be late.
-    ``attached``: any of them uses resilio_hpc.train."""
+    ``snapshot``: the newest step of this round that all of them hold in memory; its SnapshotWhole may come later.
+    ``attached``: one of them uses resilio_hpc.train.
+    """
 
     node: Node
     epoch: Count
@@ -143,7 +143,7 @@ class RanksDone(Struct, frozen=True):
 
 
 class SnapshotWhole(Struct, frozen=True):
-    """Every local rank holds this step in memory. ``blocked_s``: how long training waited, in the slowest of them."""
+    """Every local rank holds this step in memory. ``blocked_s``: how long training waited in the slowest of them."""
 
     node: Node
     epoch: Count
@@ -154,7 +154,7 @@ class SnapshotWhole(Struct, frozen=True):
 
 
 class StepPersisted(Struct, frozen=True):
-    """The node's file of this step is durable. ``record`` is what the manifest will say of it."""
+    """The node's file of this step is durable. ``record``: its entry for the manifest."""
 
     node: Node
     epoch: Count
@@ -174,7 +174,7 @@ class PersistFailed(Struct, frozen=True):
 
 
 class ManifestWritten(Struct, frozen=True):
-    """The manifest of this step is durable, of snapshots that were taken in that round."""
+    """The manifest of this step is durable; its snapshots were taken in ``round``."""
 
     node: Node
     epoch: Count
@@ -184,7 +184,7 @@ class ManifestWritten(Struct, frozen=True):
 
 
 class StopAnswer(Struct, frozen=True):
-    """Answer to ProposeStop from all local ranks; ``attached`` 0 when the script does not use resilio_hpc.train."""
+    """Answer to ProposeStop of all local ranks; ``attached``: 0 when the script does not use resilio_hpc.train."""
 
     node: Node
     epoch: Count
@@ -204,7 +204,7 @@ class Warned(Struct, frozen=True):
 
 
 class Leaving(Struct, frozen=True):
-    """The agent's node goes ``within_s`` seconds, since its own job ends: the run shall go on without it."""
+    """The agent's node leaves within ``within_s`` seconds, since its own job ends: the run goes on without it."""
 
     node: Node
     epoch: Count
@@ -212,7 +212,7 @@ class Leaving(Struct, frozen=True):
 
 
 class Goodbye(Struct, frozen=True):
-    """The agent leaves for good."""
+    """The agent leaves the run."""
 
     node: Node
     epoch: Count
@@ -220,7 +220,7 @@ class Goodbye(Struct, frozen=True):
 
 
 class VotersUpdated(Struct, frozen=True):
-    """The agent keeps the membership of this number."""
+    """The agent has stored the membership of this number."""
 
     node: Node
     epoch: Count
@@ -240,7 +240,7 @@ class NoLeader(Struct, frozen=True):
 
 
 class Vote(Struct, frozen=True):
-    """A vote: this agent follows no epoch older than ``epoch``. ``silent_s``: how long it heard no controller."""
+    """A vote: this agent follows no epoch older than ``epoch``. ``silent_s``: for how long it heard no controller."""
 
     node: Node
     epoch: Count

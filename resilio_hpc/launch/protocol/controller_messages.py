@@ -1,4 +1,4 @@
-"""What the controller says to agents, and a node that may become one."""
+"""Messages from the controller, or from a node that may become it, to agents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from resilio_hpc.launch.protocol.message_parts import (
 
 
 class Beat(Struct, frozen=True):
-    """Answer to Heartbeat. ``lease_s``: how long after ``sent`` the ranks may run; ``stamp``: to be echoed."""
+    """Answer to Heartbeat.
+
+    ``lease_s``: seconds after ``sent`` for which ranks may run; ``stamp``: the agent echoes it.
+    """
 
     epoch: Count
     sent: Seconds
@@ -33,7 +36,7 @@ class Beat(Struct, frozen=True):
 
 
 class Welcome(Struct, frozen=True):
-    """Answer to Hello, and the word of a new controller to those who voted for it."""
+    """Answer to Hello; also how an elected controller introduces itself to its voters."""
 
     epoch: Count
     node: Node
@@ -58,10 +61,10 @@ class Prepare(Struct, frozen=True):
 class Start(Struct, frozen=True):
     """Start the ranks of a round. An agent that is not among the members waits as a spare.
 
-    ``follows``: the last life of the ranks before. Who knows nothing of its start missed what was decided
-    then, and holds snapshots of a life from which this one does not go on. ``fetches``: where the restore point is in
-    memory, the ranks whose snapshots have to be brought to their nodes. ``disk_ports``: where it is in files, of each
-    member the port at which others read its own disk, or 0; or nothing at all.
+    ``follows``: the last life of the ranks before. An agent that knows nothing of its start missed its decisions, and
+    holds snapshots of a life from which this one does not go on. ``fetches``: where the restore point is in memory, the
+    ranks whose snapshots have to be fetched to their nodes. ``disk_ports``: where it is in files, of each member where
+    others may read its own disk.
     """
 
     epoch: Count
@@ -74,13 +77,13 @@ class Start(Struct, frozen=True):
     disk_ports: tuple[Port, ...] = ()
 
     def restore_of(self, rank: int) -> RestorePoint | None:
-        """Return what one rank restores, once its snapshot has been brought."""
+        """Return what one rank restores, after its snapshot has been fetched."""
         if self.restore is not None and any(fetch.rank == rank and not fetch.endpoint for fetch in self.fetches):
             return RestorePoint(Tier.COMMITTED, self.restore.step)
         return self.restore
 
     def arrives(self, rank: int) -> bool:
-        """Whether its snapshot is to be brought from another node's memory."""
+        """Return whether its snapshot comes from another node's memory."""
         return any(fetch.rank == rank and fetch.endpoint for fetch in self.fetches)
 
 
@@ -121,7 +124,7 @@ class ProposeStop(Struct, frozen=True):
 
 
 class ConfirmStop(Struct, frozen=True):
-    """Every rank accepted ``target``."""
+    """Every rank accepted ``target``: stop there."""
 
     epoch: Count
     round: Count
@@ -129,7 +132,7 @@ class ConfirmStop(Struct, frozen=True):
 
 
 class TerminateRanks(Struct, frozen=True):
-    """Send SIGTERM to ranks that do not use resilio_hpc.train; they get ``grace_s`` to end by themselves."""
+    """Send SIGTERM to ranks that do not use resilio_hpc.train; they have ``grace_s`` to end by themselves."""
 
     epoch: Count
     round: Count
@@ -143,7 +146,7 @@ class Candidate(Struct, frozen=True):
 
 
 class RequestVote(Struct, frozen=True):
-    """Ask for a vote in ``epoch``. ``version``: of the membership that the candidate knows."""
+    """Ask for a vote in ``epoch``. ``version``: the membership that the candidate knows."""
 
     epoch: Count
     node: Node
@@ -151,7 +154,7 @@ class RequestVote(Struct, frozen=True):
 
 
 class Redirect(Struct, frozen=True):
-    """There is a controller: this one."""
+    """Name the controller."""
 
     epoch: Count
     node: Node
@@ -159,14 +162,14 @@ class Redirect(Struct, frozen=True):
 
 
 class NotLeading(Struct, frozen=True):
-    """Answer to an agent of another epoch: this node does not lead, and had no quorum for ``silent_s`` seconds."""
+    """Answer to an agent of another epoch: this node does not lead, and has had no quorum for ``silent_s`` seconds."""
 
     epoch: Count
     silent_s: Seconds = 0.0
 
 
 class End(Struct, frozen=True):
-    """The run (or this job's part of it) is over; stop everything and exit with ``exit_code``."""
+    """The run, or this job's part of it, has ended: stop everything and exit with ``exit_code``."""
 
     epoch: Count
     verdict: str

@@ -6,29 +6,30 @@ JOB_LEASE_S = 60.0
 
 
 class JobLease:
-    """How long a controller may lead without hearing from its run directory or from Slurm. Pure; monotonic seconds.
+    """How long a controller may lead without an answer of its run directory or of Slurm. Pure; monotonic seconds.
 
-    Both times are when the answer was *asked for*, not when it came."""
+    Both times are when the answer was *asked for*, not when it came.
+    """
 
     def __init__(self, now: float, lease_s: float = JOB_LEASE_S) -> None:
         self._lease_s = lease_s
         self._until = now + lease_s
 
     def pulse_written(self, asked: float) -> None:
-        """Learn that the run directory took our pulse, and knows no newer epoch."""
+        """Take note that the run directory took the controller's pulse, and holds no newer epoch."""
         self._renew(asked)
 
     def slurm_says_running(self, asked: float) -> None:
-        """``squeue`` says that our job is RUNNING: then no later job of the chain runs."""
+        """Take note that ``squeue`` shows the job as RUNNING, so no later job of the chain runs."""
         self._renew(asked)
 
     def _renew(self, asked: float) -> None:
         self._until = max(self._until, asked + self._lease_s)
 
     def expired(self, now: float) -> bool:
-        """Whether another job may train by now: our ranks must be stopped."""
+        """Return whether another job may train by now, so that this one's ranks must stop."""
         return now >= self._until
 
     def ends_in_s(self, now: float) -> float:
-        """Seconds until then; when less than half is left, Slurm should be asked."""
+        """Return the seconds until then. When less than half is left, Slurm should be asked."""
         return self._until - now

@@ -1,12 +1,11 @@
-"""Who has a vote, and what a quorum is. Pure.
+"""Which nodes vote, and what a quorum is. Pure.
 
-The **voters** are first the nodes of the allocation; later all that a controller has admitted. The list changes only
-by way of a *joint* membership, in which the old voters and the new ones each need a quorum (as in Raft, Ongaro and
+The **voters** are first the nodes of the allocation; later all that a controller has admitted. The list changes only by
+way of a *joint* membership, in which the old voters and the new ones each need a quorum (as in Raft, Ongaro and
 Ousterhout 2014, section 6), so two sides that know different lists never both have one.
 
-A quorum is more than half. Exactly half needs the **witness** of that group of voters: a file that belongs to the node
-that creates it (``run_directory.claim_witness``), and then counts as a second vote of it. A group keeps its witness
-from one membership to the next: two halves may know different memberships, but must ask for the same file.
+A quorum is more than half. Exactly half needs the group's witness as well, a file in the run directory that one node of
+one side can create.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ WitnessName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}\Z"
 
 
 class VoterGroup(msgspec.Struct, frozen=True, array_like=True):
-    """Voters, as a host list, and the name of their witness."""
+    """A group of voters, as a host list, and the name of its witness."""
 
     names: str
     witness: WitnessName
 
     def __post_init__(self) -> None:
-        """Refuse what is no host list where it is decoded."""
+        """Refuse, when it is decoded, what is no host list."""
         try:
             nodes_of(self.names)
         except UsageError as error:
@@ -54,21 +53,21 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def version(self) -> tuple[int, int]:
-        """Which of two memberships is the later one."""
+        """Return which of two memberships is the later one, by comparison."""
         return (self.epoch, self.number)
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Every group of voters in which a quorum is needed."""
+        """Return every group of voters in which a quorum is needed."""
         return (self.voters.nodes, *(nodes_of(group.names) for group in self.before))
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Everybody who has a vote in one group or another."""
+        """Return the nodes that have a vote in any group."""
         return set_of(self.voters.names).union(*(set_of(group.names) for group in self.before))
 
     def endpoint(self, node: str) -> str:
-        """Where a voter's agent listens ("host:port"), "" when that is not known."""
+        """Return where a voter's agent listens ("host:port"); "" if unknown."""
         for entry in self.voters.entries():
             if entry.node == node:
                 return f"{entry.address}:{entry.number}" if entry.number else ""
@@ -81,7 +80,7 @@ def first_membership(nodes: Collection[str]) -> Membership:
 
 
 def next_membership(last: Membership, epoch: int, voters: NodeList, settled: bool) -> Membership:
-    """Return the membership after ``last``, which still counts, with what came before it unless it was settled."""
+    """Return the joint membership after ``last``; the groups before ``last`` still count unless it was settled."""
     number = last.number + 1 if last.epoch == epoch else 1
     groups = dict.fromkeys((VoterGroup(last.voters.names, last.witness), *(() if settled else last.before)))
     same = [group for group in groups if sorted(nodes_of(group.names)) == sorted(voters.nodes)]
@@ -95,7 +94,7 @@ def settled(membership: Membership) -> Membership:
 
 
 def has_quorum(membership: Membership, supporters: Collection[str], witnessed: Iterable[Collection[str]] = ()) -> bool:
-    """Whether ``supporters`` are a quorum in every group; ``witnessed``: groups for which exactly half is enough."""
+    """Return whether ``supporters`` are a quorum in every group; ``witnessed``: groups where half is enough."""
     halves = [frozenset(group) for group in witnessed]
     return all(
         len(group.intersection(supporters)) >= _needed(group, group in halves)
@@ -104,16 +103,15 @@ def has_quorum(membership: Membership, supporters: Collection[str], witnessed: I
 
 
 def has_tie(membership: Membership, supporters: Collection[str]) -> bool:
-    """Whether ``supporters`` would be a quorum with the witness's help, but are none without it."""
+    """Return whether ``supporters`` are a quorum with the witness, but not without it."""
     return not has_quorum(membership, supporters) and has_quorum(membership, supporters, membership.groups)
 
 
 def witnesses_needed(membership: Membership, supporters: Collection[str]) -> tuple[str, ...]:
-    """Return the witnesses that would make ``supporters`` a quorum.
+    """Return the witnesses that would make ``supporters`` a quorum, at present the first of them.
 
-    None when they are one, or would not be one with any.
-
-    That of the oldest group first, since all who may compete know it.
+    Empty where they are a quorum already, or would not be one with any witness. The oldest group's comes first, since
+    all competing sides know it.
     """
     if not has_tie(membership, supporters):
         return ()
@@ -125,7 +123,7 @@ def witnesses_needed(membership: Membership, supporters: Collection[str]) -> tup
 def quorum_since(
     membership: Membership, supported: Callable[[str], float], witnessed: Iterable[Collection[str]] = ()
 ) -> float:
-    """Return the latest time at which a quorum of every group stood with us; ``supported``: that of each voter."""
+    """Return the latest time at which a quorum of every group supported; ``supported``: that time for each voter."""
     halves = [frozenset(group) for group in witnessed]
     since = float("inf")
     for group in membership.groups:
@@ -136,9 +134,10 @@ def quorum_since(
 
 
 def silence_of_quorum(membership: Membership, silent_s: Mapping[str, float], witnessed: bool) -> float:
-    """For how long at least no controller can have had a quorum, when these voters heard none for so long.
+    """Return for how many seconds, at least, no controller can have had a quorum.
 
-    Any quorum shares a voter with ours, so the most silent of our voters that make one tell it.
+    ``silent_s``: for how long each voter heard none. Any quorum shares a voter with this one, so the quorum of the
+    most silent voters tells it.
     """
     halves = membership.groups if witnessed else ()
     return max(0.0, quorum_since(membership, lambda node: silent_s.get(node, NEVER), halves))

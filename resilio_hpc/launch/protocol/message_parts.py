@@ -1,7 +1,7 @@
-"""What messages between nodes are made of: numbers, names and times within bounds, and what a round consists of.
+"""Parts of messages between nodes: bounded numbers, names and times, and the members of a round.
 
-Everything that is decoded is within these bounds, of whatever node: a number can be counted on without an overflow, a
-time can be compared (NaN cannot), a node's name is a plain host name that fits into a host list.
+Decoding enforces the bounds, whatever the sender: numbers cannot overflow, times can be compared (NaN cannot), and a
+node's name is a plain host name that fits into a host list.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from resilio_hpc.launch.protocol.node_list import HOST_NAME, NodeEntry, NodeList
 
 PORT_NUMBER = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
-COUNTED = 1 << 48  # below: what is counted on from here stays a Count for ever
-Life = tuple[Count, Count]  # (epoch, round) of a start of ranks; a number of a round alone may come twice
+COUNTED = 1 << 48  # a counter below this never leaves the range of Count
+Life = tuple[Count, Count]  # (epoch, round) of a start of ranks; a round number alone may repeat
 NO_LIFE: Life = (-1, -1)
 Counted = Annotated[int, msgspec.Meta(ge=-1, lt=COUNTED)]
 Slots = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]  # ranks of one node
@@ -32,7 +32,7 @@ Endpoint = Annotated[str, msgspec.Meta(pattern=rf"^(\S{{1,255}}:{PORT_NUMBER})?\
 
 
 class Struct(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of what travels: immutable, tagged by its name, and strict."""
+    """Base of all messages: immutable, tagged by its name, strict."""
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole snapshot in a node's memory. ``is_copy``: of a rank that runs elsewhere, kept for it."""
+    """A whole snapshot in a node's memory. ``is_copy``: of a rank that runs on another node."""
 
     rank: Count
     step: Count
@@ -55,14 +55,14 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MissingSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank whose node lacks its snapshot. ``endpoint``: of a replicator that has it; "": the shared directory has."""
+    """A rank whose node lacks its snapshot. ``endpoint``: a replicator that has it; "": the shared directory has it."""
 
     rank: Count
     endpoint: Endpoint
 
 
 class Partner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose snapshots a node keeps copies of: its ranks, and the endpoint of its replicator."""
+    """The node whose snapshots another node copies: its ranks, and the endpoint of its replicator."""
 
     first_rank: Count
     ranks: Slots
@@ -70,9 +70,11 @@ class Partner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a rank ended wrongly. ``time``: Unix seconds; ``bad_copy``: with kind restore_failed, what not to restore.
+    """How a rank failed.
 
-    ``kind``: exit, signal, early_exit, restore_failed; or, not the rank's own doing: spawn, spawner_lost, store_lost,
+    ``time``: Unix seconds; ``bad_copy``: of kind restore_failed, the copy not to restore again.
+
+    ``kind``: exit, signal, early_exit, restore_failed; or, not caused by the rank: spawn, spawner_lost, store_lost,
     lease_ended.
     """
 
@@ -89,11 +91,11 @@ class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Soft state that agents keep for the controller and give back to the next one."""
+    """Soft state that agents keep, and give to the next controller."""
 
     epoch: Count
     round: Count
-    world: NodeList  # the members in the order of their node ranks, each with the number of its ranks
+    world: NodeList  # the members in the order of their node ranks, each with its number of ranks
     restarts: Count
     without_progress: Count
     committed: tuple[Count, ...]
@@ -102,32 +104,32 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left: tuple[Node, ...] = ()
     steps_reported: bool = False
     losses: tuple[tuple[Node, Count], ...] = ()  # how often each node was lost
-    broken_by: str = ""  # what broke the round before (``repeated_failure``)
+    broken_by: str = ""  # the failure that ended the round before (``repeated_failure``)
 
     @property
     def life(self) -> Life:
-        """Which life of the ranks this is, of all that the run ever has: later ones are larger."""
+        """Return which life of the ranks this is; later lives of the run compare as larger."""
         return (self.epoch, self.round)
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The members one by one."""
+        """Return the members one by one."""
         return members_of(self.world)
 
     def member(self, node: str) -> Member | None:
-        """Return the one on a node, if it takes part."""
+        """Return the member on a node, if it takes part."""
         return _by_node(self.world).get(node)
 
     @property
     def may_be_counted_on(self) -> bool:
-        """Whether rounds, restarts and losses can be counted on from here for ever."""
+        """Return whether rounds, restarts and losses can be counted on from here without an overflow."""
         counts = (self.epoch, self.round, self.restarts, self.without_progress, *(count for _, count in self.losses))
         return max(counts) < COUNTED
 
 
 @lru_cache(maxsize=16)
 def members_of(world: NodeList) -> tuple[Member, ...]:
-    """Return a round's members from the form in which they travel."""
+    """Return a round's members from their encoded form."""
     members: list[Member] = []
     first_rank = 0
     for node_rank, (node, address, slots) in enumerate(world.entries()):
@@ -142,5 +144,5 @@ def _by_node(world: NodeList) -> dict[str, Member]:
 
 
 def world_of(members: Sequence[Member]) -> NodeList:
-    """Return the form in which a round's members travel."""
+    """Return the encoded form of a round's members."""
     return NodeList.of([NodeEntry(member.node, member.address, member.local_world_size) for member in members])

@@ -1,7 +1,7 @@
-"""What agents and the controller say to each other. Plain data; every message carries the epoch it belongs to.
+"""All messages between agents and the controller. Plain data; every message carries its epoch.
 
-Words: a **round** is one life of all ranks (one rendezvous); an **epoch** is one controller's term. An **incarnation**
-tells an agent process from its predecessor on the same node.
+A **round** is one life of all ranks (one rendezvous). An **epoch** is one controller's term. An **incarnation** tells
+an agent process from an earlier one on the same node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A list of nodes in the form in which it travels: run-length coded, since every agent gets it.
+"""A list of nodes in its encoded form: run-length coded, since every agent gets it.
 
 Four thousand nodes named in a row, with as many slots each, take about a hundred bytes.
 """
@@ -25,7 +25,7 @@ _is_host_name = re.compile(HOST_NAME).match
 
 
 class NodeEntry(NamedTuple):
-    """One node: its name, the address under which others reach it, and a number that the node list is about."""
+    """One node: its name, the address under which others reach it, and a number with the meaning of the list."""
 
     node: str
     address: str
@@ -33,14 +33,17 @@ class NodeEntry(NamedTuple):
 
 
 class NodeList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``names`` is a host list in order; the others are (count, value) runs. An address "" is the node's own name."""
+    """Runs of nodes. ``names``: a host list in order; the others are (count, value) runs.
+
+    An address "": the node's name.
+    """
 
     names: str = ""
     addresses: tuple[tuple[Length, str], ...] = ()
     numbers: tuple[tuple[Length, Number], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a node list whose parts do not fit each other, where it is decoded."""
+        """Refuse, when it is decoded, a node list whose parts do not fit each other."""
         try:
             count = len(nodes_of(self.names))
         except UsageError as error:
@@ -60,7 +63,7 @@ class NodeList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names in order."""
+        """Return the names in order."""
         return nodes_of(self.names)
 
     def entries(self) -> tuple[NodeEntry, ...]:
@@ -86,7 +89,7 @@ def nodes_of(names: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def set_of(names: str) -> frozenset[str]:
-    """Return the names of a host list, to be looked up. Raises UsageError."""
+    """Return the names of a host list as a set. Raises UsageError."""
     return frozenset(nodes_of(names))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from resilio_hpc.launch.protocol.messages import RankFailure
 
 LEFT_OUT = "exited with 0 without train.attach(), while other ranks train"
-# Texts of errors that a rank raises because a *peer* went away. Sources: torch 2.13 gloo and c10d, NCCL 2.2x; the last
-# one is ours (mpi_ranks): Slurm's PMIx ends the whole step when one rank does not end as it should.
+# Errors that a rank raises because a *peer* ended. Sources: torch 2.13 gloo and c10d, NCCL 2.2x; the last one is this
+# package's (mpi_ranks): Slurm's PMIx ends the whole step when one rank fails.
 CONSEQUENCES = (
     "connection closed by peer",
     "connection reset by peer",
@@ -31,13 +31,13 @@ CONSEQUENCES = (
 
 
 def is_consequence(failure: RankFailure) -> bool:
-    """Whether this failure reads like the echo of another rank's end."""
+    """Return whether this failure reads like the consequence of another rank's end."""
     text = failure.message.lower()
     return failure.kind == "exit" and any(pattern in text for pattern in CONSEQUENCES)
 
 
 def may_be_consequence(failure: RankFailure) -> bool:
-    """Whether it may be an echo, though it does not read like one: it was raised within torch's collectives."""
+    """Return whether it may be a consequence though it does not read like one: it was raised in torch's collectives."""
     frames = [line for line in failure.traceback.splitlines() if line.lstrip().startswith('File "')]
     return failure.kind == "exit" and (is_consequence(failure) or bool(frames and "torch/distributed/" in frames[-1]))
 
@@ -45,7 +45,7 @@ def may_be_consequence(failure: RankFailure) -> bool:
 def origin(failures: Sequence[RankFailure]) -> RankFailure | None:
     """Return the failure to blame.
 
-    The earliest that is not an echo, best of those that cannot be one; else the earliest.
+    It is the earliest that is no consequence, if possible one that cannot be a consequence; otherwise the earliest.
     """
     return min(
         failures,

@@ -1,4 +1,4 @@
-"""Why a run stops in good order: the verdict and exit code that belong to a signal of Slurm or of the user."""
+"""Why a run stops in good order: verdict and exit code for each signal of Slurm or of the user."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One process per job: starts the agents, starts them again, and says how the run ended.
+"""One process per job: starts the agents, restarts them, and writes how the run ended.
 
-Uses ``chain`` for what came before and comes after this job, ``allocation`` for where agents run. It decides nothing
-about ranks. Start reading at ``supervisor``.
+It uses ``chain`` for the jobs before and after this one, and ``allocation`` for the places of agents. It decides
+nothing about ranks. Start reading at ``supervisor``.
 """

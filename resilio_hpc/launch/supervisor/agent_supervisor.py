@@ -2,7 +2,7 @@
 
 A leading supervisor does this until there is a verdict, a joiner until its nodes have left the run. Nothing here waits
 for Slurm or for the run directory: one dead srun, a slurmctld that does not answer, or a shared file system that hangs
-holds up no other agent.
+does not delay other agents.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from resilio_hpc.slurm.client import commands
 
 WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sbatch --signal=B:…: the time limit is near
 STATUS_INTERVAL_S = 1.0
-GROUP_RESTART_S = 1.0  # Slurm takes so long to end the rest of a group whose srun was killed
-OWN_STARTS = 3  # how often a node of a group is given an srun of its own
-STOP_LIMIT_S = 60.0  # for a stop, after --stop-grace: the verdict is written by then
-STOP_AGAIN_S = 30.0  # where Slurm did not pass a stop on, or an agent was not there to hear it
-LOOK_PATIENCE_S = 0.5  # for a look at the run directory, before an agent that broke down is started again
+GROUP_RESTART_S = 1.0  # Slurm needs this time to end the rest of a group whose srun was killed
+OWN_STARTS = 3  # starts of a node's own srun, for a node of a group
+STOP_LIMIT_S = 60.0  # for a stop, after --stop-grace: by then the verdict is written
+STOP_AGAIN_S = 30.0  # repeats a stop that Slurm did not pass on, or that came before an agent ran
+LOOK_PATIENCE_S = 0.5  # for a look at the run directory, before a crashed agent is started again
 
 
 class Files(Protocol):
-    """What a keeper needs of the run directory; ``SupervisorFiles``."""
+    """What a keeper needs of the run directory; ``SupervisorFiles`` provides it."""
 
     ledger: Ledger
     verdict: dict[str, Any] | None
@@ -47,17 +47,17 @@ class Files(Protocol):
 
     @property
     def gone(self) -> bool:
-        """The run directory was removed."""
+        """Return whether the run directory was removed."""
 
     def seen_since(self, moment: float, now: float) -> bool:
-        """Whether ``verdict`` and ``status`` were looked for after ``moment``."""
+        """Return whether ``verdict`` and ``status`` were read after ``moment``."""
 
     def move_end(self, key: str, end_time: float | None) -> None:
-        """Tell the agents of job ``key`` that its end has changed."""
+        """Tell the agents of job ``key`` the new end of the job."""
 
 
 class AgentKeeper:
-    """The agents of one site. Once the run's part has its verdict (``files``), an agent that ends may end.
+    """Keeps the agents of one site running until the run's part has its verdict (``files``).
 
     ``leaves``: an agent that ends with 0 has left in good order and is not started again (joiners).
     """
@@ -76,28 +76,29 @@ class AgentKeeper:
         self._run = run
         self._files = files
         self._ledger = files.ledger
-        self._ended_now: dict[p.Placement, tuple[int, float]] = {}  # exit code, when: first see if there is a verdict
+        # exit code and time; first see if there is a verdict
+        self._ended_now: dict[p.Placement, tuple[int, float]] = {}
         self._leaves = leaves
         self._outputs = Outputs()
         self._pace = Pace()
         self._launches = Launches(len(self.placements))
         self.end_time = recipe.settings.end_time
         self._watch = watch or JobWatch(site.job)
-        self._watched = 0  # how many of its answers were taken
-        self._controller = ControllerView(run.path)  # told by ``files``
+        self._watched = 0  # answers of the watch that were taken
+        self._controller = ControllerView(run.path)  # ``files`` updates it
         self._next_look = 0.0
         self._own_starts: dict[str, int] = {}
         self._said: set[str] = set()
         self._received: list[int] = []
-        self._orders = 0  # to stop, by signals
-        self.stop_order = ""  # "TERM" or "INT": the launch is to end, whatever dies meanwhile
+        self._orders = 0  # orders to stop, by signals
+        self.stop_order = ""  # "TERM" or "INT": the launch is to end, whatever else happens
         self._ordered_at = self._next_stop = 0.0
         self._helpers = HelperWatch(self._helper_stopped)
         if site.mode is SiteMode.BATCH or (site.mode is SiteMode.STEP and site.leads):
             self._watch.start()
 
     def tend(self, now: float) -> bool:
-        """Start what is due, restart what ended too early. Returns whether any agent runs or will."""
+        """Start agents that are due, restart those that ended too early. Return whether any agent runs or will."""
         self._helpers.tick(now)
         over = self._files.verdict is not None
         if self._watched != self._watch.answers and self._watch.view is not None:
@@ -121,7 +122,7 @@ class AgentKeeper:
         return any(placement.process is not None or self._may_come(placement) for placement in self.placements)
 
     def _may_come(self, placement: p.Placement) -> bool:
-        """Whether an agent that does not run may be started yet, or its end is not dealt with."""
+        """Return whether an agent that does not run may still be started, or its end is not handled yet."""
         if placement in self._ended_now and self._files.verdict is None:
             return True
         if placement.done or self._files.verdict is not None or self.stop_order:
@@ -135,14 +136,14 @@ class AgentKeeper:
         if attempts.in_order and not self._no_verdict(attempts, now):
             return False
         if self.stop_order and not self.running:
-            return False  # nothing is left that one more agent could bring to a good end
+            return False  # one more agent could not bring the run to a good end
         return self.site.mode is not SiteMode.BATCH or self._pace.take(now, self._watch.answering)
 
     def _no_verdict(self, attempts: Attempts, now: float) -> bool:
-        """Whether an agent that ended in order has to be started again.
+        """Return whether an agent that ended in order has to be started again.
 
-        Most likely it knew of a verdict, which may be seen late, or when a run directory that hangs is back. While
-        others run, though, its node was lost.
+        Most likely it knew of a verdict, which may be seen late, or when a run directory that hangs is back. If other
+        agents run, though, the controller had lost its node.
         """
         if self._files.gone:
             return False
@@ -151,22 +152,22 @@ class AgentKeeper:
 
     @property
     def running(self) -> int:
-        """How many of its processes run."""
+        """Return how many of the agents' processes run."""
         return sum(placement.process is not None for placement in self.placements)
 
     @property
     def kept(self) -> int:
-        """How many run, or would be started again if the run went on."""
+        """Return how many agents run, or would be started again if the run went on."""
         return sum(not placement.done for placement in self.placements)
 
     @property
     def left_in_order(self) -> bool:
-        """Whether every one ended well, or its node left the job."""
+        """Return whether every agent ended well, or its node left the job."""
         return all(placement.left for placement in self.placements)
 
     @property
     def hopeless(self) -> bool:
-        """Whether no agent could ever be started, though Slurm answers."""
+        """Return whether no agent could ever be started, though Slurm answers."""
         now = time.monotonic()
         return self._watch.answering and self._launches.hopeless(each.running_s(now) for each in self.placements)
 
@@ -190,17 +191,17 @@ class AgentKeeper:
             placement.left = True
             return
         if self.site.mode is SiteMode.BATCH:
-            self._watch.look_now()  # does the job still have the node?
+            self._watch.look_now()  # asks whether the job still has the node
         attempts = placement.attempts
         if len(placement.nodes) > 1:
             attempts.next_start = max(attempts.next_start, now + GROUP_RESTART_S)
-            if attempts.failed_launches > 1:  # one dead node would hold all of them up
+            if attempts.failed_launches > 1:  # one dead node would delay all of them
                 self._give_own_sruns(placement, placement.nodes, now)
                 return
         self._tell(placement, code, ran)
         if attempts.given_up and placement.group is not None and not placement.group.done:
             placement.left = True
-            placement.group.nodes += placement.nodes  # its agent may live on in there
+            placement.group.nodes += placement.nodes  # its agent may still run in the group's srun
 
     def _tell(self, placement: p.Placement, code: int, ran: bool) -> None:
         who = f"the agent on {placement.label}" if len(placement.nodes) == 1 else f"agents on {names(placement.nodes)}"
@@ -219,7 +220,7 @@ class AgentKeeper:
     # -- groups ------------------------------------------------------------------------------------------------
 
     def _look_after_groups(self, now: float) -> None:
-        """Give a node an srun of its own when its agent ends: its group's srun goes on."""
+        """Give a node its own srun when its agent ends: its group's srun goes on."""
         groups = [each for each in self.placements if each.covers_group and each.process is not None]
         if not groups or now < self._next_look:
             return
@@ -257,7 +258,7 @@ class AgentKeeper:
         self._end_seen(view.end_time)
 
     def _end_seen(self, told: float | None) -> None:
-        """Note the job's end; what Slurm does not tell leaves it as it was, and is not "never"."""
+        """Take the job's end; where Slurm does not tell it, keep the former one."""
         if told is None:
             if self.end_time is None:
                 self._say_once(f"warning: Slurm does not tell when job {self.site.job} ends: no save precedes that")
@@ -273,29 +274,29 @@ class AgentKeeper:
             return
         self._ledger.append("node_left_job", node=node)
         if len(placement.nodes) == 1:
-            placement.kill()  # an srun to a node that is gone may hang
+            placement.kill()  # an srun to a lost node may hang
         else:
             placement.nodes = tuple(each for each in placement.nodes if each != node)
 
     # -- signals -----------------------------------------------------------------------------------------------
 
     def catch_signals(self, handled: tuple[str, ...]) -> None:
-        """From now on signals are for the agents."""
+        """From now on, pass signals on to the agents."""
         for number in {*WARNINGS, *(signal.Signals[name] for name in handled)}:
             signal.signal(number, lambda received, _frame: self._received.append(received))
 
     def stop_in_order(self, now: float) -> None:
-        """As if SIGTERM had come: all ranks save and end."""
+        """Do as after SIGTERM: all ranks save and end."""
         if not self.stop_order:
             self._order_stop("TERM", now)
 
     def stop_overdue(self, now: float) -> bool:
-        """Whether the agents had time enough to end after the order to stop."""
+        """Return whether the agents had time enough to end after the order to stop."""
         limit_s = self.placements[0].recipe.settings.options.stop_grace_s + STOP_LIMIT_S
         return bool(self.stop_order) and now - self._ordered_at > limit_s
 
     def forward_signals(self) -> frozenset[int]:
-        """Pass on what came, and return it. Raises KeyboardInterrupt at a SIGINT after another order to stop."""
+        """Pass on and return the signals that came. Raise KeyboardInterrupt at a SIGINT after another order to stop."""
         received, self._received = self._received, []
         for number in received:
             self._ledger.append("signal", signal=signal.Signals(number).name, to="agents")
@@ -312,7 +313,7 @@ class AgentKeeper:
         return frozenset(received)
 
     def _order_stop(self, name: str, now: float) -> None:
-        """Order a stop, also of agents that start later, and again: it may not arrive."""
+        """Order a stop, also of agents that start later, and repeat it: it may get lost."""
         if not self.stop_order:
             self._ordered_at = now
         self.stop_order = name
@@ -338,14 +339,14 @@ class AgentKeeper:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """End all of them for good."""
+        """Kill all agents for good."""
         self._watch.close()
         for placement in self.placements:
             placement.kill()
         self._outputs.close()
 
     def clean_up(self) -> None:
-        """Remove what killed agents on this machine have left. What ranks that ended well have started stays."""
+        """Remove what killed agents on this machine have left, except what ranks that ended well have started."""
         if self.site.mode is SiteMode.BATCH:
             return
         ended_well = (self._files.verdict or {}).get("verdict") == "completed"

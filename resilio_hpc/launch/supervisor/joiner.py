@@ -2,7 +2,7 @@
 
 It keeps agents on its own nodes as any supervisor does. It never judges the run: it submits no next job, and ends when
 the run's part that it joined has its verdict, or when its nodes have left. It writes no verdict but ``cancelled``,
-where the run's own job was cancelled so that no agent there could say so.
+where the run's own job was cancelled and no agent there could write it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.allocation import detect
 
 LOOK_S = 0.25
-LEAST_WAIT_S = (
-    3.0  # a controller shows by its pulse that it lives, twice a second: even without patience look that long
-)
+LEAST_WAIT_S = 3.0  # a controller's pulse shows twice a second that it lives, so even without patience look that long
 
 
 class Joiner:
@@ -51,7 +49,7 @@ class Joiner:
         self._view = ControllerView(self.path)
 
     def wait_for_run(self) -> joining.LaunchRecord:
-        """Until the run can be joined. Raises UsageError when it never can, or not within the join timeout."""
+        """Wait until the run can be joined. Raises UsageError when it never can, or not within the join timeout."""
         began = time.monotonic()
         said = ""
         patience = self.request.join_timeout_s
@@ -81,7 +79,7 @@ class Joiner:
             time.sleep(LOOK_S)
 
     def run_to_end(self) -> int:
-        """Return the whole life of a joiner. Returns the exit code."""
+        """Run from the join to the end of this job's nodes. Return the exit code."""
         record = self.wait_for_run()
         try:
             os.chdir(record.cwd)
@@ -119,7 +117,7 @@ class Joiner:
         return self._last_words(left, files)
 
     def _end_the_run(self, part: str, reason: str) -> None:
-        """So that all other joiners' nodes end, and none goes on."""
+        """Write the verdict, so that all other joiners' nodes end too."""
         newest = next(iter(run_claim.newest(self.path)), None)
         begun_anew = newest is not None and newest.part != part
         if not begun_anew and run_directory.read_verdict(self.path, part) is None:

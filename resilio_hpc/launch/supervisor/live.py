@@ -1,8 +1,8 @@
-"""``resilio-launch --view``: the live view has the terminal, everything else goes to ``console.log``.
+"""``resilio-launch --view``: the live view has the terminal, all other output goes to ``console.log``.
 
-The view is a child process that reads the run directory only (``resilio view``): the supervisor keeps its main thread
-and its signals, and a view that breaks breaks nothing. While it runs, our standard output and error are the file, so
-whatever agents, srun and the supervisor print cannot tear the view; ranks' output is in their logs as ever.
+The view is a child process that reads the run directory only (``resilio view``). The supervisor keeps its main thread
+and its signals, and a crash of the view does no harm. While the view runs, the launch's standard output and error are
+the file, so output of agents, srun and the supervisor cannot disturb it; ranks' output goes to their own logs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from resilio_hpc.core import trusted_files
 
-FAREWELL_S = 10.0  # how long the view may take to show the verdict and end
+FAREWELL_S = 10.0  # time for the view to show the verdict and end
 
 
 def with_view(run_path: Path, run_to_verdict: Callable[[], int]) -> int:
-    """Run a launch under a live view; returns its exit code, with standard output and error as they were."""
+    """Run a launch under a live view. Return its exit code, with standard output and error as before."""
     sys.stdout.flush()
     sys.stderr.flush()
     output, error = os.dup(1), os.dup(2)
@@ -47,7 +47,7 @@ def with_view(run_path: Path, run_to_verdict: Callable[[], int]) -> int:
 def _start(run_path: Path, terminal: int) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "resilio_hpc.cli.main", "view", str(run_path)]
     argv += ["--launcher", str(os.getpid()), "--since", f"{time.time():.3f}"]
-    # a session of its own: Ctrl-C is for the supervisor, and the view shows what comes of it
+    # a session of its own: Ctrl-C goes to the supervisor, and the view shows its effect
     return subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.DEVNULL, start_new_session=True
     )

@@ -1,7 +1,7 @@
-"""The pair check before a job's first round: nodes that it names get no agent (DLR-3, NVX-4).
+"""The pair check before a job's first round: nodes that it finds bad get no agent (DLR-3, NVX-4).
 
-It is a process of its own with a time limit: whatever becomes of it, the run goes on, with all nodes if it tells
-nothing. Signals that come meanwhile are kept for the agents; one that ends the run ends the check first.
+It is a process of its own with a time limit. Whatever happens to it, the run goes on, with all nodes if it gives no
+result. Signals that come meanwhile are kept for the agents; one that ends the run ends the check first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from resilio_hpc.launch.process.announce import say
 from resilio_hpc.slurm.client.allocation import Allocation
 
 BUDGET_S = 180.0
-EXTRA_S = 30.0  # beyond its budget, to close what it opened
-POLICY_VARIABLE = "RESILIO_PAIR_POLICY"  # a file with a site's numbers for pair_policy.toml's
+EXTRA_S = 30.0  # beyond its budget, to close its connections
+POLICY_VARIABLE = "RESILIO_PAIR_POLICY"  # a file with a site's values in place of pair_policy.toml's
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _MOST_BYTES = 64 << 20
 
@@ -43,7 +43,7 @@ class LeftOut:
 
 
 def is_due(options: LaunchOptions, site: Site, link: int) -> bool:
-    """Whether this start is to be checked: ``restart`` means a job that goes on where another stopped. Pure."""
+    """Return whether this start is to be checked; "restart" checks a job that continues another one. Pure."""
     if site.mode is SiteMode.STEP or len(site.nodes) < 2:
         return False
     return options.check_nodes == "start" or (options.check_nodes == "restart" and (link > 1 or site.restarts > 0))
@@ -66,7 +66,7 @@ def leave_out(result: CheckResult, nodes: Sequence[str], most: int) -> LeftOut:
 
 
 def request_of(site: Site, allocation: Allocation | None) -> CheckRequest:
-    """Return the nodes of the site, in their order. Raises UsageError for a policy file that is none."""
+    """Return the nodes of the site, in their order. Raises UsageError for an invalid policy file."""
     file = os.environ.get(POLICY_VARIABLE)
     policy = msgspec.structs.replace(pair_policy(Path(file) if file else None), budget_s=BUDGET_S)
     if site.mode is SiteMode.LOCAL or allocation is None:
@@ -81,14 +81,14 @@ class NodeCheck:
     """One check, in a child. ``received``: signals that came meanwhile, for the caller to handle afterwards."""
 
     def __init__(self, request: CheckRequest, argv: Sequence[str] = (), extra_s: float = EXTRA_S) -> None:
-        """``extra_s``: how much longer than its budget the child may take."""
+        """Take the request; ``extra_s``: how much longer than its budget the child may run."""
         self._request = request
         self._argv = tuple(argv) or interpreter.command("check")
         self._extra_s = extra_s
         self.received: list[int] = []
 
     def run(self, handled: Sequence[str]) -> CheckResult | str:
-        """Return the result, or why there is none. ``handled``: names of signals that are the agents'."""
+        """Return the result, or why there is none. ``handled``: names of the signals that are kept for the agents."""
         numbers = {*_WARNINGS, *(signal.Signals[name] for name in handled)}
         with self._catching(numbers):
             return self._result()
@@ -131,7 +131,7 @@ class NodeCheck:
             return printable(said.decode(errors="replace").strip().rpartition("\n")[2] or "it gave no answer", 300)
 
     def _listen(self, process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes, bool]:
-        """Return (what it said on the way, its answer, whether it came to its end)."""
+        """Return (its messages, its answer, whether it came to its end)."""
         assert process.stdout and process.stderr
         heard = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
         open_ends = set(heard)
@@ -146,7 +146,7 @@ class NodeCheck:
 
 
 def tell(result: CheckResult | str, left: LeftOut) -> None:
-    """Tell the user."""
+    """Print the result for the user."""
     if isinstance(result, str):
         say(f"pair check: no result ({result}): going on with all nodes")
         return

@@ -1,7 +1,7 @@
-"""Whether the job that a joiner's nodes help was cancelled: then the run is over for them, too.
+"""Whether the job that a joiner's nodes help was cancelled, so that the run is over for them too.
 
-A run outlives its own job's nodes on those of joiners, which would not hear of it: agents that hear ``scancel`` end
-the run in good order, but after ``scancel -s KILL``, or a KillWait that is too short for them, none is left to do so.
+A run may outlive its own job on the nodes of joiners. Agents that get ``scancel`` end the run in good order. After
+``scancel -s KILL``, or with a KillWait that is too short for them, no agent is left to do so.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from resilio_hpc.launch.chain.predecessor import handover_of, part_state
 from resilio_hpc.launch.rundir.run_claim import job_of
 
 INTERVAL_S = 60.0
-COMPLETING_S = 5.0  # until the next question while Slurm is ending it; doubled each time
+COMPLETING_S = 5.0  # until the next question while Slurm ends the job; doubled each time
 
 
 @dataclass(frozen=True)
 class OwnerState:
-    """Slurm's word, and how a person cancelled the job: "" where none did, or it is unknown."""
+    """Slurm's state, and how a person cancelled the job: "" if none did, or it is unknown."""
 
     state: str
     cancelled: str = ""
 
 
 def state_of(run_path: Path, part: str) -> OwnerState:
-    """Of the job that has this part of the run."""
+    """Return the state of the job that has this part of the run."""
     state, by = part_state(part)
-    if state != "CANCELLED" or handover_of(run_path, part) is not None:  # which we cancel ourselves
+    # the launcher itself cancels it after a handover
+    if state != "CANCELLED" or handover_of(run_path, part) is not None:
         return OwnerState(state)
     return OwnerState(state, f"job {job_of(part)} was cancelled{f' by user {by}' if by else ''}")
 
 
 class OwnerWatch(Asking):
-    """Asks once in a while, and soon after ``look_now``; ``cancelled`` is "" or how that was."""
+    """Asks Slurm at intervals, and soon after ``look_now``; ``cancelled``: "" or how it was cancelled."""
 
     def __init__(
         self,
@@ -59,5 +60,5 @@ class OwnerWatch(Asking):
             self._ending_s = self._completing_s
             return self._interval_s
         pause_s = min(self._ending_s, self._interval_s)
-        self._ending_s *= 2  # it may hang in that state
+        self._ending_s *= 2  # the job may hang in that state
         return pause_s

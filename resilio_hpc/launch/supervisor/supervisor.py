@@ -41,19 +41,22 @@ from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.allocation import detect
 
 POLL_S = 0.05
-FAREWELL_S = 20.0  # how long agents may take to end after the verdict
-LOST_S = 5.0  # when others have left, and this one not: an srun to a node that is gone does not end by itself
+FAREWELL_S = 20.0  # time for agents to end after the verdict
+LOST_S = 5.0  # when other agents have left and one has not: an srun to a lost node does not end by itself
 
 
 @dataclass(frozen=True)
 class Farewell:
-    """The time after the verdict, at ``since``, when ``kept`` placements had not been given up. Pure."""
+    """The time after the verdict. ``since``: when it came; ``kept``: placements that had not been given up then.
+
+    Pure.
+    """
 
     since: float
     kept: int
 
     def over(self, now: float, running: int, site: p.Site) -> bool:
-        """Whether to wait no longer for those that still run."""
+        """Return whether to stop waiting for the agents that still run."""
         waited = now - self.since
         return waited > FAREWELL_S or (waited > LOST_S and site.mode is SiteMode.BATCH and running < self.kept)
 
@@ -78,7 +81,7 @@ class Supervisor:
         return self.allocation.node if self.allocation is not None and self.site.mode is SiteMode.STEP else "main"
 
     def run_to_verdict(self) -> int:
-        """Return the whole life of a launch. Returns the exit code."""
+        """Run the launch to its verdict. Return the exit code."""
         over = self.chain.judge_predecessor()
         if over is not None:
             self.last_words = [over] if self.site.leads else []
@@ -115,7 +118,7 @@ class Supervisor:
             verdict = self._supervise(keeper)
             hopeless = keeper.hopeless
         except KeyboardInterrupt:
-            verdict = self.files.verdict  # all is killed now, and it may be known how the run ended
+            verdict = self.files.verdict  # all processes are killed now, so the result may be known
         finally:
             keeper.kill()
             if resizer is not None:
@@ -124,11 +127,9 @@ class Supervisor:
         return self._close(verdict or self._own_verdict(hopeless, keeper.stop_order), verdict is None)
 
     def _check_nodes(self) -> list[int]:
-        """Return the pair check, where it is asked for: what it names gets no agent.
+        """Run the pair check, if it is asked for: nodes that it finds bad get no agent.
 
-        Returns signals that came meanwhile.
-
-        The chain keeps the job's own nodes: its next job is to have as many.
+        Return the signals that came meanwhile. The chain keeps the job's own nodes: its next job is to have as many.
         """
         if not node_check.is_due(self.options, self.site, self.chain.number):
             return []
@@ -150,7 +151,7 @@ class Supervisor:
         return check.received
 
     def _keep_resizer(self) -> ResizeKeeper | None:
-        """With ``--resize``, beside the launch: more nodes and fewer."""
+        """Keep the resizer of ``--resize`` running beside the launch."""
         if not self.options.resize or not self.site.leads or self.site.mode is SiteMode.LOCAL:
             return None
         resizer = ResizeKeeper(resize_keeper.command(self.options, self.run.path))
@@ -167,7 +168,7 @@ class Supervisor:
         return p.recipe_of(self.site, self.allocation, settings, self._clock_ahead_s)
 
     def _keep_stdin(self) -> None:
-        """Keep standard input: a chain's later jobs go on with what the first one was given."""
+        """Keep standard input, so that a chain's later jobs get what the first one got."""
         if self.options.stdin_rank >= 0 and not (
             self.chain.number > 1 and (self.run.path / run_directory.STDIN).exists()
         ):
@@ -197,7 +198,7 @@ class Supervisor:
     def _supervise(self, keeper: AgentKeeper) -> dict[str, Any] | None:
         farewell: Farewell | None = None
         verdict: dict[str, Any] | None = None
-        alone_since: float | None = None  # no agent runs any more, and none will
+        alone_since: float | None = None  # since then no agent runs any more, and none will
         while True:
             now = time.monotonic()
             self._keep_chain(keeper)
@@ -218,7 +219,7 @@ class Supervisor:
             self.files.tick(now, wait_s=POLL_S)
 
     def _none_will_come(self, alone_since: float, now: float) -> bool:
-        """Whether no verdict is to be expected, once all agents have ended."""
+        """Return whether no verdict is to be expected, once all agents have ended."""
         return self.files.gone or self.files.seen_since(alone_since, now)
 
     def _tell_if_gone(self) -> None:
@@ -227,11 +228,11 @@ class Supervisor:
             say(f"{self.run.path} was removed, with all that this run had saved; its ranks go on")
 
     def _slurm_time(self) -> float:
-        """By slurmctld's clock, which ends jobs."""
+        """Return Unix seconds by slurmctld's clock, which ends jobs."""
         return time.time() - self._clock_ahead_s
 
     def _keep_chain(self, keeper: AgentKeeper) -> None:
-        """Keep the chain, bounded: submitting a job reads and writes the run directory, which may hang."""
+        """Do the chain's work in bounded time: submitting a job reads and writes the run directory, which may hang."""
         if self.files.order is not None and self.files.verdict is None and self.chain.heed(self.files.order):
             keeper.stop_in_order(time.monotonic())
         if keeper.forward_signals() & WARNINGS:
@@ -240,7 +241,7 @@ class Supervisor:
             bounded(lambda: self.chain.tick(self._slurm_time(), keeper.end_time), None)
 
     def _named(self, verdict: dict[str, Any]) -> dict[str, Any]:
-        """SIGTERM does not tell its cause, Slurm does: a time limit carries on, the user's cancel does not."""
+        """Return the verdict with its cause, which Slurm knows: a time limit carries on, the user's cancel does not."""
         if verdict.get("verdict") != "terminated" or self.site.mode is SiteMode.LOCAL or not self.site.leads:
             return verdict
         code = verdict.get("exit_code", 1)
@@ -258,7 +259,7 @@ class Supervisor:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _own_verdict(self, hopeless: bool, stop_order: str) -> dict[str, Any]:
-        """Where the run directory does not tell how the run ended."""
+        """Return the supervisor's own verdict, where the run directory has none."""
         told = self.files.told_verdict()
         if told is not None:
             return {"reason": "as its agents have told: the run directory did not take the verdict", **told}
@@ -272,7 +273,7 @@ class Supervisor:
         return {"verdict": "agents_lost", "exit_code": 1, "reason": reason}
 
     def _close(self, verdict: dict[str, Any], is_own: bool) -> int:
-        """``is_own``: no controller has said it."""
+        """Close the run with its verdict. ``is_own``: no controller wrote it. Return the exit code."""
         if is_own and self.site.leads:
             if not self.files.gone:
                 bounded(partial(run_directory.write_verdict, self.run.path, self.site.key, verdict), None)
@@ -288,7 +289,7 @@ class Supervisor:
 
 
 def run(options: LaunchOptions, targets: tuple[Target, ...] = ()) -> int:
-    """Run a launch to its verdict. ``targets``: whom it notifies."""
+    """Run a launch to its verdict. ``targets``: where it sends notifications."""
     supervisor = Supervisor(options, targets)
     try:
         return _run(supervisor)

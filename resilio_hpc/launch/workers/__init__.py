@@ -1,4 +1,4 @@
-"""The ranks of a node: how they are started, watched, stopped, and what they say.
+"""The ranks of a node: how they are started, watched and stopped, and their messages.
 
-Knows the agent only by the protocols of ``rank_owner``. Start reading at ``local_ranks``.
+It knows the agent only by the protocols of ``rank_owner``. Start reading at ``local_ranks``.
 """

@@ -1,7 +1,7 @@
-"""The ranks' output on the agent's console: follows their log files and writes whole lines, each with its rank.
+"""The ranks' output on the agent's console: reads their log files and prints whole lines, each with its rank.
 
-``poll()`` never blocks: files are read in bounded pieces, and nothing is read while the console (a pipe to srun,
-perhaps stuck) does not take what was read before. The log files hold everything in any case.
+``poll()`` never blocks: files are read in bounded pieces, and no more is read while the console (a pipe to srun,
+perhaps stuck) has not taken the last piece. The log files hold everything in any case.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import BinaryIO
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.streams import Std, parse_std, std_of
 
-MAX_LINE_BYTES = 32 * 1024  # a longer line is written in pieces of this size, so that it cannot fill our memory
+MAX_LINE_BYTES = 32 * 1024  # a longer line is written in pieces of this size, so that memory stays bounded
 _READ_BYTES = 64 * 1024
-_PENDING_BYTES = 256 * 1024  # read and not yet taken by the console
-LAST_BYTES = 16 * 1024  # of a stream that is shown no further
+_PENDING_BYTES = 256 * 1024  # read, and not yet taken by the console
+LAST_BYTES = 16 * 1024  # the end of a stream that is shown no further
 PROGRESS_EVERY_S = 5.0
 _UNPRINTABLE = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-# poll(2) says "writable" of a pipe when PIPE_BUF bytes fit; more could block
+# poll(2) reports a pipe as writable when PIPE_BUF bytes fit; more could block
 _SAFE_WRITE = select.PIPE_BUF
 
 
 @dataclass(frozen=True)
 class RankLogs:
-    """One rank of one round and the files that its streams go to."""
+    """One rank of one round, and the files of its streams."""
 
     rank: int
     local_rank: int
@@ -41,18 +41,19 @@ class RankLogs:
 
 @dataclass(frozen=True)
 class Shown:
-    """What happens to one stream of one rank, besides its log file."""
+    """Where one stream of one rank is shown, besides its log file."""
 
     on_console: bool
-    words: tuple[bytes, ...]  # a line that holds one of these is duplicated
+    words: tuple[bytes, ...]  # a line that holds one of these words is duplicated
     prefix: bytes
 
 
 def shown(options: LaunchOptions, local_rank: int, rank: int, world_size: int, stream: Std) -> Shown:
-    """Pure. torchrun's rules: a teed stream is shown, a redirected one is not, the filter holds for both.
+    """Return where a stream is shown. Pure.
 
-    Without ``--tee`` everything that is not redirected is shown, and duplicated where a word is found. Beside a live
-    view nothing is shown: the log files have it.
+    These are torchrun's rules: a teed stream is shown, a redirected one is not, the filter holds for both. Without
+    ``--tee`` everything that is not redirected is shown, and lines that hold a filter's word are duplicated. Beside a
+    live view, nothing is shown.
     """
     teed = bool(std_of(options.tee, local_rank) & stream)
     redirected = bool(std_of(options.redirects, local_rank) & stream)
@@ -77,7 +78,7 @@ def _prefix(options: LaunchOptions, local_rank: int, rank: int, world_size: int,
 
 
 class Lines:
-    """Bytes in, whole lines out (without their line ends); a line that grows too long comes in pieces."""
+    """Splits bytes into whole lines without line ends; a line that is too long is split."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -93,27 +94,30 @@ class Lines:
             self._rest = self._rest[MAX_LINE_BYTES:]
 
     def progress(self) -> Iterator[bytes]:
-        """Yield the newest whole state of a progress bar, which rewrites its line after ``\\r`` and may not end it."""
+        """Yield the last complete state of a progress bar, which rewrites its line after ``\r`` and may not end it."""
         states, _, newest = self._rest.rpartition(b"\r")
-        if states and newest:  # nothing after \r may be half of a Windows line end
+        if states and newest:  # nothing after \r: it may be half of a Windows line end
             self._rest = newest
             yield states
 
     def end(self) -> Iterator[bytes]:
-        """Yield the last line, if it had no line end."""
+        """Yield the last line if it has no line end."""
         if self._rest:
             yield self._rest
         self._rest = b""
 
 
 def printable(line: bytes) -> bytes:
-    """UTF-8 with tabs and colours; what would garble a terminal becomes ``?``; of states split by ``\\r`` the last."""
+    """Return valid UTF-8 with tabs and colours.
+
+    Other control characters become ``?``. Of states separated by ``\r``, the last one is kept.
+    """
     text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
     return _UNPRINTABLE.sub(lambda found: found[1] or "?", text).encode(errors="replace")
 
 
 class _Sink:
-    """A file descriptor that may block, written only as far as it takes bytes at once."""
+    """A file descriptor that may block; only as many bytes are written as it takes at once."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -135,14 +139,14 @@ class _Sink:
             self._pending += data
 
     def flush(self, wait_s: float = 0.0) -> None:
-        """Write what fits; wait at most ``wait_s`` for a first piece to fit."""
+        """Write what fits; wait at most ``wait_s`` until a first piece fits."""
         while self._pending and self._poll.poll(wait_s * 1000):
             wait_s = 0.0
             try:
                 written = os.write(self._fd, self._pending[:_SAFE_WRITE])
             except BlockingIOError:
                 return
-            except OSError:  # the reader is gone: the files still hold everything
+            except OSError:  # the reader is gone; the files hold everything
                 self._broken = True
                 self._pending.clear()
                 return
@@ -159,7 +163,7 @@ class _Tail:
         self._last_progress = -PROGRESS_EVERY_S
 
     def read(self, now: float) -> bool:
-        """Pass one piece on. False at the end of what is there."""
+        """Print one piece. Return False at the present end of the file."""
         if self._console.full:
             return True
         data = self._next_piece()
@@ -175,11 +179,11 @@ class _Tail:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
             return os.read(self._fd, _READ_BYTES)
-        except OSError:  # not there yet
+        except OSError:  # the file does not exist yet
             return b""
 
     def leave_out(self, logs: Path) -> None:
-        """Pass on the last lines only, and how much is left out before them. ``logs``: where all of it ends up."""
+        """Skip to the last lines, and print how much is skipped. ``logs``: the files that hold all of it."""
         if self._fd < 0:
             return
         here = os.lseek(self._fd, 0, os.SEEK_CUR)
@@ -213,7 +217,7 @@ class _Tail:
 
 @dataclass
 class _Round:
-    """The streams of one round; once it is ``ending``, a stream that was read to its end is dropped."""
+    """The streams of one round. Once it is ``ending``, a stream that was read to its end is dropped."""
 
     tails: list[_Tail]
     duplicates: list[BinaryIO]
@@ -239,7 +243,7 @@ class _Round:
 
 
 class Console:
-    """Shows the output of this node's ranks. One object per agent; ``watch`` it for each round."""
+    """Shows the output of this node's ranks. An agent has one, and calls ``watch`` for each round."""
 
     def __init__(
         self,
@@ -254,7 +258,7 @@ class Console:
         self._rounds: list[_Round] = []
 
     def watch(self, ranks: Sequence[RankLogs], world_size: int, directory: Path) -> None:
-        """Follow a new round's files (they need not exist yet); those of rounds before are read to their ends.
+        """Follow a new round's files (they need not exist yet); files of earlier rounds are read to their ends.
 
         Duplicated lines go to ``filtered_stdout.log`` and ``filtered_stderr.log`` in ``directory``.
         """
@@ -266,7 +270,7 @@ class Console:
             duplicates[Std.ERR] = open(directory / "filtered_stderr.log", "ab", buffering=0)  # noqa: SIM115
         tails = []
         for logs in ranks:
-            merged = logs.stdout == logs.stderr  # one file for both: shown once, as standard output
+            merged = logs.stdout == logs.stderr  # one file for both: it is shown once, as standard output
             streams = ((Std.OUT, logs.stdout),) if merged else ((Std.OUT, logs.stdout), (Std.ERR, logs.stderr))
             for stream, path in streams:
                 how = shown(self._options, logs.local_rank, logs.rank, world_size, stream)
@@ -275,13 +279,13 @@ class Console:
         self._rounds.append(_Round(tails, list(duplicates.values())))
 
     def follow(self, for_s: float) -> None:
-        """Pass on what is new, for no longer than ``for_s``, and without blocking."""
+        """Print what is new, for ``for_s`` at most, without blocking."""
         until = self._clock() + for_s
         while self.poll() and self._clock() < until:
             continue
 
     def poll(self) -> bool:
-        """Pass on what is new, without blocking. True: there may be more at once."""
+        """Print what is new, without blocking. Return True if there may be more."""
         self._flush(0.0)
         now = self._clock()
         more = [one.read(now) for one in self._rounds]
@@ -292,7 +296,7 @@ class Console:
         return any(more)
 
     def close(self, wait_s: float = 5.0) -> None:
-        """Show the rest, as far as the console takes it within ``wait_s``; of what is too much, the last lines."""
+        """Print the rest, as far as the console takes it within ``wait_s``; of too much output, the last lines."""
         self._end_rounds()
         deadline = self._clock() + wait_s
         while (self._rounds or not all(sink.empty for sink in self._sinks.values())) and self._clock() < deadline:

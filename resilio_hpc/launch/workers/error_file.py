@@ -1,8 +1,8 @@
-"""How a rank died: the error file that it may have left, and its exit in words.
+"""How a rank ended: the error file that it may have written, and its exit as text.
 
 The file is torchrun's: what ``torch.distributed.elastic.multiprocessing.errors.record`` writes to
 ``$TORCHELASTIC_ERROR_FILE``, {"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": "…"}}} or
-{"message": "…", "timestamp": …}. It is written by the user's process: any content is possible, none may hurt us.
+{"message": "…", "timestamp": …}. The user's process writes it, so any content is possible, and none may do harm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNSAFE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")  # control
 
 @dataclass(frozen=True)
 class RankError:
-    """What a rank said about its end. ``traceback`` may be empty; ``time`` is seconds since 1970."""
+    """A rank's own report of its error. ``traceback`` may be empty; ``time`` in Unix seconds."""
 
     message: str
     traceback: str
@@ -62,7 +62,10 @@ def read_error(path: Path) -> tuple[RankError | None, str]:
 
 
 def parse_error(content: bytes, written: float) -> RankError | None:
-    """Pure. ``written`` (the file's time) refines the whole-second time stamp, or stands in for a bad one."""
+    """Return the error in ``content``, if any. Pure.
+
+    ``written`` (the file's time) refines the time stamp, which has whole seconds, or replaces a bad one.
+    """
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
@@ -141,7 +144,7 @@ _SIGNAL_HINTS = {
 
 
 def describe_exit(exit_code: int | None, signal: int | None) -> str:
-    """One line on how a process ended. Give the one that applies; shells report signal N as exit code 128 + N."""
+    """Return how a process ended, in one line. Give the argument that applies; shells report signal N as 128 + N."""
     if signal is None and exit_code is not None and exit_code < 0:
         signal, exit_code = -exit_code, None
     through_shell = signal is None and exit_code is not None and 128 < exit_code < 128 + 65

@@ -1,4 +1,4 @@
-"""What a forked process does between the fork and the user's first line: become like a freshly started one."""
+"""What a forked process does before the user's first line, to become like a freshly started one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resilio_hpc.launch.workers.spawner_messages import RankCommand
 
 
 def fork() -> int:
-    """Fork with all signals blocked: the child's stay pending until it has its own handlers (see ``detach``)."""
+    """Fork with all signals blocked: the child keeps them pending until it has its own handlers (see ``detach``)."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = -1
     try:
@@ -30,7 +30,7 @@ def fork() -> int:
 
 
 def detach(parent: int, close: Sequence[int]) -> None:
-    """Begin a session with default signal handlers and none of the spawner's sockets; dies with the spawner."""
+    """Begin a session with default signal handlers, without the spawner's sockets; die with the spawner."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, *process_tree.WARNINGS):
         signal.signal(number, signal.SIG_DFL)
@@ -43,7 +43,7 @@ def detach(parent: int, close: Sequence[int]) -> None:
 
 
 def take_place(command: RankCommand, stdout: int, stderr: int) -> None:
-    """Streams, directory, affinity, limits and environment of one rank; ``stdout`` and ``stderr`` are closed."""
+    """Set streams, directory, affinity, limits and environment of one rank; ``stdout`` and ``stderr`` get closed."""
     if command.stdin_path:
         stdin = os.open(command.stdin_path, os.O_RDONLY)
         os.dup2(stdin, 0)
@@ -62,7 +62,7 @@ def take_place(command: RankCommand, stdout: int, stderr: int) -> None:
 
 
 def refresh(command: RankCommand) -> None:
-    """Undo what a fork shares and a new interpreter would not: seeds, keys, thread counts."""
+    """Renew what a forked process shares and a new interpreter would not: seeds, keys, thread counts."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -73,7 +73,8 @@ def refresh(command: RankCommand) -> None:
     wanted = _threads_wanted(command)
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.default_generator.seed()  # the CPU's is drawn at random when torch is imported; the others' are fixed
+        # torch seeds the CPU's generator at random on import; the other devices' seeds are constants
+        torch.default_generator.seed()
     if wanted and torch is not None and torch.get_num_threads() != wanted:
         torch.set_num_threads(wanted)
         _set_blas_threads(wanted)
@@ -87,7 +88,10 @@ def _threads_wanted(command: RankCommand) -> int:
 
 
 def _set_blas_threads(wanted: int) -> None:
-    """numpy's OpenBLAS counted the cores when it was loaded; it offers no Python function to count again."""
+    """Set the number of threads of numpy's OpenBLAS.
+
+    It counted the cores when it was loaded, and has no Python function to change that.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is None or not numpy.__file__:
         return
@@ -114,24 +118,24 @@ def program(command: RankCommand, environment: Mapping[str, str]) -> tuple[str, 
 
 
 def stands_in(path: str) -> bool:
-    """Whether ``path`` is our working directory already. The kernel knows: a file system that hangs is not asked."""
+    """Return whether ``path`` is the working directory already, without a call to its file system."""
     try:
         return os.getcwd() == path  # noqa: PTH109 - Path.cwd() is the same
-    except OSError:  # it was removed
+    except OSError:  # the directory was removed
         return False
 
 
 def enter(cwd: str) -> None:
-    """Go where ranks will start, once: one that is forked there needs nothing of a directory that hangs by then."""
+    """Enter the directory of the ranks, once: ranks forked there do not depend on a file system that hangs later."""
     if cwd and not stands_in(cwd):
         try:
             os.chdir(cwd)
         except OSError:
-            pass  # each rank will say so
+            pass  # each rank will report it
 
 
 def check_directory(path: str) -> None:
-    """Raise NotADirectoryError where a rank could not have it as its working directory."""
+    """Raise NotADirectoryError where a rank could not use ``path`` as its working directory."""
     if stands_in(path):
         return
     if not (Path(path).is_dir() and os.access(path, os.X_OK)):
@@ -139,7 +143,7 @@ def check_directory(path: str) -> None:
 
 
 def open_outputs(command: RankCommand) -> tuple[int, int]:
-    """Descriptors of a rank's outputs, appended to by every round; twice the same one where the paths are equal."""
+    """Open a rank's output files, to which every round appends; return the same descriptor twice for equal paths."""
     stdout = _open_output(command.stdout_path)
     if command.stderr_path == command.stdout_path:
         return stdout, stdout
@@ -155,13 +159,13 @@ def _open_output(path: str) -> int:
 
 
 def become_rank(command: RankCommand, stdout: int, stderr: int, executed: tuple[str, ...]) -> None:
-    """Run the rank: by executing ``executed``, or right here where that is empty."""
+    """Run the rank: execute ``executed``, or run it in this process if that is empty."""
     try:
         take_place(command, stdout, stderr)
     except OSError as error:
         sys.exit(f"cannot start local rank {command.local_rank}: {error}")
     if executed:
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and what it starts would, too
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and its children inherit that
             signal.signal(number, signal.SIG_DFL)
         try:
             os.execv(executed[0], executed)

@@ -1,7 +1,8 @@
 """Environment variables that are read while a process or its libraries load: a forked rank cannot change them.
 
-Two tables. A rank whose value of one of these differs from its spawner's is executed anew (``differing``), and so is
-one whose script sets a variable of the second table before it imports what reads it (``script_scan``).
+There are two tables. A rank whose value of such a variable differs from its spawner's is executed anew (``differing``),
+and so is one whose script sets a variable of the second table before it imports the library that reads it
+(``script_scan``).
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ SET_AFTER_FORK = frozenset({"OMP_NUM_THREADS"})  # a rank's thread counts are se
 
 
 def read_by_libraries(name: str) -> bool:
-    """Whether torch or what it loads reads this variable once, while it is loaded."""
+    """Return whether torch, or a library that it loads, reads this variable once, on load."""
     return name.startswith(BY_LIBRARIES) and not name.startswith(LATER)
 
 
 def differing(spawner: Mapping[str, str], rank: Mapping[str, str]) -> list[str]:
-    """Names in ``rank`` (what is set on top) whose value needs a new process, sorted."""
+    """Return the sorted names in ``rank``, set on top of the spawner's, whose value needs a new process."""
     return sorted(
         name
         for name, value in rank.items()

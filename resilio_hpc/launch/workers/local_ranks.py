@@ -1,4 +1,4 @@
-"""The agent's ranks in flesh: spawner, link, logs, console, error files."""
+"""The agent's ranks: spawner, link, logs, console, error files."""
 
 from __future__ import annotations
 
@@ -32,14 +32,18 @@ INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
 
 
 class LocalRanks:
-    """Carries out what the core decides about this node's ranks, and reports what becomes of them."""
+    """Carries out the decisions of the core about this node's ranks, and reports what happens to them."""
 
-    imports_first = True  # the spawner imports what ranks need, before they do
+    imports_first = True  # the spawner imports before ranks are forked
 
     def __init__(
         self, node: NodeContext, core: RankEvents, devices: Devices, begun: Path, token: str, spool: Path
     ) -> None:
-        """``begun``: names the step that is being read ahead. ``token`` marks the node's ranks in ``/proc``."""
+        """Take the node's parts.
+
+        ``begun``: the file that names the step which is being read ahead. ``token`` marks the node's ranks in
+        ``/proc``.
+        """
         self._node = node
         self._core = core
         self._devices = devices
@@ -53,7 +57,7 @@ class LocalRanks:
         self._console = Console(self._options)
         self.server = RankServer(node.local_dir / "agent.sock", core.rank_said)
         self._errors: dict[int, Path] = {}
-        self._error_logs: dict[int, Path] = {}  # where a rank's standard error goes
+        self._error_logs: dict[int, Path] = {}  # local rank → its standard error's file
         self._pids: dict[int, int] = {}
         self._starting: set[int] = set()
         self._start_began = 0.0
@@ -80,7 +84,7 @@ class LocalRanks:
         yield from self.server.filenos()
 
     def serve(self, ready: set[int]) -> None:
-        """Serve readable descriptors; ranks' words are heard before their ends."""
+        """Serve readable descriptors; a rank's messages are taken before its end."""
         for descriptor in [fd for fd in self.server.filenos() if fd in ready]:
             self.server.serve(descriptor)
         if not ready.isdisjoint(self._spawner.filenos()):
@@ -91,7 +95,7 @@ class LocalRanks:
             self._on_event(event)
 
     def tick(self) -> None:
-        """Show the ranks' output, and tell of those that do not end."""
+        """Show the ranks' output, and report ranks that do not end."""
         self._console.follow(SHOWS_S)
         node = self._node
         local = self._core.local
@@ -103,7 +107,7 @@ class LocalRanks:
     # -- what the core wants -----------------------------------------------------------------------------------
 
     def open_store(self, round_number: int) -> None:
-        """Open a round's rendezvous store here."""
+        """Open a round's rendezvous store on this node."""
         self._spawner.open_store(round_number, self._node.settings.address)
 
     def stop(self, how: StopHow, keep_stores_from: int) -> None:
@@ -112,7 +116,7 @@ class LocalRanks:
         self._spawner.stop(number, how.grace_s, keep_stores_from, heeded_only=not how.for_good, spare=how.well)
 
     def terminate(self) -> None:
-        """SIGTERM to every rank; nothing is forced."""
+        """Send SIGTERM to every rank; none is killed."""
         for pid in self._pids.values():
             try:
                 os.killpg(pid, signal.SIGTERM)
@@ -142,7 +146,7 @@ class LocalRanks:
             )  # fmt: skip
             try:
                 command = self._command(placement, start, out, err)
-            except UsageError as error:  # this world cannot be: every node says so, and each try counts
+            except UsageError as error:  # this world is impossible: every node reports it, and each try counts
                 self._core.spawn_failed(rank.local_rank, str(error), time.time())
                 return
             self._spawner.spawn(command)
@@ -258,7 +262,7 @@ class LocalRanks:
         self._core.spawner_died(event.time)
 
     def close(self) -> None:
-        """Show the rest of the output, end the spawner."""
+        """Show the rest of the output, and end the spawner."""
         self._console.close(2.0)
         self.server.close()
         ending = self._core.ending
@@ -273,7 +277,7 @@ class LocalRanks:
 def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, str]:
     """Return the environment of the spawner, which its ranks inherit.
 
-    Slurm's and the user's, and what must be set at load.
+    It is Slurm's and the user's, and holds the variables that are read at load time.
     """
     environment = {key: value for key, value in base.items() if not key.startswith(INTERNAL_PREFIXES)}
     if slots > 1:

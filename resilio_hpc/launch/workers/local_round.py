@@ -1,6 +1,6 @@
 """What one agent knows of its own ranks in the present round. Pure.
 
-Takes what ranks say over their link and how they end, and answers with what the controller has to know.
+It takes ranks' messages and their ends, and returns messages to the controller.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
 
-LINGERS_S = 120.0  # a script may have work to do after training; or its libraries hang while they are torn down
+LINGERS_S = 120.0  # a script may have work to do after training, or its libraries hang on the way out
 
 
 @dataclass
@@ -29,13 +29,13 @@ class LocalRank:
     step_time: float = 0.0
     first_step_at: float | None = None
     restored: tuple[int, Tier | None, float] = (-1, None, 0.0)  # step, source, seconds
-    may_exit: bool = False  # it said Finished or Stopped
-    finished_at: float = 0.0  # when
-    is_told: bool = False  # that it has not ended since
+    may_exit: bool = False  # it sent Finished or Stopped
+    finished_at: float = 0.0  # when it sent that
+    is_told: bool = False  # it was reported that it has not ended since
     stopped: bool = False
     done: bool = False
     ended_well_at: float | None = None  # Unix seconds
-    bad_copy: tuple[m.RestorePoint, str] | None = None  # what could not be restored, and why
+    bad_copy: tuple[m.RestorePoint, str] | None = None  # the copy that could not be restored, and why
     snapshots: dict[int, tuple[int, float]] = field(default_factory=dict)
 
 
@@ -51,7 +51,7 @@ class LocalRound:
         self.failed = False
         self._tells_of_steps = state.steps_reported
         self.terminating = False
-        self.target = -1  # the stop that was proposed last
+        self.target = -1  # the target of the last proposed stop
         self.stop_confirmed = False
         self.ranks = {
             local: LocalRank(member.first_rank + local, local) for local in range(member.local_world_size)
@@ -62,36 +62,36 @@ class LocalRound:
 
     @property
     def life(self) -> m.Life:
-        """Of all lives of the ranks, this one."""
+        """Return the life of the ranks that this is."""
         return (self.epoch, self.number)
 
     @property
     def step(self) -> int:
-        """Fewest steps completed by an attached rank, -1 when unknown."""
+        """Return the fewest steps completed by an attached rank, -1 when unknown."""
         return min((rank.step for rank in self.ranks.values() if rank.attached), default=-1)
 
     @property
     def furthest(self) -> int:
-        """Most steps completed by a rank, -1 when unknown."""
+        """Return the most steps completed by a rank, -1 when unknown."""
         return max((rank.step for rank in self.ranks.values()), default=-1)
 
     @property
     def step_time(self) -> float:
-        """Seconds of the slowest rank's last step."""
+        """Return the seconds of the slowest rank's last step."""
         return max((rank.step_time for rank in self.ranks.values()), default=0.0)
 
     @property
     def attached(self) -> list[int]:
-        """Local ranks whose script uses resilio_hpc.train and which still run."""
+        """Return the local ranks that use resilio_hpc.train and still run."""
         return [local for local, rank in self.ranks.items() if rank.attached and not rank.done]
 
     @property
     def has_attached(self) -> bool:
-        """Whether any rank's script uses resilio_hpc.train, also one that has ended."""
+        """Return whether any rank uses resilio_hpc.train, those that have ended included."""
         return any(rank.attached for rank in self.ranks.values())
 
     def said(self, local: int, message: rank_link.RankMessage, now: float) -> list[m.ToController]:
-        """Return a rank said something."""
+        """Take a rank's message. Return messages to the controller."""
         rank = self.ranks[local]
         if isinstance(message, rank_link.Attach):
             rank.attached = True
@@ -115,14 +115,17 @@ class LocalRound:
     def exited(
         self, local: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
     ) -> list[m.ToController]:
-        """Return a rank ended. ``error``: message and traceback from its error file, or empty texts."""
+        """Take a rank's end. ``error``: message and traceback from its error file, or empty.
+
+        Return messages to the controller.
+        """
         rank = self.ranks[local]
         rank.done = True
         if exit_code == 0 and not (rank.attached and not rank.may_exit):
             rank.ended_well_at = at
             return self._left_out() or self._maybe_done()
         if self.terminating and not rank.attached:
-            return self._maybe_done()  # it was told to end; how it does so is its own affair
+            return self._maybe_done()  # it was told to end, so its exit code does not matter
         kind = "signal" if signal is not None else "exit"
         message, traceback = error
         bad_copy = None
@@ -152,7 +155,7 @@ class LocalRound:
         return []
 
     def lingering(self, now: float) -> list[LocalRank]:
-        """Ranks whose training is finished since LINGERS_S, and that have not ended; each is told once."""
+        """Return ranks that finished training LINGERS_S ago and have not ended, each of them once."""
         found = [
             rank
             for rank in self.ranks.values()
@@ -163,9 +166,9 @@ class LocalRound:
         return found
 
     def propose_stop(self, target: int) -> list[m.ToController]:
-        """Take in that a stop is proposed.
+        """Take a proposal of a stop.
 
-        Answer at once if no rank is attached, else when all attached ranks have answered.
+        The answer comes at once if no rank is attached, else when all attached ranks have answered.
         """
         if target != self.target:
             self.target = target
@@ -173,7 +176,7 @@ class LocalRound:
         return self._maybe_answer()
 
     def pending_stop(self) -> list[rank_link.AgentMessage]:
-        """Return what a rank that attaches only now must hear of a stop."""
+        """Return the messages about a stop that a newly attached rank must get."""
         proposal: list[rank_link.AgentMessage] = [rank_link.StopAt(self.target)] if self.target >= 0 else []
         return [*proposal, rank_link.StopConfirmed(self.target)] if self.stop_confirmed else proposal
 

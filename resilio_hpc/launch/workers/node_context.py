@@ -1,4 +1,4 @@
-"""What every part of an agent works with."""
+"""What every part of an agent uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resilio_hpc.launch.rundir.run_directory import RunIdentity
 
 @dataclass(frozen=True)
 class NodeContext:
-    """One node's agent: its settings and run, its directories, its ledger and its voice.
+    """One node's agent: settings, run, directories, ledger, and console.
 
     ``local_dir``: the agent's own, in ``/tmp``; ``arena_dir``: in ``/dev/shm``; ``open_files``: the limit for ranks.
     """

@@ -1,7 +1,7 @@
-"""How many files a process may have open: an agent needs as many as the system lets it, ranks what the user set.
+"""Limits on open files: an agent needs as many as the system allows, ranks keep the user's limit.
 
-The usual soft limit of 1024 ends a controller's connections at about a thousand agents. Programs, however, may rely on
-theirs (``select`` cannot watch more than 1024), so a rank gets the limit back that it would have had without us.
+The usual soft limit of 1024 would end a controller's connections at about a thousand agents. Programs may rely on
+theirs (``select`` cannot watch more than 1024), so a rank gets the limit back that it would have without the launcher.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check(ranks: int) -> None:
 
 @contextmanager
 def limit_told() -> Iterator[None]:
-    """Raise LaunchError, in one line, where this process or the machine has no descriptor left."""
+    """Raise LaunchError, in one line, where this process or the machine has run out of descriptors."""
     try:
         yield
     except OSError as error:
@@ -41,14 +41,14 @@ def limit_told() -> Iterator[None]:
 
 
 def raise_limit() -> int:
-    """Raise this process's soft limit to the hard one. Returns what it was, for ``give_back``."""
+    """Raise this process's soft limit to the hard one. Return the former one, for ``give_back``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return soft
 
 
 def give_back(soft: int) -> None:
-    """Give this process, which is to become a rank, a soft limit of ``soft``, or of the hard one where that is less."""
+    """Set this process's soft limit to ``soft``, or to the hard one if that is less. The process becomes a rank."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and (soft > hard or soft == resource.RLIM_INFINITY):
         soft = hard

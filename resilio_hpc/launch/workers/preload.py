@@ -2,8 +2,8 @@
 
 Measured with torch 2.13 on the CPU: importing torch takes 1.3-1.8 s, ``torch._dynamo`` (which the first optimizer
 imports) another 1.2 s; after the modules below, a rank's path to its first AdamW step under DDP, restored from a
-checkpoint of ours, imports nothing new.
-No forward or backward pass is run here: it would start OpenMP's or autograd's threads, which do not survive a fork.
+checkpoint, imports nothing new. No forward or backward pass is run here: it would start OpenMP's or autograd's threads,
+which a fork would not copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ TORCH_MODULES = (
     "torch.distributed.fsdp",
 )
 OPTIONAL_MODULES = (
-    "resilio_hpc.launch.workers.error_file",  # late, by the modules above; names differ between versions of torch
+    # late, since the modules above import torch; names differ between versions of torch
+    "resilio_hpc.launch.workers.error_file",
     "numpy",
     "numpy.random",
     "multiprocessing.queues",
@@ -45,23 +46,27 @@ OPTIONAL_MODULES = (
 
 
 OPTIONAL_TORCH_MODULES = ("torch.profiler._cupti_monitor",)
-OWN_MODULES = ("resilio_hpc.train", "resilio_hpc.ckpt")  # 0.1 s of each restart
+OWN_MODULES = ("resilio_hpc.train", "resilio_hpc.ckpt")  # importing them takes 0.1 s of each restart
 
 
 INSTALLED = ("site-packages", "dist-packages")
 
 
 def own_places(place: str, python_path: str) -> list[str]:
-    """Directories whose modules are the user's own. A site's modules may put installed libraries on PYTHONPATH."""
+    """Return directories whose modules are the user's own.
+
+    A site's modules may put installed libraries on PYTHONPATH.
+    """
     entries = [Path(entry).absolute() for entry in python_path.split(os.pathsep) if entry]
     own = [str(entry) for entry in entries if entry.name not in INSTALLED]
     return [place, *own] if place else own
 
 
 def why_not_load(kind: str, program: str, place: str, preload: Sequence[str], torch: bool) -> str:
-    """ "" where ranks may find torch loaded, or, in one line, which settings of the program would come too late.
+    """Return "" if ranks may find torch loaded, else the program's settings that would come too late, in one line.
 
-    ``place``: the first entry of the program's path, whose modules are its own."""
+    ``place``: the first entry of the program's path, which holds its own modules.
+    """
     loaded = {"torch" if torch else "numpy", *(name.partition(".")[0] for name in preload)}
     places = own_places(place, os.environ.get("PYTHONPATH", ""))
     files: list[Path] = []
@@ -76,7 +81,7 @@ def why_not_load(kind: str, program: str, place: str, preload: Sequence[str], to
 def import_all(preload: Sequence[str], torch: bool = True, place: str = "") -> str:
     """Import torch's modules, then ``preload``, which may be in ``place``.
 
-    Returns "" or, in one line, which module failed and why.
+    Return "" or, in one line, which module failed and why.
     """
     gc.disable()
     try:
@@ -109,7 +114,7 @@ def _import(name: str) -> str:
         module = importlib.import_module(name)
         if (
             name.partition(".")[0] == "resilio_hpc"
-        ):  # it loads parts when they are asked for; others' __all__ may be vast
+        ):  # it loads parts on demand; the __all__ of other modules may be very long
             for public in getattr(module, "__all__", ()):
                 getattr(module, public)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
@@ -118,15 +123,14 @@ def _import(name: str) -> str:
 
 
 def why_not_fork(place: str = "") -> str:
-    """ "" where ranks may be forked from this process, or the reason against it in one line.
+    """Return "" if ranks may be forked from this process, or the reason against it in one line.
 
-    ``place``: the first entry of the program's path.
-
-    numpy's OpenBLAS starts threads on import and stops them in a pthread_atfork handler, so one throw-away fork comes
-    first: a thread that is still there afterwards belongs to code that is not prepared for forks.
+    ``place``: the first entry of the program's path. numpy's OpenBLAS starts threads on import and stops them in a
+    pthread_atfork handler, so one throw-away fork comes first: a thread that is still there afterwards belongs to code
+    that is not prepared for forks.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forking with threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks of processes with threads
         pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -147,7 +151,7 @@ def why_not_fork(place: str = "") -> str:
 
 
 def thread_names() -> list[str]:
-    """Names of this process's threads, the main thread's first."""
+    """Return the names of this process's threads, the main thread's first."""
     names = []
     for task in sorted(int(entry.name) for entry in Path("/proc/self/task").iterdir()):
         try:

@@ -1,4 +1,4 @@
-"""The command line that ps, pgrep and py-spy show for a forked rank: its script's, not the zygote's."""
+"""The command line that ps, pgrep and py-spy show for a forked rank: its script's instead of the zygote's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def set_title(argv: Sequence[str]) -> None:
-    """Overwrite this process's argument area (proc(5): arg_start, arg_end), cut to the room that is there."""
+    """Overwrite this process's argument area (proc(5): arg_start, arg_end); what does not fit is cut."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # fields 48 and 49; the state, field 3, is the first here
     if start <= 0 or end <= start:

@@ -1,7 +1,7 @@
 """The environment and the command of one rank. Pure.
 
-The variables are torchrun's (torch.distributed.elastic, LocalElasticAgent), so that a script need not know who
-started it, and ours, which ``resilio_hpc.train`` and ``resilio_hpc.ckpt`` read.
+Variables are torchrun's (torch.distributed.elastic, LocalElasticAgent), so a script need not know its launcher, and
+this package's, which ``resilio_hpc.train`` and ``resilio_hpc.ckpt`` read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resilio_hpc.launch.config.rank_layout import fill, layout_of, values_of
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where one rank sits in the world of one round."""
+    """The place of one rank in the world of one round."""
 
     node_rank: int
     node_count: int
@@ -30,7 +30,7 @@ class RankPlacement:
 
 @dataclass(frozen=True)
 class RoundSetting:
-    """What all ranks of one node share in one round."""
+    """Settings that all ranks of one node share in one round."""
 
     run_id: str
     run_dir: Path
@@ -42,13 +42,13 @@ class RoundSetting:
     agent_socket: Path
     arena_dir: Path
     restore: str  # see ``ckpt.agent_link.parse_restore_point``
-    read_ahead: Path  # names the step that is being read ahead
+    read_ahead: Path  # the file that names the step which is being read ahead
 
 
 def rank_variables(
     base: Mapping[str, str], options: LaunchOptions, placement: RankPlacement, setting: RoundSetting, error_file: Path
 ) -> dict[str, str]:
-    """Return the variables to set on top of ``base``, the environment that the agent was started with.
+    """Return the variables to set on top of ``base``, the agent's own environment.
 
     Raises UsageError when ``--virtual-local-rank`` has no GPU for this rank, or ``--layout`` does not fit the world.
     """
@@ -83,14 +83,14 @@ def _torchrun_variables(
         "GROUP_RANK": str(placement.node_rank),
         "GROUP_WORLD_SIZE": str(placement.node_count),
         "ROLE_NAME": options.role,
-        "ROLE_RANK": str(placement.rank),  # one role per run: the whole world
+        "ROLE_RANK": str(placement.rank),  # a run has one role: the whole world
         "ROLE_WORLD_SIZE": str(placement.world_size),
         "MASTER_ADDR": setting.master_addr,
         "MASTER_PORT": str(setting.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(setting.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
         "TORCHELASTIC_RUN_ID": options.torchelastic_run_id or setting.run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": str(options.torch),  # the store is hosted outside of rank 0
+        "TORCHELASTIC_USE_AGENT_STORE": str(options.torch),  # the agent, not rank 0, hosts the store
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(options.signals_to_handle),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
@@ -116,9 +116,9 @@ def _device_variables(base: Mapping[str, str], options: LaunchOptions, placement
 
 
 def rank_argv(options: LaunchOptions, local_rank: int, placement: RankPlacement | None = None) -> tuple[str, ...]:
-    """Program and arguments; ``${local_rank}`` in an argument becomes the local rank, as with torchrun.
+    """Return program and arguments; ``${local_rank}`` in an argument becomes the local rank, as under torchrun.
 
-    With ``--fill-arguments`` the round's numbers are filled in too, where ``placement`` tells them. Raises UsageError.
+    With ``--fill-arguments`` the round's numbers are filled in too, where ``placement`` holds them. Raises UsageError.
     """
     arguments = tuple(argument.replace("${local_rank}", str(local_rank)) for argument in options.script_args)
     if options.fill_arguments and placement is not None:

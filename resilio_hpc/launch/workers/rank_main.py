@@ -1,7 +1,7 @@
-"""Become a user's script: ``__main__``, its arguments and paths, and what an uncaught exception leaves behind.
+"""Become a user's script: ``__main__``, its arguments and paths, and the report of an uncaught exception.
 
-Used in a forked rank, and run as a file (``python -u rank_main.py script train.py …``) in one that is executed anew.
-Imports nothing of ours at the top, because it also runs where only the standard library is at hand.
+It is used in a forked rank, and run as a file (``python -u rank_main.py script train.py …``) in one that is executed
+anew. It imports nothing of this package at the top, because it also runs where only the standard library is available.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PACKAGE_PARENT = str(Path(__file__).parents[3])
 def run(kind: str, argv: Sequence[str]) -> None:
     """Run ``argv[0]``, a script's path ("script") or a module's name ("module"), as ``python -u`` would.
 
-    Returns or raises SystemExit as the program does; an uncaught exception is printed without our frames and recorded
-    in the file that ``TORCHELASTIC_ERROR_FILE`` names, then becomes SystemExit(1).
+    Return or raise SystemExit as the program does. An uncaught exception is printed without this package's frames and
+    recorded in the file that ``TORCHELASTIC_ERROR_FILE`` names, then becomes SystemExit(1).
     """
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=None, __package__=None)
@@ -60,9 +60,10 @@ def own_place(kind: str, program: str) -> str:
 
 
 def shadowed(places: Sequence[str]) -> list[str]:
-    """Top-level modules that are loaded, though an import with ``places`` first on the path finds others of that name.
+    """Return loaded top-level modules that an import with ``places`` first on the path would find elsewhere.
 
-    Built-in and frozen modules come before any path."""
+    Built-in and frozen modules come before any path.
+    """
     found = []
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
@@ -70,14 +71,14 @@ def shadowed(places: Sequence[str]) -> list[str]:
             continue
         other = importlib.machinery.PathFinder.find_spec(name, list(places))
         if other is None or other.origin is None or not spec.origin:
-            continue  # a directory without __init__.py comes last on the whole path
+            continue  # a directory without __init__.py comes last, after the whole path
         if os.path.realpath(other.origin) != os.path.realpath(spec.origin):
             found.append(name)
     return sorted(found)
 
 
 def _forget(names: Sequence[str]) -> None:
-    """Let the program import its own modules of these names; what has imported the others keeps them."""
+    """Let the program import its own modules of these names; earlier importers keep the others."""
     for loaded in list(sys.modules):
         if loaded.partition(".")[0] in names:
             del sys.modules[loaded]
@@ -89,7 +90,7 @@ def _set_first_path(entry: str, always: bool = False) -> None:
 
 
 def is_package(path: str) -> bool:
-    """Return whether it is a directory or an archive, which the interpreter knows by its end.
+    """Return whether the path is a directory or an archive, which the interpreter knows by its suffix.
 
     What comes before it does not matter.
     """
@@ -141,22 +142,22 @@ def _end(error: BaseException, main: types.ModuleType) -> None:
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, shown)
     if isinstance(error, KeyboardInterrupt):
-        sys.excepthook = lambda *_: None  # shown already; the interpreter finalises and then dies of SIGINT
+        sys.excepthook = lambda *_: None  # it was shown already; the interpreter finalises and then dies of SIGINT
         raise KeyboardInterrupt from None
     _leave_mpi(1)
     sys.exit(1)
 
 
 def _leave_mpi(code: object) -> None:
-    """End a rank that failed without MPI_Finalize, which mpi4py calls at exit.
+    """End a rank that failed, without MPI_Finalize, which mpi4py calls at exit.
 
-    It would wait there for its peers, who wait for it. Its sudden end is what PMI tells the others of.
+    MPI_Finalize would wait for its peers, which wait for it. PMI tells them of its sudden end.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if code in (None, 0) or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     if not isinstance(code, int):
-        print(code, file=sys.stderr)  # what sys.exit does with anything else
+        print(code, file=sys.stderr)  # sys.exit prints any other value
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code & 255 if isinstance(code, int) else 1)
@@ -185,7 +186,7 @@ def _record(error: BaseException) -> None:
 
 
 def _let_gloo_end() -> None:
-    """By the file's path: ours may not be among the modules of the script's Python, and shall not become one."""
+    """Load the module by its file's path: this package may not be installed for the script's Python."""
     spec = importlib.util.spec_from_file_location(
         "_resilio_gloo", Path(__file__).parents[2] / "core" / "gloo_groups.py"
     )

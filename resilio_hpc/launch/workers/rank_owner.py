@@ -17,8 +17,8 @@ from resilio_hpc.launch.workers.local_round import LocalRound
 class StopHow:
     """``grace_s``: from SIGTERM to SIGKILL, 0: SIGKILL at once.
 
-    ``for_good``: no other round follows, so the grace is for all; else it is for ranks that handle SIGTERM. ``well``:
-    the ranks have ended well, and what they have left running is awaited so long, but not ended.
+    ``for_good``: no other round follows, so all ranks get the grace; else only those that handle SIGTERM. ``well``: the
+    ranks have ended well; what they left running gets the grace to end, and is not killed.
     """
 
     grace_s: float = 0.0
@@ -27,47 +27,47 @@ class StopHow:
 
 
 class RankEvents(Protocol):
-    """What hears of the ranks: the agent's core. Times are Unix seconds."""
+    """Receives the events of ranks: the agent's core. Times are Unix seconds."""
 
     ready: bool
     slots: int
 
     @property
     def local(self) -> LocalRound | None:
-        """The round whose ranks run here."""
+        """Return the round whose ranks run here."""
 
     @property
     def ending(self) -> End | None:
-        """How the run ended, once it has."""
+        """Return how the run ended, once it has."""
 
     def rank_said(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
-        """Hear a rank's message."""
+        """Take a rank's message."""
 
     def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
-        """All local ranks run."""
+        """Take note that all local ranks run."""
 
     def rank_exited(
         self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
     ) -> None:
-        """Learn that a rank ended. ``error``: its message and traceback."""
+        """Take note that a rank ended. ``error``: its message and traceback."""
 
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
-        """Learn that a rank could not be started."""
+        """Take note that a rank could not be started."""
 
     def store_ready(self, round_number: int, port: int) -> None:
-        """Learn that the rendezvous store of a round is open."""
+        """Take note that the rendezvous store of a round is open."""
 
     def store_died(self, round_number: int, error: str, at: float) -> None:
-        """Learn that it is gone."""
+        """Take note that the rendezvous store of a round is gone."""
 
     def all_stopped(self) -> None:
-        """Every rank and descendant is gone."""
+        """Take note that every rank and all its descendants are gone."""
 
     def spawner_died(self, at: float) -> None:
-        """Learn that the spawner is gone, and its ranks and stores with it."""
+        """Take note that the spawner is gone, and its ranks and stores with it."""
 
     def give_up(self, reason: str) -> None:
-        """Learn that this node cannot run ranks."""
+        """Leave the run: this node cannot run ranks."""
 
 
 class Devices(Protocol):
@@ -75,17 +75,17 @@ class Devices(Protocol):
 
     @property
     def variables(self) -> dict[str, str]:
-        """For ranks: the devices that they may use."""
+        """Return the variables that show ranks the devices they may use."""
 
     def rank_failed(self, local_rank: int, said: tuple[str, str], log: Path | None) -> None:
-        """Learn that a rank ended by itself. ``said``: its message and traceback; ``log``: its standard error."""
+        """Take note that a rank ended by itself. ``said``: its message and traceback; ``log``: its standard error."""
 
 
 class AnySpawner(Protocol):
-    """What starts ranks: by fork (``spawner``), or through srun (``mpi.spawner``)."""
+    """Starts ranks: by fork (``spawner``), or through srun (``mpi.spawner``)."""
 
     def start(self) -> None:
-        """Get ready to start ranks."""
+        """Prepare to start ranks."""
 
     def filenos(self) -> Iterator[int]:
         """Return the descriptors to poll."""
@@ -114,4 +114,4 @@ class AnySpawner(Protocol):
         """End everything at once."""
 
     def release(self) -> list[int]:
-        """End, and leave running what ranks left; the numbers of those processes."""
+        """End, and leave running what ranks left; return the pids of those processes."""

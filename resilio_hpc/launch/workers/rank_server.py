@@ -1,6 +1,6 @@
 """The agent's end of the link to its ranks: a Unix SOCK_SEQPACKET socket in a private directory.
 
-A connection belongs to the rank that its first message (Attach) names; whatever cannot be understood closes it.
+A connection belongs to the rank that its first message (Attach) names. An invalid message closes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Connection:
 
 
 class RankServer:
-    """``heard(round, local_rank, message)`` is called for every message of an attached rank."""
+    """Calls ``heard(round, local_rank, message)`` for every message of an attached rank."""
 
     def __init__(self, path: Path, heard: Callable[[int, int, rank_link.RankMessage], None]) -> None:
         path.unlink(missing_ok=True)
@@ -48,7 +48,7 @@ class RankServer:
         self._listener.setblocking(False)
 
     def filenos(self) -> Iterator[int]:
-        """Descriptors to poll for input."""
+        """Return the descriptors to poll for input."""
         yield self._listener.fileno()
         yield from self._connections
 
@@ -60,7 +60,7 @@ class RankServer:
             self._read(self._connections[fileno])
 
     def tell(self, round_number: int, local_rank: int, message: rank_link.AgentMessage) -> None:
-        """Send to a rank; one that does not read is not waited for."""
+        """Send to a rank, without waiting for one that does not read."""
         packet = rank_link.to_rank.encode(message)
         for connection in list(self._connections.values()):
             rank = connection.rank
@@ -110,7 +110,7 @@ class RankServer:
             self._heard(connection.rank.round, connection.rank.local_rank, message)
 
     def drain(self, local_rank: int) -> None:
-        """Read what a rank said before it ended, so that its last words count before its exit does."""
+        """Read a rank's last messages, so that they count before its exit does."""
         for connection in list(self._connections.values()):
             if connection.rank is None or connection.rank.local_rank == local_rank:
                 self._read(connection)

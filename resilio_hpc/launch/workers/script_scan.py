@@ -1,9 +1,9 @@
-"""Whether a script sets variables that torch reads while it is loaded, before it imports torch. Reads, runs nothing.
+"""Whether a script sets variables that torch reads on load, before it imports torch. It is read, not run.
 
-A rank that is forked has torch loaded already, so such a setting would come too late: it is executed instead. The
-text tells: writes to ``os.environ`` that stand before the first import of torch at the top level of the script, and
-those in modules beside it that are imported before that. A write in a function that stands before counts as well. What
-a library from elsewhere sets is not looked at.
+A forked rank has torch loaded already, so such a setting would come too late: it is executed instead. The text shows
+it: writes to ``os.environ`` that stand before the first import of torch at the top level of the script, and those in
+modules beside it that are imported before that. A write in a function does not count, unless the function is called
+there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from resilio_hpc.launch.workers import load_time_variables
 
 MAX_FILES = 200
-MAX_BYTES = 4 << 20  # of all files
+MAX_BYTES = 4 << 20  # of all files together
 UNKNOWN = "variables of os.environ"
 _SETTERS = {"setdefault", "update", "__setitem__", "putenv"}
 _DOTENV = {"dotenv", "environs", "decouple"}  # modules that fill os.environ from a file
@@ -32,7 +32,7 @@ class _Scan:
     environment: Mapping[str, str]
     any_name: bool
     found: dict[str, None] = field(default_factory=dict)
-    seen: dict[str, bool] = field(default_factory=dict)  # of each file: whether it imports what is loaded
+    seen: dict[str, bool] = field(default_factory=dict)  # file → whether it imports what is loaded
     bytes: int = 0
 
 
@@ -57,23 +57,23 @@ def settings(
 
 
 def files_of_module(module: str, places: Collection[str]) -> list[Path]:
-    """Return what ``python -m module`` runs: its packages and itself, in ``places`` or as installed."""
+    """Return the files that ``python -m module`` runs: its packages and itself, in ``places`` or as installed."""
     search = [*places, *sys.path]
     return [*_files(module, search), *_files(f"{module}.__main__", search)]
 
 
 def _scan_file(scan: _Scan, path: Path) -> bool:
-    """Note what the file sets. Returns whether it imports what is loaded: nothing after that counts."""
+    """Note which variables the file sets. Return whether it imports what is loaded: nothing after that counts."""
     name = str(path)
     if name in scan.seen:
         return scan.seen[name]
-    scan.seen[name] = False  # while it is being looked at: imports may go round
+    scan.seen[name] = False  # for the time of the scan, since imports may form a cycle
     if len(scan.seen) > MAX_FILES or scan.bytes > MAX_BYTES:
         return False
     try:
         source = _read(path)
         scan.bytes += len(source)
-        if path.suffix == ".pyc":  # there is no text to read
+        if path.suffix == ".pyc":  # a .pyc has no text to read
             if b"environ" in source:
                 scan.found[UNKNOWN] = None
             return False
@@ -119,7 +119,7 @@ def _flat(node: ast.AST, runs_now: bool) -> Iterator[tuple[ast.AST, bool]]:
 
 
 def _is_for_types(node: ast.AST) -> bool:
-    """``if TYPE_CHECKING:``, which never runs."""
+    """Return whether the statement is ``if TYPE_CHECKING:``, which never runs."""
     if not isinstance(node, ast.If):
         return False
     test = node.test
@@ -127,7 +127,7 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def _scan_import(scan: _Scan, node: ast.Import | ast.ImportFrom, path: Path) -> bool:
-    """Whether it loads what is loaded already, directly or by way of a module of the user's own."""
+    """Return whether it imports a loaded module, directly or through a module of the user's own."""
     if isinstance(node, ast.Import):
         names, places = [alias.name for alias in node.names], scan.places
     else:
@@ -150,7 +150,7 @@ def _scan_import(scan: _Scan, node: ast.Import | ast.ImportFrom, path: Path) -> 
 
 
 def _files(name: str, places: Collection[str]) -> Iterator[Path]:
-    """Source files that an import of ``name`` runs, of those below ``places``."""
+    """Yield source files that an import of ``name`` runs, of those below ``places``."""
     search: list[str] | None = list(places)
     for part in name.split("."):
         if not search:
@@ -167,7 +167,7 @@ def _files(name: str, places: Collection[str]) -> Iterator[Path]:
 
 
 def _written(node: ast.AST, scan: _Scan) -> Iterator[str]:
-    """Names of variables that a statement or call gives another value."""
+    """Yield names of variables that a statement or call sets to another value."""
     if isinstance(node, ast.Assign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
@@ -204,7 +204,7 @@ def _of_mapping(mapping: ast.expr, scan: _Scan) -> Iterator[str]:
 
 
 def _if_counts(name: ast.expr, value: ast.expr | None, scan: _Scan, default: bool = False) -> Iterator[str]:
-    """Yield the name, where the libraries that are loaded would have read it, and it is not as it was then."""
+    """Yield the name, if the loaded libraries would have read it and its value has changed."""
     if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
         yield UNKNOWN
         return
@@ -217,7 +217,7 @@ def _if_counts(name: ast.expr, value: ast.expr | None, scan: _Scan, default: boo
 
 
 def _is_environ(node: ast.expr) -> bool:
-    """``os.environ``, ``environ``, also of another name for os."""
+    """Return whether the expression is ``os.environ`` or ``environ``, also by another name for os."""
     if isinstance(node, ast.Attribute):
         return node.attr in ("environ", "environb")
     return isinstance(node, ast.Name) and node.id in ("environ", "environb")

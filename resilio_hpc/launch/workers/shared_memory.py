@@ -1,8 +1,8 @@
 """Segments of shared memory that a killed process tree leaves in /dev/shm, and no tracker removes.
 
-Only names that libraries draw for the memory of live processes are looked at. A file with a name of the user's own may
-be meant to outlive its maker. A segment counts as the tree's where one of its processes maps it or has it open when it
-is about to be killed, and where it is no older than the tree.
+Only names that libraries draw for the memory of live processes are looked at: a file with a name of the user's own may
+be meant to outlive its maker. A segment belongs to the tree if one of its processes, when it is about to be killed,
+maps it or has it open, and if it is no older than the tree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMES = (
 
 
 def held(pids: Iterable[int], since: float, directory: Path = DIRECTORY) -> frozenset[Path]:
-    """Segments of this user that these processes hold, made or changed after ``since`` (Unix seconds)."""
+    """Return segments of this user that these processes hold, made or changed after ``since`` (Unix seconds)."""
     candidates = {str(path) for path in _segments(directory) if _is_ours(path, since)}
     found: set[str] = set()
     for pid in pids:
@@ -33,7 +33,7 @@ def held(pids: Iterable[int], since: float, directory: Path = DIRECTORY) -> froz
 
 
 def remove(segments: Collection[Path]) -> list[Path]:
-    """Remove those that no process of this machine holds any more, as far as we may look; returns them."""
+    """Remove and return the segments that no visible process of this machine holds any more."""
     names = {str(path) for path in segments if path.exists()}
     if names:
         for name in os.listdir("/proc"):  # noqa: PTH208 - names alone
@@ -71,12 +71,12 @@ def _held_by(pid: int, names: Collection[str]) -> set[str]:
             found = {name for line in file if "/" in line and (name := line[line.index("/") :].rstrip("\n")) in names}
         descriptors = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - thousands of them
     except OSError:
-        return found  # it has ended, or is another user's
+        return found  # the process has ended, or belongs to another user
     for descriptor in descriptors:
         try:
             name = os.readlink(f"/proc/{pid}/fd/{descriptor}")  # noqa: PTH115 - as above
         except OSError:
-            continue  # closed meanwhile; others may hold a segment all the same
+            continue  # it was closed meanwhile; others may hold a segment all the same
         if name in names:
             found.add(name)
     return found

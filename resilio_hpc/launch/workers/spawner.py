@@ -108,7 +108,7 @@ class Spawner:
 
     @staticmethod
     def become_subreaper() -> None:
-        """Have this process (the agent) adopt what a killed spawner leaves behind, instead of init."""
+        """Let this process (the agent), instead of init, adopt what a killed spawner leaves behind."""
         process_tree.become_subreaper()
 
     def start(self) -> None:
@@ -125,7 +125,7 @@ class Spawner:
         why = "" if self._use_zygote else _NO_ZYGOTE
         python_path = self._environment.get("PYTHONPATH")
         environment = self._environment
-        if python_path:  # the process begins where we are
+        if python_path:  # the process starts in the agent's directory
             absolute = slurm_variables.absolute_path_list(python_path, self._cwd or os.getcwd())  # noqa: PTH109
             environment = {**environment, "PYTHONPATH": absolute}
         options = Options(
@@ -153,15 +153,18 @@ class Spawner:
 
     @property
     def pid(self) -> int | None:
-        """The spawner process, or None before start and after its death was reported."""
+        """Return the pid of the spawner process; None before start and after its death was reported."""
         return None if self._process is None else self._process.pid
 
     def fileno(self) -> int:
-        """For poll: readable when events() has something to say. A new one after each start()."""
+        """Return the descriptor to poll: readable when events() has something to return.
+
+        A new one after each start().
+        """
         return self._running().fileno()
 
     def filenos(self) -> Iterator[int]:
-        """Descriptors to poll, none where it does not run."""
+        """Return the descriptors to poll; none where it does not run."""
         if self._link is not None:
             yield self._link.fileno()
 
@@ -217,7 +220,7 @@ class Spawner:
         return None if self._process is None else self._bury()
 
     def release(self) -> list[int]:
-        """End the process alone. Returns what ranks that ended well have left running below it."""
+        """End the process alone. Return the pids that ranks that ended well have left running below it."""
         if self._process is None or self._link is None:
             return []
         below = process_tree.descendants(self._process.pid)
@@ -235,7 +238,7 @@ class Spawner:
         try:
             code: int | None = self._process.wait(timeout=max(1.0, self._kill_timeout_s))
         except subprocess.TimeoutExpired:
-            code = None  # uninterruptible: it cannot run any more, the kernel ends it when it can
+            code = None  # uninterruptible: it does not run any more, and the kernel ends it when it can
         when = time.time()
         self._link.close()
         self._process = self._link = None
@@ -260,7 +263,7 @@ class Spawner:
                 "the spawner process takes no commands (it hangs); kill() it and start it again"
             ) from error
         except ConnectionError:
-            pass  # SpawnerDied is about to say so
+            pass  # SpawnerDied follows
         except OSError as error:
             raise LaunchError(f"cannot send {type(command).__name__} to the spawner: {error.strerror}") from error
 

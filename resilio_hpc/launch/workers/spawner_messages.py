@@ -1,4 +1,4 @@
-"""What the agent and its spawner process say to each other: one msgspec-JSON packet per message, never pickle.
+"""Messages between the agent and its spawner process: one msgspec-JSON packet each, never pickle.
 
 The socket is a Unix SOCK_SEQPACKET pair, so a message is whole or absent, and end-of-file means that the peer is gone.
 """
@@ -124,7 +124,10 @@ class StopFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=Tr
 
 
 class SpawnerDied(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Made on the agent's side: the spawner process is gone; ``swept`` were left behind by its ranks and killed."""
+    """Made on the agent's side: the spawner process is gone.
+
+    ``swept``: processes of its ranks that were left and killed.
+    """
 
     exit_code: int | None
     signal: int | None

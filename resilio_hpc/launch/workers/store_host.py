@@ -15,11 +15,11 @@ from datetime import timedelta
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers.spawner_messages import StoreDied, StoreReady, from_spawner
 
-CONNECT_TIMEOUT = timedelta(seconds=30)  # to itself, under the name that the ranks will use
+CONNECT_TIMEOUT = timedelta(seconds=30)  # for a connection to itself, under the name that the ranks will use
 
 
 def hold(link: socket.socket, round: int, host: str) -> int:
-    """Open the store on a free port, say which, and wait to be killed. Returns 1 where it could not be opened."""
+    """Open the store on a free port, report it, and wait to be killed. Return 1 where it could not be opened."""
     process_tree.set_name(f"store-round-{round}")
     try:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -32,15 +32,15 @@ def hold(link: socket.socket, round: int, host: str) -> int:
         return 1
     link.send(from_spawner.encode(StoreReady(round, store.port)))
     process_tree.outlive_warnings()
-    for number in (signal.SIGTERM, signal.SIGINT):  # Slurm's and the terminal's, to the whole step or group
+    for number in (signal.SIGTERM, signal.SIGINT):  # from Slurm or the terminal, to the whole step or group
         signal.signal(number, signal.SIG_IGN)
-    link.close()  # or the agent would not see the spawner's end of file
+    link.close()  # otherwise the agent would not see the spawner's end of file
     while True:
         signal.pause()
 
 
 def free_port(round: int, host: str) -> StoreReady | StoreDied:
-    """Find a port that rank 0 may listen on, where the launcher holds no store."""
+    """Find a free port for rank 0, where the launcher holds no store."""
     try:
         with socket.create_server((host, 0)) as free:
             return StoreReady(round, free.getsockname()[1])

@@ -1,8 +1,8 @@
-"""The spawner process: starts ranks, by forking from an interpreter that has imported torch, or by executing them.
+"""The spawner process: starts ranks, by a fork of an interpreter that has imported torch, or by executing them.
 
-Single-threaded, woken by its command socket and by SIGCHLD, never by a timer while nothing is being stopped. It is a
-child subreaper, so whatever its ranks leave behind becomes its child. It ends everything below it and then itself when
-the agent is gone (end of file, or the SIGTERM that the kernel sends on the agent's death).
+It is single-threaded, and woken by its command socket and by SIGCHLD, never by a timer while nothing is being stopped.
+It is a child subreaper, so whatever its ranks leave behind becomes its child. It ends everything below it and then
+itself when the agent is gone (end of file, or the SIGTERM that the kernel sends it).
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ Task = Callable[[], int | None]
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Given on the command line as JSON. ``why_not_fork`` "" asks for preloading; ``cwd`` "": we are in it.
+    """Options, given on the command line as JSON.
 
-    ``torch`` False: the ranks do without torch, and so does this process. ``program``: kind and name of what ranks run,
-    as far as it is known before. ``python_path``: what ranks find as PYTHONPATH; ours means the same in any directory.
+    ``why_not_fork`` "" asks for preloading. ``cwd`` "": the present directory. ``torch`` False: neither ranks nor this
+    process import torch. ``program``: kind and name of the program, as far as known. ``python_path``: the ranks'
+    PYTHONPATH; this process's own is absolute.
     """
 
     fd: int
@@ -76,9 +77,9 @@ class _Rank:
 class _Stopping:
     command: Stop
     begun: float
-    heeding: set[int] = field(default_factory=set)  # with heeded_only: whose own ends are awaited
+    heeding: set[int] = field(default_factory=set)  # with heeded_only: processes whose own ends are awaited
     killed_at: float | None = None
-    segments: set[Path] = field(default_factory=set)  # of shared memory, that may be left
+    segments: set[Path] = field(default_factory=set)  # segments of shared memory that may be left
     reported: bool = False
 
     def deadline(self) -> float:
@@ -87,7 +88,7 @@ class _Stopping:
 
 
 class Zygote:
-    """The loop. ``serve`` returns in forked children only, with what they are to do."""
+    """The spawner's loop. ``serve`` returns in forked children only, with their task."""
 
     def __init__(self, link: socket.socket, why_not_fork: str, torch: bool) -> None:
         self._link = link
@@ -108,11 +109,14 @@ class Zygote:
         self._agent = os.getppid()
 
     def _on_terminate(self, *_: object) -> None:
-        """From the kernel, since the agent died; or from Slurm to the whole step, which is the agent's affair."""
+        """Handle SIGTERM: the agent died and the kernel sent it, or Slurm sent it to the whole step.
+
+        The agent handles that of Slurm.
+        """
         self._terminated = os.getppid() != self._agent
 
     def serve(self) -> Task:
-        """Carry out commands until the agent is gone."""
+        """Carry out commands until the agent is gone. Return the task, in a forked child."""
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
@@ -135,7 +139,7 @@ class Zygote:
                 self._stop_further(self._stopping)
 
     def _end(self) -> None:
-        """End everything: the agent is gone. Trackers go on alone, and end when they have cleaned up."""
+        """End everything, since the agent is gone. Trackers are left alone: they end when they have cleaned up."""
         below = process_tree.descendants(self._pid)
         segments = shared_memory.held(below, self._began)
         trackers = frozenset(filter(process_tree.is_tracker, below))
@@ -164,10 +168,10 @@ class Zygote:
                 self._stopping.heeding = {pid for pid in self._hearing() if process_tree.handles(pid, command.signal)}
             for pid in self._ranks:
                 process_tree.signal_group(pid, command.signal)
-                process_tree.signal_group(pid, signal.SIGCONT)  # a stopped rank cannot act on the first one
+                process_tree.signal_group(pid, signal.SIGCONT)  # a stopped rank cannot act on the first signal
 
     def _hearing(self) -> Iterator[int]:
-        """Ranks; of a command also what it has started, since a shell hears no signal for its program."""
+        """Yield ranks that handle the signal; of a command also its children, since a shell passes no signal on."""
         for pid, rank in self._ranks.items():
             yield pid
             if rank.kind == "command":
@@ -248,7 +252,7 @@ class Zygote:
     def _end_stores(self, first_kept: int) -> None:
         ended = [pid for pid, round in self._stores.items() if round < first_kept]
         for pid in ended:
-            del self._stores[pid]  # so that its end is not news
+            del self._stores[pid]  # so that its end is not reported
         process_tree.send(ended, signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -291,9 +295,9 @@ class Zygote:
             self._send(StopFailed(tuple(left), now - stopping.begun))
 
     def _waits(self, stopping: _Stopping, now: float) -> bool:
-        """Whether something shall end by itself before anything is killed."""
+        """Return whether a process should end by itself before anything is killed."""
         if stopping.command.spare:
-            stopping.heeding |= set(self._stores)  # which are not what ranks have left running
+            stopping.heeding |= set(self._stores)  # the stores were not left by ranks
             self._end_stores(1 << 30)
             left = process_tree.children(self._pid)
             ours = any(pid in stopping.heeding or process_tree.is_tracker(pid) for pid in left)
@@ -306,7 +310,7 @@ class Zygote:
         return bool(self._ranks)
 
     def _kill(self, stopping: _Stopping, now: float) -> list[int]:
-        """Kill everything but the stores; trackers have a while to clean up after the others. Returns what is left."""
+        """Kill everything but the stores; trackers get time to clean up after the others. Return what is left."""
         below = [pid for pid in process_tree.descendants(self._pid) if pid not in self._stores]
         stopping.segments |= shared_memory.held(below, self._began)
         assert stopping.killed_at is not None
@@ -335,7 +339,7 @@ def main() -> None:
     process_tree.set_name("resilio-spawner")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process_tree.outlive_warnings()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # while importing; then see _on_terminate
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # during the imports; then see _on_terminate
     os.set_inheritable(options.fd, False)
     forked_child.enter(options.cwd)
     if options.python_path is not None:
@@ -353,7 +357,7 @@ def main() -> None:
 
 
 def _preload(options: Options) -> Options:
-    """Import what ranks need; where that leaves a process that must not fork, start again without it."""
+    """Import what ranks need. If the process must not fork after that, start it again without the imports."""
     from resilio_hpc.launch.workers import preload
 
     environment = dict(os.environ)
@@ -364,7 +368,7 @@ def _preload(options: Options) -> Options:
         return msgspec.structs.replace(options, why_not_fork=why)
     why = preload.import_all(options.preload, options.torch, place) or preload.why_not_fork(place)
     if why:
-        process_tree.kill_descendants(os.getpid())  # what a preloaded module may have started
+        process_tree.kill_descendants(os.getpid())  # processes that a preloaded module may have started
         os.set_inheritable(options.fd, True)
         again = msgspec.json.encode(msgspec.structs.replace(options, preload=(), why_not_fork=why)).decode()
         os.execve(sys.executable, [*sys.orig_argv[:-1], again], environment)

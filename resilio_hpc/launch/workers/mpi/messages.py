@@ -1,6 +1,6 @@
-"""What an agent and the tasks of an MPI step say to each other: one msgspec-JSON packet per message, never pickle.
+"""Messages between an agent and the tasks of an MPI step: one msgspec-JSON packet each, never pickle.
 
-A task presents itself, is told what to run, and tells how that went, in the spawner's own words.
+A task introduces itself, gets its command, and reports how that went, with the spawner's own messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Present(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 
 
 class NotWanted(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → task: end, the round is over or this task has no place in it."""
+    """agent → task: end; the round is over, or this task has no place in it."""
 
     reason: str
 

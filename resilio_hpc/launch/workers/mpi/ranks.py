@@ -1,4 +1,4 @@
-"""The agent's ranks where ``--mpi`` asks for a PMI: as ``local_ranks``, but started through one srun step per round."""
+"""The agent's ranks under ``--mpi``: like ``local_ranks``, but started through one srun step per round."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from resilio_hpc.launch.workers.mpi.tasks import STEP_KILLED
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.rank_owner import Devices, RankEvents, StopHow
 
-KILLED_WITH_STEP = "killed together with its MPI step"  # first_failure knows this for an echo
-ECHO_S = 0.3  # an echo is told so much later than it is seen: by then the failure itself is known, wherever it was
+KILLED_WITH_STEP = "killed together with its MPI step"  # first_failure takes a failure with this text as a consequence
+ECHO_S = 0.3  # a consequence is reported so much later than it is seen; by then its cause is known, on any node
 _TAIL_BYTES = 8192
-# What MPI_Abort leaves on standard error: Open MPI 4 and 5, MPICH 3 and 4 (and those derived from it).
+# What MPI_Abort prints on standard error: Open MPI 4 and 5, MPICH 3 and 4 and their derivatives.
 _ABORTED = (
     re.compile(r"MPI_ABORT was invoked on rank \d+ .*?\n?.*?with errorcode\s+(-?\d+)", re.DOTALL),
     re.compile(r"application called MPI_Abort\([^)]*?(-?\d+)\)"),
@@ -28,7 +28,7 @@ _ABORTED = (
 def local_ranks(
     node: NodeContext, core: RankEvents, devices: Devices, begun: Path, token: str, spool: Path
 ) -> LocalRanks:
-    """Return the ranks of an agent, of the kind that its options ask for."""
+    """Return the agent's ranks, of the kind that its options ask for."""
     kind = MpiRanks if node.options.mpi else LocalRanks
     return kind(node, core, devices, begun, token, spool)
 
@@ -43,16 +43,16 @@ class MpiRanks(LocalRanks):
         self, node: NodeContext, core: RankEvents, devices: Devices, begun: Path, token: str, spool: Path,
         echo_s: float = ECHO_S,
     ) -> None:  # fmt: skip
-        """``echo_s``: how long an echo waits for the failure itself."""
+        """Take the node's parts; ``echo_s``: how long a consequence waits for the failure that caused it."""
         super().__init__(node, core, devices, begun, token, spool)
         self._echo_s = echo_s
-        self._echoes: list[tuple[float, sm.Exited]] = []  # when to tell of them
+        self._echoes: list[tuple[float, sm.Exited]] = []  # when to report each
 
     def _new_spawner(self, environment: dict[str, str], directory: Path) -> MpiSpawner:
         return MpiSpawner(environment, directory)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """Lay out what the tasks of this node are to run; node rank 0 starts them all."""
+        """Prepare the commands for the tasks of this node; node rank 0 starts all tasks."""
         self._echoes.clear()
         self._spawner.expect(local.number, local.member)
         super().spawn(local, start)
@@ -60,12 +60,12 @@ class MpiRanks(LocalRanks):
             self._spawner.launch(self._node.run.run_id, local.number, self._options.mpi, start.state.members)
 
     def stop(self, how: StopHow, keep_stores_from: int) -> None:
-        """End all ranks; the caller knows of a failure, or needs none."""
+        """End all ranks."""
         self._echoes.clear()
         super().stop(how, keep_stores_from)
 
     def tick(self) -> None:
-        """Show the ranks' output; go on with a stop; tell of echoes that nothing else explained."""
+        """Show the ranks' output, go on with a stop, and report consequences that no other failure explained."""
         super().tick()
         self._take_events()
         now = time.monotonic()
@@ -97,7 +97,7 @@ class MpiRanks(LocalRanks):
 
 
 def abort_code(text: str) -> int | None:
-    """Return the error code of an MPI_Abort that the end of a rank's standard error tells of.
+    """Return the error code of an MPI_Abort that the end of a rank's standard error reports; None without one.
 
     None where there is none.
     """

@@ -1,8 +1,8 @@
-"""Starts ranks through one srun step per round, so that they find a PMI; told and heard like a ``spawner.Spawner``.
+"""Starts ranks through one srun step per round, so that they get a PMI; has the interface of a ``spawner.Spawner``.
 
-The agent of node rank 0 starts the step (``launch``); on every node the step's tasks ask the local agent what to run
-(``tasks``). There is no process in between, and no torch: of a program that uses torch beside MPI, rank 0 opens the
-rendezvous store by itself. It may die with that rank, since PMI ends the whole step when one rank is lost.
+The agent of node rank 0 starts the step (``launch``); on every node the step's tasks ask the local agent for their
+command (``tasks``). There is no process in between, and no torch: of a program that uses torch beside MPI, rank 0 opens
+the rendezvous store by itself. The store may die with that rank, since PMI ends all ranks of a step with it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from resilio_hpc.launch.workers.spawner import RESOLVER_OPTIONS
 from resilio_hpc.launch.workers.store_host import free_port
 
 RANK_VARIABLE = "RESILIO_MPI_TOKEN"  # marks ranks and their descendants only; the tree's token marks srun as well
-SRUN_GRACE_S = 0.3  # a step without a lost node ends within this after SIGTERM to its srun
+SRUN_GRACE_S = 0.3  # after SIGTERM to its srun, a step without a lost node ends within this time
 KILL_TIMEOUT_S = 5.0
-LAUNCH_FAILED = re.compile("launch failed|unable to create step", re.IGNORECASE)  # srun, when a node is lost meanwhile
+# srun prints this when a node is lost meanwhile
+LAUNCH_FAILED = re.compile("launch failed|unable to create step", re.IGNORECASE)
 
 
 @dataclass
 class _Stopping:
     begun: float
     grace_until: float
-    killed: float = 0.0  # when, 0: not yet
+    killed: float = 0.0  # when; 0: not yet
     reported: bool = False
     spare: bool = False
 
@@ -57,7 +58,7 @@ class MpiSpawner:
         self._events: list[sm.SpawnerEvent] = []
 
     def start(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: no preparation is needed."""
 
     def filenos(self) -> Iterator[int]:
         """Return the descriptors to poll."""
@@ -76,7 +77,7 @@ class MpiSpawner:
         self._tasks.expect(round, member.first_rank, member.local_world_size)
 
     def spawn(self, command: sm.RankCommand) -> None:
-        """Give a rank to the task that will ask for it."""
+        """Keep a rank's command for the task that will ask for it."""
         own = {
             RANK_VARIABLE: self.token,
             process_tree.TOKEN_VARIABLE: self.token,
@@ -108,7 +109,7 @@ class MpiSpawner:
         heeded_only: bool = False,
         spare: bool = False,
     ) -> None:
-        """End every rank of this node, and the step if it was started here → AllStopped. The rest as with a spawner."""
+        """End every rank of this node, and the step if it was started here → AllStopped. Otherwise like a spawner's."""
         now = time.monotonic()
         if self._stopping is not None and self._stopping.killed:
             return
@@ -119,11 +120,11 @@ class MpiSpawner:
         if grace_s > 0 and not spare:
             for pid in self._tasks.running():
                 process_tree.signal_group(pid, signal)
-                process_tree.signal_group(pid, SIGCONT)  # a stopped rank cannot act on the first one
+                process_tree.signal_group(pid, SIGCONT)  # a stopped rank cannot act on the first signal
         self._stop_further(self._stopping)
 
     def release(self) -> list[int]:
-        """End nothing that ranks have left running; Slurm does, with the step. Returns those processes."""
+        """Leave what ranks have left running, which Slurm ends with the step. Return those processes."""
         self._tasks.close()
         return process_tree.with_token(self.token, variable=RANK_VARIABLE)
 
@@ -151,7 +152,7 @@ class MpiSpawner:
         self._forget_step()
         launched = code >= 0 and self._tasks.started() and not LAUNCH_FAILED.search(read_log(self._log))
         if self._stopping is not None or launched:
-            return  # ranks tell themselves how they ended
+            return  # the tasks report how their ranks ended
         end = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         said = last_error(read_log(self._log))
         self._events.append(sm.SpawnFailed(0, f"the srun of the MPI step {end}{': ' if said else ''}{said}"))
@@ -179,7 +180,7 @@ class MpiSpawner:
         stopping.killed = now
         self._tasks.kill()
         if self._step is not None:
-            self._step.terminate()  # srun ends the step on all nodes then
+            self._step.terminate()  # srun then ends the step on all nodes
         process_tree.sweep(self.token, variable=RANK_VARIABLE)
 
     def _kill_step(self) -> None:
@@ -194,7 +195,7 @@ class MpiSpawner:
 
 
 def read_log(log: Path) -> str:
-    """Return what srun said, to the last 64 KiB; it may be nothing."""
+    """Return the last 64 KiB of srun's output, which may be empty."""
     try:
         return log.read_bytes()[-65536:].decode(errors="replace")
     except OSError:
@@ -202,7 +203,7 @@ def read_log(log: Path) -> str:
 
 
 def last_error(said: str) -> str:
-    """Return the last line that looks like an error, else the last line, of srun's output."""
+    """Return the last line of srun's output that looks like an error, else the last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or [""])[-1][:1000]

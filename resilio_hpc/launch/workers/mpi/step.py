@@ -18,12 +18,12 @@ SURVIVAL_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 
 
 def step_environment(environment: Mapping[str, str], hostfile: Path) -> dict[str, str]:
-    """Return the environment of srun: ours without what belongs to the step that we are in."""
+    """Return the environment of srun: this process's, without variables of the step in which it runs."""
     return {**for_srun(environment), "SLURM_HOSTFILE": str(hostfile)}
 
 
 def hostfile_text(members: Sequence[m.Member]) -> str:
-    """Return a line per task: with ``--distribution=arbitrary`` task r runs on the node of line r."""
+    """Return one line per task: with ``--distribution=arbitrary`` task r runs on the node of line r."""
     ordered = sorted(members, key=lambda member: member.first_rank)
     return "".join(f"{member.node}\n" * member.local_world_size for member in ordered)
 
@@ -31,12 +31,13 @@ def hostfile_text(members: Sequence[m.Member]) -> str:
 def srun_argv(
     mpi: str, members: Sequence[m.Member], environment: Mapping[str, str], task: Sequence[str]
 ) -> tuple[str, ...]:
-    """One step over all members whose task r is rank r, by the hostfile.
+    """Return the command of one step over all members, whose task r is rank r by the hostfile.
 
-    Ranks may outnumber the CPUs, and see all of their node's.
+    There may be more ranks than CPUs; each sees all CPUs of its node.
     """
     world = sum(member.local_world_size for member in members)
-    unbound = ("--cpu-bind=none",) if "SLURM_CPU_BIND" in environment else ()  # where Slurm binds, it says so
+    # where Slurm binds, it sets this variable
+    unbound = ("--cpu-bind=none",) if "SLURM_CPU_BIND" in environment else ()
     return (
         "srun", *SURVIVAL_FLAGS, "--overlap", "--export=ALL", "--overcommit", f"--jobid={environment['SLURM_JOB_ID']}",
         f"--nodes={len(members)}", f"--ntasks={world}", "--distribution=arbitrary", *unbound,
@@ -45,5 +46,5 @@ def srun_argv(
 
 
 def task_argv(run_id: str, round_number: int) -> tuple[str, ...]:
-    """Return what each task runs: it asks the agent of its node what to be (``task``)."""
+    """Return the command of each task, which asks the agent of its node for its rank (``task``)."""
     return (sys.executable, "-u", "-c", bootstrap.source("launch.workers.mpi.task"), run_id, str(round_number))

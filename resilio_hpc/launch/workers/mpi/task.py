@@ -1,8 +1,8 @@
-"""A task of an MPI step: asks the agent of its node which rank to be, starts it, and stays to tell how it ended.
+"""A task of an MPI step: asks the agent of its node which rank to be, starts the rank, and reports how it ended.
 
-The rank is a child, so that its exit is seen exactly and nothing of it is left behind: it dies with this task (the
-kernel sees to it), and this task ends it when the agent is gone. What Slurm signals to the whole step is left to the
-agent. ``python -c … RUN_ID ROUND``, started by srun, see ``step.task_argv``.
+The rank is a child, so its exit is seen exactly and no process of it is left behind: it dies with this task (the kernel
+ensures that), and this task ends it when the agent is gone. Signals of Slurm to the whole step are left to the agent.
+``python -c … RUN_ID ROUND``, started by srun, see ``step.task_argv``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from resilio_hpc.launch.workers import forked_child
 from resilio_hpc.launch.workers.mpi import messages as mm
 from resilio_hpc.launch.workers.spawner_messages import MAX_BYTES, Exited, RankCommand, SpawnFailed, Started
 
-PATIENCE_S = 20.0  # an agent that was killed is back within seconds
+PATIENCE_S = 20.0  # a killed agent is back within seconds
 RETRY_S = 0.1
 _LEFT_TO_THE_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _end_what_is_left(code: int) -> None:
-    """Of a rank that failed; what one that ended well has left running is the step's affair."""
+    """End what a failed rank left running. The step ends what a rank that ended well left running."""
     own = os.getpid()
     if code:
         process_tree.kill_descendants(own, frozenset(filter(process_tree.is_tracker, process_tree.descendants(own))))
@@ -69,7 +69,7 @@ def _variable(name: str) -> str:
 
 
 def _connect(run_id: str, node: str) -> socket.socket:
-    """Return a link to the agent, which may be starting again."""
+    """Return a link to the agent, which may be restarting."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -88,7 +88,7 @@ def _connect(run_id: str, node: str) -> socket.socket:
 
 
 def _run(link: socket.socket, command: RankCommand) -> int:
-    """Start the rank and wait for its end, or the agent's. Returns this task's exit code."""
+    """Start the rank and wait for its end, or the agent's. Return this task's exit code."""
     try:
         program = forked_child.program(command, os.environ)
         forked_child.check_directory(command.cwd)
@@ -110,7 +110,7 @@ def _run(link: socket.socket, command: RankCommand) -> int:
 
 
 def _become_rank(command: RankCommand, stdout: int, stderr: int, program: tuple[str, ...]) -> NoReturn:
-    """Become the rank, in the child. Descriptors that slurmstepd gave us (PMI_FD) go on to the program."""
+    """Become the rank, in the child. Descriptors from slurmstepd (PMI_FD) are passed on to the program."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     forked_child.detach(os.getppid(), ())
     forked_child.become_rank(command, stdout, stderr, program)
@@ -145,4 +145,4 @@ def _send(link: socket.socket, message: mm.ToAgent) -> None:
     try:
         link.send(mm.to_agent.encode(message))
     except OSError:
-        pass  # the agent is gone, which _watch sees next
+        pass  # the agent is gone; _watch notices next

@@ -1,7 +1,7 @@
 """The agent's end of the links to the tasks of an MPI step on its node.
 
-A task waits here until the agent knows its round; one that comes for a round that is over is sent away. Tasks are
-slurmstepd's children, not ours, so their ends are seen through pidfds.
+A task waits here until the agent knows its round; a task of a round that is over is refused. Tasks are children of
+slurmstepd, so pidfds show their ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.mpi import messages as mm
 
-STEP_KILLED = 128 + signal.SIGKILL  # the exit code told of a rank whose task was killed: its own was not seen
+STEP_KILLED = 128 + signal.SIGKILL  # the exit code reported for a rank whose task was killed, since its own is unknown
 MAX_CONNECTIONS = 4096
 
 
@@ -35,11 +35,11 @@ class Task:
     present: mm.Present | None = None
     local_rank: int = -1
     rank_pid: int = -1
-    over: bool = False  # the rank ended, or was never started, and we know how
+    over: bool = False  # the rank's end was reported, or it was never started
 
 
 class MpiTasks:
-    """``expect`` a round, ``give`` its ranks; ``serve`` returns the events that a spawner would have told."""
+    """``expect`` a round, ``give`` its ranks; ``serve`` returns the events that a spawner would return."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -47,10 +47,10 @@ class MpiTasks:
         self.dropped = 0
         self._round = -1
         self._first_rank = self._count = 0
-        self._over = -1  # the last round that is wanted no more
+        self._over = -1  # the last round whose tasks are refused
         self._commands: dict[int, sm.RankCommand] = {}
         self._tasks: dict[int, Task] = {}
-        self._dying: list[int] = []  # pidfds of what was killed and has not ended yet
+        self._dying: list[int] = []  # pidfds of killed processes that have not ended yet
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._listener.bind(str(path))
         path.chmod(0o600)
@@ -58,7 +58,7 @@ class MpiTasks:
         self._listener.setblocking(False)
 
     def filenos(self) -> Iterator[int]:
-        """Descriptors to poll for input."""
+        """Return the descriptors to poll for input."""
         yield self._listener.fileno()
         yield from self._tasks
         yield from self._dying
@@ -72,20 +72,20 @@ class MpiTasks:
         self._commands.clear()
 
     def give(self, command: sm.RankCommand) -> list[sm.SpawnerEvent]:
-        """Return what the task of a local rank is to run, now or when it comes."""
+        """Keep the command of a local rank for its task; return its events."""
         self._commands[command.local_rank] = command
         return [event for task in list(self._tasks.values()) for event in self._answer(task)]
 
     def started(self) -> bool:
-        """Whether every rank that was given is or was running."""
+        """Return whether every rank that was given runs or has run."""
         return not self._commands
 
     def running(self) -> list[int]:
-        """Pids of the ranks that run."""
+        """Return the pids of the ranks that run."""
         return [task.rank_pid for task in self._tasks.values() if task.rank_pid > 0 and not task.over]
 
     def refuse(self) -> None:
-        """Send away a task that still comes for the round, which is over."""
+        """Refuse tasks that still come for the round, which is over."""
         self._over = max(self._over, self._round)
         self._commands.clear()
         for task in list(self._tasks.values()):
@@ -102,7 +102,7 @@ class MpiTasks:
             self._close(task, kill=True)
 
     def left(self) -> bool:
-        """Whether something that was killed has not ended yet."""
+        """Return whether a process that was killed has not ended yet."""
         poll = select.poll()
         for fd in self._dying:
             poll.register(fd, select.POLLIN)
@@ -123,7 +123,7 @@ class MpiTasks:
     # -- what tasks say ----------------------------------------------------------------------------------------
 
     def serve(self) -> list[sm.SpawnerEvent]:
-        """Take whatever has come; never blocks."""
+        """Take what has arrived, without blocking."""
         self._accept()
         return [event for task in list(self._tasks.values()) for event in self._read(task)]
 
@@ -177,13 +177,13 @@ class MpiTasks:
             try:
                 task.exits.append(os.pidfd_open(message.pid))
             except OSError:
-                pass  # it has ended already, which is the next message
+                pass  # it has ended already, as the next message shows
         else:
             task.over = True
         return [message]
 
     def _answer(self, task: Task) -> list[sm.SpawnerEvent]:
-        """Send a waiting task to work, or away."""
+        """Give a waiting task its command, or refuse it."""
         present = task.present
         if present is None or task.local_rank >= 0:
             return []
@@ -191,7 +191,7 @@ class MpiTasks:
             self._send_away(task, f"round {present.round} is over")
             return []
         if present.round != self._round:
-            return []  # its round has not begun here
+            return []  # its round has not begun on this node
         local_rank = present.task - self._first_rank
         if not 0 <= local_rank < self._count:
             last = self._first_rank + self._count - 1
@@ -215,9 +215,9 @@ class MpiTasks:
         self._close(task)
 
     def _lost(self, task: Task) -> list[sm.SpawnerEvent]:
-        """Take in that a task's connection ended.
+        """Handle the end of a task's connection.
 
-        One that did not say how its rank ended was killed, and the rank with it.
+        A task that did not report how its rank ended was killed, and its rank with it.
         """
         ended = task.local_rank < 0 or task.over
         self._close(task, kill=not ended)
