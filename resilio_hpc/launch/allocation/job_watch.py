@@ -1,6 +1,6 @@
 """What Slurm says of this job while it runs: its nodes and its end, which both may change.
 
-Asked once a minute, and at once when something happened.
+Slurm is asked once a minute, and at once after an event.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resilio_hpc.slurm.client.hostlist import expand
 from resilio_hpc.slurm.client.runner import run_here
 
 INTERVAL_S = 60.0
-RETRY_S = 5.0  # after no answer
+RETRY_S = 5.0  # after a question without an answer
 TIMEOUT_S = 20.0
 GOING_ON = ("RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING", "STOPPED")
 
@@ -30,9 +30,10 @@ class JobView:
 
 
 def parse_view(text: str, job: str) -> JobView | None:
-    """From ``squeue -o "%A|%N|%e|%T"``, which lists all tasks of a job array under its number. Pure.
+    """Return the view in ``squeue -o "%A|%N|%e|%T"``, which lists all tasks of a job array under its number. Pure.
 
-    Of a job that Slurm is ending, such as a cancelled one, it tells that moment for its end, and fewer nodes."""
+    For a job that Slurm is ending, such as a cancelled one, it shows the present moment as its end, and fewer nodes.
+    """
     for line in text.splitlines():
         number, nodes, end, state = ([*line.split("|"), "", "", ""])[:4]
         if number.strip() != job or not nodes.strip() or state.strip() not in GOING_ON:
@@ -45,12 +46,12 @@ def parse_view(text: str, job: str) -> JobView | None:
 
 
 def known_end(end_time: float | None) -> float | None:
-    """Return the end that agents count with, None where there is none or it is not known. Pure."""
+    """Return the end that agents count with; None where it has none or it is not known. Pure."""
     return end_time if end_time is not None and math.isfinite(end_time) else None
 
 
 def ask(job: str) -> JobView | None:
-    """Ask Slurm; None when it does not answer, or does not know the job."""
+    """Ask Slurm; return None when it does not answer, or does not know the job."""
     try:
         return parse_view(run_here(["squeue", "-h", "-j", job, "-o", "%A|%N|%e|%T"], TIMEOUT_S).stdout, job)
     except CommandError:
@@ -58,7 +59,7 @@ def ask(job: str) -> JobView | None:
 
 
 class JobWatch(Asking):
-    """``view`` is the last answer, ``answering`` whether the last question was answered."""
+    """Asks about one job. ``view``: the last answer; ``answering``: whether the last question was answered."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class JobWatch(Asking):
         super().__init__("job watch", self._look, least_s)
         self.view: JobView | None = None
         self.answering = True
-        self.answers = 0  # how many there were
+        self.answers = 0  # the number of answers
         self._job = job
         self._ask = ask
         self._interval = interval_s

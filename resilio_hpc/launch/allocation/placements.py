@@ -26,20 +26,20 @@ from resilio_hpc.slurm.client import commands, step_environment
 from resilio_hpc.slurm.client.allocation import Allocation
 from resilio_hpc.slurm.client.runner import run_here
 
-# Without these flags srun ends the whole step when one node or task dies (Slurm's manual, srun(1)).
+# without these flags srun ends the whole step when one node or task dies (Slurm's manual, srun(1))
 SURVIVAL_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 GROUP_VARIABLE = "RESILIO_SRUN_GROUP"  # nodes per srun, for rehearsals: 1 is one srun per node at any size
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How this job's agents are started. ``settings`` are those of any node; ``binds``: Slurm binds tasks to CPUs."""
+    """How this job's agents are started. ``settings``: for any node; ``binds``: Slurm binds tasks to CPUs."""
 
     settings: AgentSettings
     allocation: Allocation | None
     by_srun: bool
     binds: bool = False
-    clock_ahead_s: float = 0.0  # of slurmctld's, here
+    clock_ahead_s: float = 0.0  # of slurmctld's clock, on this machine
 
     def argv(self, nodes: tuple[str, ...], stop: str = "") -> tuple[str, ...]:
         """Return the command that runs an agent on each of the nodes.
@@ -58,34 +58,34 @@ class Recipe:
         return (*srun_argv(nodes, self.allocation, self.binds), *flags, *agent)
 
     def environment(self, ours: Mapping[str, str]) -> dict[str, str]:
-        """Return what that command finds."""
+        """Return the environment for that command."""
         return slurm_variables.for_agents(ours) if self.by_srun else dict(ours)
 
 
 class Placement:
-    """One process that runs the agents of one node, or of a group of nodes through one srun."""
+    """One process that runs the agent of one node, or the agents of a group of nodes through one srun."""
 
     def __init__(self, nodes: tuple[str, ...], recipe: Recipe, group: Placement | None = None) -> None:
         self.nodes = nodes
         self.covers_group = len(nodes) > 1
         self.recipe = recipe
-        self.group = group  # the group that its node was taken out of
+        self.group = group  # the group from which its node was taken
         self.attempts = Attempts(recipe.settings.options.join_timeout_s)
         self.process: subprocess.Popen[bytes] | None = None
-        self.left = False  # it ended in good order, or has no node any more: not to be started again
+        self.left = False  # it ended in good order, or its node left the job: it is not started again
 
     @property
     def label(self) -> str:
-        """How the ledger and the user are told of it."""
+        """Return the name for ledger and user."""
         return self.nodes[0] if len(self.nodes) == 1 else ",".join(self.nodes)
 
     @property
     def done(self) -> bool:
-        """Whether it runs no more and never will."""
+        """Return whether it has ended and will not be started again."""
         return self.process is None and (self.left or self.attempts.given_up)
 
     def due(self, now: float) -> bool:
-        """Whether it is to be started."""
+        """Return whether it should be started now."""
         return self.process is None and not self.done and now >= self.attempts.next_start
 
     def start(self, now: float, outputs: Outputs, stop: str = "") -> None:
@@ -104,7 +104,7 @@ class Placement:
         return code
 
     def running_s(self, now: float) -> float:
-        """How long it has been running; 0 when it does not."""
+        """Return how many seconds it has been running; 0 when it does not run."""
         return now - self.attempts.began if self.process is not None else 0.0
 
     def signal(self, number: int) -> None:
@@ -113,7 +113,7 @@ class Placement:
             os.kill(self.process.pid, number)
 
     def kill(self) -> None:
-        """End it for good."""
+        """Kill it for good."""
         self.left = True
         if self.process is not None:
             if self.process.poll() is None:
@@ -125,8 +125,8 @@ class Placement:
 class SiteMode(StrEnum):
     """How agents are started."""
 
-    BATCH = "batch"  # in the batch script: by sruns of ours
-    STEP = "step"  # srun has started us on every node
+    BATCH = "batch"  # in the batch script, by the launcher's own sruns
+    STEP = "step"  # srun has started the launcher on every node
     LOCAL = "local"  # on this machine, without Slurm
 
 
@@ -137,18 +137,18 @@ class Site:
     mode: SiteMode
     job: str
     nodes: tuple[str, ...]
-    leads: bool  # this supervisor speaks to the user and keeps the chain
+    leads: bool  # this supervisor prints for the user and keeps the chain
     restarts: int = 0  # how often Slurm has requeued the job
-    launch: int = 1  # of those that this run of the job has made in the same run directory
+    launch: int = 1  # which launch it is, of those of this run of the job in the same run directory
 
     @property
     def key(self) -> str:
-        """The name of this launch's part of the run: that of a requeued job is another one."""
+        """Return the name of this launch's part of the run; that of a requeued job is another one."""
         return part_name(self.job, self.restarts, self.launch)
 
 
 def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
-    """Where agents run. Raises UsageError when the allocation is too small for what was asked."""
+    """Return where agents run. Raises UsageError when the allocation is too small."""
     if allocation is None or options.standalone or options.local_nodes:
         count = max(1, options.local_nodes)
         host = socket.gethostname().split(".")[0]
@@ -169,7 +169,7 @@ def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
 
 
 def joining_site(allocation: Allocation | None, local_nodes: int) -> Site:
-    """Where the agents of a joiner run: as any launch's, but with names of their own where one machine plays nodes."""
+    """Return where the agents of a joiner run: as any launch's, with their own names where one machine plays nodes."""
     if allocation is None or local_nodes:
         key = f"joiner-{os.getpid()}-{int(time.time())}"
         host = socket.gethostname().split(".")[0]
@@ -185,7 +185,7 @@ def joining_site(allocation: Allocation | None, local_nodes: int) -> Site:
 
 
 def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings, clock_ahead_s: float = 0.0) -> Recipe:
-    """How this site's agents are started, with ``settings`` for what does not depend on the site."""
+    """Return how this site's agents are started; ``settings``: what does not depend on the site."""
     settings = msgspec.structs.replace(
         settings,
         address="127.0.0.1" if site.mode is SiteMode.LOCAL else "",
@@ -228,9 +228,12 @@ def _domains() -> list[srun_groups.Group]:
 
 
 def srun_argv(nodes: tuple[str, ...], allocation: Allocation, binds: bool) -> tuple[str, ...]:
-    """One step with one task per node, each of which sees the whole of it. ``binds``: Slurm binds tasks to CPUs. Pure.
+    """Return the command of one step with one task per node, which sees the whole node. ``binds``: as in Recipe.
 
-    The nodes of a group have the same number of CPUs."""
+    Pure.
+
+    The nodes of a group have the same number of CPUs.
+    """
     cpus = dict(zip(allocation.nodes, allocation.cpus_per_node, strict=False)).get(nodes[0], 0)
     return (
         "srun", *SURVIVAL_FLAGS, "--overlap", "--export=ALL", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
@@ -241,7 +244,7 @@ def srun_argv(nodes: tuple[str, ...], allocation: Allocation, binds: bool) -> tu
 
 
 def missing_survival_flags(srun_command: list[str]) -> list[str]:
-    """Which of the flags that let a step survive the loss of a node an srun command line lacks. Pure."""
+    """Return the flags that a step needs to survive the loss of a node, and this srun command line lacks. Pure."""
     words = srun_command[1:]
     text = " ".join(words)
     missing = []
@@ -255,7 +258,7 @@ def missing_survival_flags(srun_command: list[str]) -> list[str]:
 
 
 def our_srun(environment: Mapping[str, str]) -> list[str] | None:
-    """Return the command line of the srun that started our step, where it runs on this node; None otherwise."""
+    """Return the command line of the srun that started this step, where it runs on this node; else None."""
     job = environment.get("SLURM_JOB_ID", "")
     for pid in os.listdir("/proc"):  # noqa: PTH208 - names alone
         if not pid.isdigit():

@@ -1,4 +1,4 @@
-"""A question to Slurm that is asked again and again, in a thread of its own: a late answer holds nothing up."""
+"""A question to Slurm that a thread asks again and again, so a late answer delays nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ LEAST_S = 1.0  # between two questions
 
 
 class Asking:
-    """``question`` asks once, and tells in how many seconds to ask again, ``least_s`` at least; None: never."""
+    """Runs a question repeatedly.
+
+    ``question`` returns in how many seconds to ask again, ``least_s`` at least; None: never.
+    """
 
     def __init__(self, name: str, question: Callable[[], float | None], least_s: float = LEAST_S) -> None:
         self._question = question
@@ -24,11 +27,11 @@ class Asking:
         self._thread.start()
 
     def look_now(self) -> None:
-        """Something happened: ask as soon as may be."""
+        """Ask as soon as possible, after an event."""
         self._wake.set()
 
     def close(self) -> None:
-        """Ask no more; a question that is on its way is left to itself."""
+        """Stop asking; a question that is on its way is left behind."""
         self._closed = True
         self._wake.set()
 

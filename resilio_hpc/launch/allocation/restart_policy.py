@@ -15,13 +15,13 @@ from resilio_hpc.launch.config.agent_settings import AGENT_FAILED, AGENT_LIVES
 RESTART_WINDOW_S = 60.0
 MAX_RESTARTS_IN_WINDOW = 6
 FIRST_DELAY_S = 0.05
-LONGEST_DELAY_S = 5.0  # while Slurm cannot launch; srun itself takes 4 to 6 s to find that out
-QUIET_RETRY_S = 15.0  # after an end that is no breakdown: in order, or since another agent lives on the node
-QUIET_STEPS = 4  # each try so much later than the one before: each is a line in the user's output
-VERDICT_WAIT_S = 90.0  # for the verdict, when all have ended in order: an NFS client may show it 60 s late
-LIVED_S = 30.0  # an agent that ran for so long was going, whatever its exit code
-HOPELESS_LAUNCHES = 6  # per placement, before it is said that no agent can be started
-COMING_UP_S = 10.0  # an srun that lasts for so long is no launch that fails at once
+LONGEST_DELAY_S = 5.0  # while Slurm cannot launch; srun itself needs 4 to 6 s to notice that
+QUIET_RETRY_S = 15.0  # after an end that is no crash: in order, or since another agent runs on the node
+QUIET_STEPS = 4  # each pause is longer than the one before, since each try prints a line for the user
+VERDICT_WAIT_S = 90.0  # time to wait for the verdict when all have ended in order: NFS may show it 60 s late
+LIVED_S = 30.0  # an agent that ran for so long had started, whatever its exit code
+HOPELESS_LAUNCHES = 6  # per placement, before it is reported that no agent can be started
+COMING_UP_S = 10.0  # an srun that lasts for so long has not failed to launch
 
 STARTS_PER_S = 20.0
 STARTS_AT_ONCE = 16
@@ -29,7 +29,7 @@ STARTS_PER_S_UNANSWERED = 1.0
 
 
 def agent_ran(exit_code: int, lived_s: float) -> bool:
-    """Whether an srun's end tells of its agent, and not of a launch that failed.
+    """Return whether an srun's end tells about its agent, and not about a launch that failed.
 
     Seen of srun 22.05 to 26.05: 0 when a node of the step is lost or the agent ended well, 128 + signal when the task
     was killed, the task's own exit code otherwise; 1 when slurmctld does not answer, 233 when the launch fails on a
@@ -48,10 +48,10 @@ class Attempts:
     starts: int = 0
     began: float = 0.0  # the last start
     ended_at: float = 0.0
-    in_order: bool = False  # it ended with 0: a verdict is to be expected (or, of an srun, its node is lost)
+    in_order: bool = False  # it ended with 0: a verdict is to be expected (or its srun's node is lost)
     failed_launches: int = 0  # in a row
     _quiet_ends: int = 0  # in a row
-    _ran: list[float] = field(default_factory=list)  # starts, not longer ago than the window, whose agents ran
+    _ran: list[float] = field(default_factory=list)  # starts within the window whose agents ran
     _failing_since: float | None = None
 
     def started(self, now: float) -> None:
@@ -61,7 +61,7 @@ class Attempts:
         self.in_order = False
 
     def ended(self, now: float, exit_code: int, launched_by_srun: bool) -> bool:
-        """Return the process ended too early: plan the next start, or give up. Returns whether the agent had run."""
+        """Handle an end that came too early: plan the next start, or give up. Return whether the agent had run."""
         ran = not launched_by_srun or agent_ran(exit_code, now - self.began)
         self.ended_at = now
         self.in_order = exit_code == 0
@@ -87,7 +87,7 @@ class Attempts:
 
 @dataclass
 class Launches:
-    """Whether starting agents works at all: a broken installation shall not be tried on all nodes for ever."""
+    """Counts whether starts of agents work at all: a broken installation must not be tried on all nodes for ever."""
 
     placements: int
     failed: int = 0
@@ -99,13 +99,16 @@ class Launches:
         self.ever_ran = self.ever_ran or ran
 
     def hopeless(self, running_s: Iterable[float]) -> bool:
-        """Whether no agent ever ran, though it was often tried. ``running_s``: for how long the running ones have."""
+        """Return whether no agent ever ran, after many tries. ``running_s``: how long the running ones have run."""
         often = self.failed >= HOPELESS_LAUNCHES * self.placements
         return often and not self.ever_ran and max(running_s, default=0.0) < COMING_UP_S
 
 
 class Pace:
-    """So many sruns at once, and so many per second after them: hundreds at the same time would hurt slurmctld."""
+    """Limits the rate of sruns: so many at once, and so many per second after them.
+
+    Hundreds would overload slurmctld.
+    """
 
     def __init__(self, per_s: float = STARTS_PER_S, at_once: int = STARTS_AT_ONCE) -> None:
         self._per_s = per_s
@@ -114,7 +117,7 @@ class Pace:
         self._at: float | None = None
 
     def take(self, now: float, answering: bool = True) -> bool:
-        """Whether one more may be started now. While slurmctld does not answer there is one per second."""
+        """Return whether one more may be started now. While slurmctld does not answer, one per second may."""
         rate = self._per_s if answering else min(self._per_s, STARTS_PER_S_UNANSWERED)
         gained = 0.0 if self._at is None else (now - self._at) * rate
         self._at = now

@@ -1,8 +1,9 @@
 """Which nodes share an srun. Pure.
 
-One srun per node isolates failures best, and hurts slurmctld and the batch host when there are hundreds. So beyond a
-few dozen nodes an srun covers a group of nodes that would fail together anyway: the nodes of one switch, as far as
-Slurm tells, else neighbours in the list. ``--no-kill`` and its like keep a group going when one of its nodes is lost.
+One srun per node isolates failures best, and overloads slurmctld and the batch host when there are hundreds. So beyond
+a few dozen nodes an srun covers a group of nodes that would fail together anyway: the nodes of one switch, as far as
+Slurm tells, else neighbours in the list. ``--no-kill`` and similar options keep a group going when one of its nodes is
+lost.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import pairwise
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm.client.hostlist import expand
 
-SINGLE_UP_TO = 32  # nodes that get an srun each
+SINGLE_UP_TO = 32  # up to so many nodes, each gets its own srun
 GROUP_SIZE = 16
 
 Group = tuple[str, ...]
@@ -22,7 +23,7 @@ _LEAF = re.compile(r"(?:^|\s)(?:SwitchName=\S+ .*?Level=0\b|BlockName=\S+ ).*?\b
 
 
 def parse_topology(text: str) -> list[Group]:
-    """Return the leaf switches' (or blocks') nodes from ``scontrol show topology``; none when it knows no topology."""
+    """Return the nodes of each leaf switch (or block) in ``scontrol show topology``; none without a known topology."""
     groups = []
     for line in text.splitlines():
         if match := _LEAF.search(line):
@@ -39,9 +40,9 @@ def group_nodes(
     domains: Iterable[Group] = (),
     size: int = GROUP_SIZE,
 ) -> list[Group]:
-    """``nodes`` in groups of at most ``size``: of one domain where that is known, and of one number of CPUs.
+    """Return ``nodes`` in groups of at most ``size``, of one domain where known, and of one number of CPUs.
 
-    ``cpus`` are the nodes' CPUs in their order (none: not known). Small domains share a group, large ones are split
+    ``cpus``: the nodes' CPUs in their order (none: not known). Small domains share a group, large ones are split
     evenly. The first node, where the batch script runs, is in the first group; the order within groups stays.
     """
     domain_of = {node: number for number, domain in enumerate(domains) for node in domain}
@@ -50,7 +51,7 @@ def group_nodes(
     for node in nodes:
         kinds.setdefault((cpus_of.get(node, 0), domain_of.get(node, -1)), []).append(node)
     groups: list[list[str]] = []
-    open_groups: dict[int, list[str]] = {}  # by number of CPUs: the last group, while there is room
+    open_groups: dict[int, list[str]] = {}  # number of CPUs → the last group, while it has room
     for (count, _), members in kinds.items():
         room = open_groups.get(count)
         if room is not None and len(room) + len(members) <= size:
@@ -71,11 +72,10 @@ def _split(nodes: list[str], size: int) -> list[list[str]]:
 def absent_agents(
     group: Group, agents: Iterable[str], lost: Iterable[str], running_s: float, start_allowance_s: float = 60.0
 ) -> Group:
-    """Return the nodes of a running group whose agents have gone, as the controller sees it.
+    """Return the nodes of a running group that have no agent, as the controller sees it.
 
-    Those may just be starting.
-
-    ``agents`` and ``lost``: the controller's, from its status file; ``running_s``: since the group's srun was started.
+    Agents that may just be starting count as present. ``agents`` and ``lost``: the controller's, from its status file;
+    ``running_s``: since the group's srun was started.
     """
     if running_s < start_allowance_s / 4:
         return ()

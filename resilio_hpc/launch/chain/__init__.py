@@ -1,4 +1,4 @@
-"""The jobs of a run, one after the other: who goes on, from what, with which nodes, and what is closed.
+"""The jobs of a run, one after the other: which job goes on, from which step, on which nodes, and what is closed.
 
 Start reading at ``chaining``.
 """

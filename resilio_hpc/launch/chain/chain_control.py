@@ -1,6 +1,6 @@
-"""``resilio chain stop`` and ``extend``: what a person orders of a chain, carried out.
+"""``resilio chain stop`` and ``extend``: a user's orders for a chain, carried out.
 
-The order is written to the run directory first (``chain_order``): from then on it holds, whatever happens to this
+The order is written to the run directory first (``chain_order``). From then on it holds, whatever happens to this
 command or to slurmctld, since every job of the chain reads it. Then Slurm is asked and told.
 """
 
@@ -24,7 +24,10 @@ Look = Callable[[], ChainStatus]
 
 @dataclass(frozen=True)
 class Outcome:
-    """``result``: done, nothing, would (dry run), recorded (Slurm did not answer; the order holds all the same)."""
+    """The result of an order: done, nothing, would (dry run), or recorded.
+
+    recorded: Slurm did not answer; the order holds all the same.
+    """
 
     result: str
     said: tuple[str, ...]
@@ -32,9 +35,10 @@ class Outcome:
 
 
 def stop(run_path: Path, look: Look, by: str, now: float, dry_run: bool = False) -> Outcome:
-    """End a chain: what waits is cancelled, what runs saves and ends, nothing is submitted any more.
+    """End a chain: waiting jobs are cancelled, the running one saves and ends, no job is submitted any more.
 
-    ``look``: how the chain stands; ``now``: Unix seconds. Raises UsageError."""
+    ``look``: returns the chain's status; ``now``: Unix seconds. Raises UsageError.
+    """
     status = look()
     if status.phase == "complete":
         return Outcome("nothing", ("the run is complete: its chain has ended",))
@@ -43,7 +47,7 @@ def stop(run_path: Path, look: Look, by: str, now: float, dry_run: bool = False)
     if dry_run:
         return Outcome("would", tuple(_plan(status)), (*status.waiting, *status.running))
     _record(run_path, replace(status.order, stopped=True, by=by, time=now))
-    status = look()  # a next job may have been submitted just before: after the order, none is
+    status = look()  # a next job may have been submitted just before; after the order, none is
     if not status.answered:
         return Outcome("recorded", (
             "the order is recorded, and Slurm does not answer: the job that runs reads it and ends as soon as Slurm "
@@ -65,7 +69,7 @@ def _plan(status: ChainStatus) -> list[str]:
 
 
 def _cancel(run_path: Path, job: str, status: ChainStatus, said: list[str], result: str) -> str:
-    """Cancel a job that waits, if it is of this run; one that starts meanwhile reads the order."""
+    """Cancel a waiting job, if it is of this run; one that starts meanwhile reads the order."""
     fields = commands.job_fields(job)
     why = foreign(fields, run_path, run_path.stat().st_uid)
     if why and not _requeued(fields, run_path, job, status):
@@ -76,7 +80,7 @@ def _cancel(run_path: Path, job: str, status: ChainStatus, said: list[str], resu
         said.append(f"job {job}, which waited, is cancelled")
     except SlurmError as error:
         if not isinstance(error, commands.Unanswered) and commands.job_state(job) == "CANCELLED":
-            said.append(f"job {job}, which waited, is cancelled")  # the job that runs was faster
+            said.append(f"job {job}, which waited, is cancelled")  # the running job had cancelled it before
             return result
         said.append(f"job {job} could not be cancelled ({error}): it ends when it starts")
         return "recorded"
@@ -84,14 +88,17 @@ def _cancel(run_path: Path, job: str, status: ChainStatus, said: list[str], resu
 
 
 def _requeued(fields: Mapping[str, str], run_path: Path, job: str, status: ChainStatus) -> bool:
-    """Whether it is a job of the run (its first one has its user's own script) that waits to run again."""
+    """Return whether it is a job of the run that waits to run again; the first job has its user's own script."""
     ours = fields.get("UserId", "").endswith(f"({run_path.stat().st_uid})")
     again = fields.get("Restarts", "0") not in ("", "0")
     return ours and again and any(part.job == job and part.part for part in status.parts)
 
 
 def _tell_running(job: str) -> str:
-    """Its launcher reads the order within a second; where the batch host is lost, nothing does."""
+    """Tell the running job.
+
+    Its launcher reads the order within a second; where the batch host is lost, agents are told.
+    """
     holding = commands.holding(job)
     if holding is not None and holding.nodes and holding.batch_host not in holding.nodes:
         try:
@@ -111,10 +118,11 @@ def extend(
     limit: int | None = None,
     dry_run: bool = False,
 ) -> Outcome:
-    """Allow more jobs, take a stop back, and submit the next job where the chain has ended.
+    """Allow more jobs, lift a stop, and submit the next job where the chain has ended.
 
-    ``limit``: jobs at most from now on, None: as it is. Raises UsageError, SlurmError; then nothing was changed, but
-    for a submission whose answer was lost, which the next try finds."""
+    ``limit``: jobs at most from now on, None: as it is. Raises UsageError, SlurmError; then nothing was changed, except
+    for a submission whose answer was lost, which the next try finds.
+    """
     status = look()
     _check(status, limit)
     order = ChainOrder(False, limit or status.order.limit, by, now)
@@ -129,9 +137,9 @@ def extend(
         return Outcome(
             "would", (f"job {model}'s script would be submitted as job {status.last_link + 1} of the chain",)
         )
-    _record(run_path, order)  # first: the new job must not find the stop
+    _record(run_path, order)  # first, so that the new job does not find the stop
     try:
-        for job in status.waiting:  # left over from the stop: it would take the run from the new one, and end
+        for job in status.waiting:  # left over from the stop: it would take the run from the new job, and end
             commands.cancel_waiting(job)
         link = chain.submit_revived(_as_jobs_see_it(run_path), chain.read_links(run_path), model, environment)
     except SlurmError:
@@ -164,7 +172,7 @@ def _more(status: ChainStatus, order: ChainOrder) -> str:
 
 
 def _model(run_path: Path) -> str:
-    """Return the newest job that has kept what the job after it needs."""
+    """Return the newest job that has kept what the next job needs."""
     for link in reversed(chain.read_links(run_path)):
         if chain.kept_arguments(run_path, link.job) is not None:
             return link.job
@@ -174,7 +182,7 @@ def _model(run_path: Path) -> str:
 
 
 def _as_jobs_see_it(run_path: Path) -> Path:
-    """Return the run directory as its jobs wrote it, where that is seen here too."""
+    """Return the run directory's path as its jobs wrote it, if that path exists here."""
     record = joining.read_record(run_path)
     theirs = Path(record.options.run_dir) if record else run_path
     return theirs if theirs.is_dir() and theirs.samefile(run_path) else run_path

@@ -1,4 +1,4 @@
-"""How a run's chain stands: its jobs, how each part ended, what waits and for what. Fetched once, then judged."""
+"""The status of a run's chain: its jobs, how each part ended, what waits and for what. Fetched once, then judged."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ALIVE = ("PENDING", "RUNNING", "SUSPENDED")
 
 @dataclass(frozen=True)
 class ChainEvidence:
-    """What the run directory and Slurm tell.
+    """What the run directory and Slurm show.
 
-    ``jobs``: Slurm's word by job number, None without an answer; ``judged``: what the part after a part has found of
-    its end; ``committed``: the newest durable step, or -1.
+    ``jobs``: Slurm's answer by job number, None without an answer; ``judged``: how each part ended, as the part after
+    it found; ``committed``: the newest durable step, or -1.
     """
 
     links: tuple[Link, ...]
@@ -53,7 +53,8 @@ class PartStatus:
     """One part of the run, or a job that has not begun. Times: Unix seconds; ``state``: Slurm's, "" where not known.
 
     ``committed``: the newest durable step (before it, after it), -1 for none; ``why``: how it ended, or what it waits
-    for; ``start_expected``: Slurm's guess, or the end of the job before it at the latest."""
+    for; ``start_expected``: Slurm's guess, or the end of the job before it at the latest.
+    """
 
     link: int
     job: str
@@ -68,13 +69,15 @@ class PartStatus:
 
     @property
     def alive(self) -> bool:
-        """Slurm says that it waits or runs."""
+        """Return whether, by Slurm's answer, the job waits or runs."""
         return self.state.split("+")[0] in ALIVE
 
 
 @dataclass(frozen=True)
 class ChainStatus:
-    """``phase``: running, stopping, waiting, stopped, ended, complete, unknown (Slurm does not answer).
+    """A chain's status.
+
+    ``phase``: running, stopping, waiting, stopped, ended, complete, unknown (no answer of Slurm).
 
     ``limit``: jobs at most, None for no limit; ``running`` and ``waiting``: jobs.
     """
@@ -90,15 +93,15 @@ class ChainStatus:
 
     @property
     def last_link(self) -> int:
-        """The number of the newest job."""
+        """Return the number of the newest job."""
         return max((part.link for part in self.parts), default=0)
 
 
 class Jobs(Protocol):
-    """The part of a SlurmClient that is needed."""
+    """The methods of a SlurmClient that are needed."""
 
     def jobs(self, numbers: Sequence[str] = ()) -> tuple[Job, ...]:
-        """Those of these numbers that slurmctld remembers."""
+        """Return those of these jobs that slurmctld remembers."""
 
 
 def fetch(run_path: Path, client: Jobs) -> ChainEvidence:
@@ -132,7 +135,7 @@ def fetch(run_path: Path, client: Jobs) -> ChainEvidence:
 
 
 def status_of(run_dir: str, evidence: ChainEvidence) -> ChainStatus:
-    """Return the whole, from its evidence. Pure."""
+    """Return the chain's status from its evidence. Pure."""
     begun = {turn.job for turn in evidence.turns}
     parts = [_part(evidence, index) for index in range(len(evidence.turns))]
     parts += [_not_begun(evidence, link) for link in evidence.links if link.job not in begun]

@@ -1,4 +1,4 @@
-"""The chain as the launcher sees it: judge the part before, take the turn, keep a successor queued, end the chain.
+"""The chain in the launcher: judge the part before, take the turn, keep a successor queued, end the chain.
 
 Decisions are in ``judge``; the order of turns in ``run_claim``; waiting for nodes that may still run in ``fencing``.
 """
@@ -34,11 +34,11 @@ USER_ENDED = ("CANCELLED",)
 LATE_S = 300.0  # before the end of a job whose successor could not be submitted at its start
 RETRY_S = 15.0
 UNANSWERED_RETRY_S = 60.0  # each try may take TIMEOUT_S
-REQUEUE_S = 240.0  # at the end, for slurmctld to come back
+REQUEUE_S = 240.0  # time at the end for slurmctld to come back
 REQUEUE_POLL_S = 5.0
-CLOSING_S = 60.0  # how long ``close`` may still be asking Slurm when the launch is over
+CLOSING_S = 60.0  # time for ``close`` to ask Slurm when the launch is over
 TURN_RETRY_S = 0.2
-FOLLOWER_WAIT_S = 60.0 + fencing.LIMIT_S  # for the leading supervisor of an srun step to take the turn
+FOLLOWER_WAIT_S = 60.0 + fencing.LIMIT_S  # time for the leading supervisor of an srun step to take the turn
 
 
 class Chain:
@@ -52,7 +52,7 @@ class Chain:
         ledger: Ledger,
         show_life: Callable[[int], None] = lambda _turn: None,
     ) -> None:
-        """``show_life``: begins the pulse of a turn that was taken (``holder``)."""
+        """Take the launch's parts; ``show_life``: begins the pulse of a turn that was taken (``holder``)."""
         self._options = options
         self._site = site
         self._run_path = run_path
@@ -66,22 +66,22 @@ class Chain:
         wanted = self._chained and self.number < self._limit
         self.active = wanted and options.mode != Mode.OBSERVE
         self._only_observed = wanted and not self.active
-        self.stop_ordered = False  # by a person, while this job ran
+        self.stop_ordered = False  # by a user, while this job ran
         self.successor: str | None = None
-        self.begins = 0  # the epoch that our part of the run took
+        self.begins = 0  # the epoch that this job's part of the run took
         self.late = ""  # why no successor could be submitted yet: a limit, or no answer
         self._unanswered = False
         self._begun = False
-        self._busy = threading.RLock()  # the supervisor leaves a call to itself that takes too long
+        self._busy = threading.RLock()  # the supervisor abandons a call that takes too long, and calls again
         self._turn: run_claim.Turn | None = None
         self._next_try = 0.0
-        self._goes_on = False  # at the end: there is something left to do
+        self._goes_on = False  # at the end: there is work left
         self._preempted = False  # at the end: Slurm will requeue the job by itself
 
     # -- the beginning -----------------------------------------------------------------------------------------
 
     def judge_predecessor(self) -> str | None:
-        """Why this job has nothing to do, or None: then it has the turn, and nothing of the part before can train."""
+        """Return why this job has nothing to do; None where it has the turn, and no rank of the part before runs."""
         verdict = run_directory.read_verdict(self._run_path)
         if verdict is not None and verdict.get("verdict") == "completed":
             run_choice.note_visit(self._run_path, os.environ)
@@ -89,7 +89,7 @@ class Chain:
         if not self._site.leads:
             return self._follow_the_leader()
         while True:
-            number = run_claim.next_number(self._run_path)  # before we look: a job that comes in between takes it
+            number = run_claim.next_number(self._run_path)  # before the look: a job that comes in between takes it
             last = next(iter(run_claim.newest(self._run_path)), None)
             try:
                 decision = self._judge(last)
@@ -100,10 +100,10 @@ class Chain:
                 return self._stop(decision)
             if self._take_turn(number):
                 break
-            time.sleep(TURN_RETRY_S)  # an NFS client may not show the other one's turn yet
+            time.sleep(TURN_RETRY_S)  # an NFS client may not show the other job's turn yet
         try:
             self._lift_stop()
-            self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
+            self.begin()  # first, since the rest takes long: the chain goes on whatever happens to this job
             self._begin_part()
             if last and self._site.mode is not SiteMode.LOCAL and run_in_use.is_of_slurm(last):
                 self._wait_for(last, decision.clean)
@@ -124,7 +124,7 @@ class Chain:
         return Continuation(True, "started by hand", clean=ended)
 
     def _judge_job(self, last: run_claim.Turn) -> Continuation:
-        revived = chain.REVIVED in os.environ  # by a person, who knows how the part before ended
+        revived = chain.REVIVED in os.environ  # by a user, who knows how the part before ended
         predecessor = "" if revived else os.environ.get("RESILIO_PREDECESSOR", "")
         evidence = gather(self._run_path, last, self._site, predecessor)
         decision = judge(evidence)
@@ -148,7 +148,7 @@ class Chain:
         return self._turn is not None
 
     def _begin_part(self) -> None:
-        """Take an epoch: a leader of an earlier part steps down when it sees it, and our agents know what is later."""
+        """Take an epoch: leaders of earlier parts step down when they see it, and agents know what is later."""
         chain_order.expect(self._run_path)
         self.begins = fencing.take_epoch(self._run_path, self._site.key)
 
@@ -163,7 +163,7 @@ class Chain:
             step_tasks.tell(self._ready_file, news)
 
     def _follow_the_leader(self) -> str | None:
-        """Every other task of an srun step waits for what the first one decides."""
+        """Wait for the decision of the first task; for every other task of an srun step."""
         run_directory.expect_verdict(self._run_path, self._site.key)
         verdict = partial(run_directory.read_verdict, self._run_path, self._site.key)
         late = {"refused": "the first task of this step did not take its turn: nothing to do here"}
@@ -175,7 +175,7 @@ class Chain:
 
     def _stop(self, decision: Continuation) -> str:
         verdict = {"verdict": decision.verdict, "exit_code": 0, "reason": decision.reason}
-        if decision.verdict == "superseded":  # the run's verdict is another job's affair
+        if decision.verdict == "superseded":  # the run's verdict is another job's
             write_atomic(self._run_path / "links" / f"{self._site.key}.json", json.dumps({"v": 1, **verdict}).encode())
         else:
             run_directory.write_verdict(self._run_path, self._site.key, verdict)
@@ -184,7 +184,10 @@ class Chain:
     # -- the successor -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Submit the successor at the start, so that it exists whatever happens to this job. Twice is once."""
+        """Submit the successor at the start, so that it exists whatever happens to this job.
+
+        A second call changes nothing.
+        """
         if self._begun:
             return
         self._begun = True
@@ -221,7 +224,7 @@ class Chain:
         link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes), self._options.program)
         self.successor, self.late = link.job, ""
         self._ledger.append("successor", job=link.job, link=link.number)
-        if self._read_order().stopped:  # while it was submitted: its author may not have seen the job
+        if self._read_order().stopped:  # while it was submitted: the user may not have seen the job
             self._cancel_successor("cancelled")
         else:
             self.avoid_faulty_nodes()
@@ -233,7 +236,7 @@ class Chain:
             avoid_faulty_nodes(self._run_path, site.job, site.nodes, self.successor, self._ledger.append)
 
     def _keep_for_later(self) -> None:
-        """Keep, in the last job of a chain, what one more would need, should its user allow more."""
+        """In the last job of a chain, keep what one more job would need, in case the user allows it."""
         if self._chained and self._site.leads and not self._only_observed:
             try:
                 nodes = len(self._site.nodes)
@@ -242,13 +245,13 @@ class Chain:
                 self._ledger.append("successor_refused", limit=f"not kept for later: {error}")
 
     def tick(self, now: float, end_time: float | None) -> None:
-        """Try again what was refused at the start: near the end (Unix seconds), or until Slurm answers."""
+        """Retry what was refused at the start: near the end (Unix seconds), or until Slurm answers."""
         near = end_time is not None and now >= end_time - LATE_S
         if self.late and now >= self._next_try and (near or self._unanswered):
             self.submit_late(now)
 
     def submit_late(self, now: float) -> None:
-        """Try again, since the end is near."""
+        """Retry, since the end is near."""
         if not self.late or not self._site.leads or not self._busy.acquire(blocking=False):
             return
         try:
@@ -281,7 +284,7 @@ class Chain:
             chain_order.write(self._run_path, replace(self._order, stopped=False, time=time.time()))
 
     def heed(self, order: ChainOrder) -> bool:
-        """Return what stands now, as last seen in the run directory. Returns whether this job must stop."""
+        """Take the order that stands, as last seen in the run directory. Return whether this job must stop."""
         if not (self._chained and self._site.leads) or (order == self._order and order.stopped == self.stop_ordered):
             return self.stop_ordered
         self._order = order
@@ -297,7 +300,7 @@ class Chain:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def close(self, verdict: dict[str, Any]) -> None:
-        """Cancel the successor unless there is something left for it to do."""
+        """Cancel the successor, unless there is work left for it."""
         if self._site.leads:
             with self._busy:
                 self._close(verdict)
@@ -333,17 +336,17 @@ class Chain:
 
     @property
     def _may_be_requeued(self) -> bool:
-        """No other job carries on: neither a successor, nor this job at its own word."""
+        """Return whether no other job carries on, so that this one may be requeued."""
         alone = self.successor is None and not self._requeues_itself
         return self._goes_on and alone and self._site.mode is not SiteMode.LOCAL
 
     @property
     def next_job(self) -> str | None:
-        """The job that carries the run on, when there is something left to do: a successor, or this one again."""
+        """Return the job that carries the run on, if there is work left: a successor, or this one again."""
         return self._site.job if self._requeues_itself or self._preempted else self.successor
 
     def leave(self, poll_s: float = REQUEUE_POLL_S) -> None:
-        """See to it, last of all, that this job is queued again where no other job carries on."""
+        """As the last act, make sure that this job is queued again where no other job carries on."""
         free = self._busy.acquire(timeout=CLOSING_S)
         try:
             self._leave(poll_s)
@@ -362,7 +365,7 @@ class Chain:
                 self._ledger.append("stayed_for_requeue", job=self._site.job, seconds=round(stayed_s, 1))
 
     def _requeue(self, poll_s: float) -> None:
-        """Where no successor could be submitted at all, this very job is queued again."""
+        """Requeue this job, where no successor could be submitted at all."""
         say(f"--chain: no next job could be submitted ({self.late}): job {self._site.job} is requeued instead")
         self._ledger.append("requeued_instead", job=self._site.job, limit=self.late)
         deadline = time.monotonic() + REQUEUE_S
@@ -376,7 +379,7 @@ class Chain:
             time.sleep(poll_s)
 
     def exit_code(self, verdict: dict[str, Any]) -> int:
-        """0 when the chain carries on, else the verdict's own."""
+        """Return 0 when the chain carries on, else the verdict's own exit code."""
         if self.active and not self.late and verdict.get("verdict") in CONTINUES:
             return 0
         code = verdict.get("exit_code", 1)
@@ -384,5 +387,5 @@ class Chain:
 
 
 def chain_stopped(order: ChainOrder) -> str:
-    """Who has stopped the chain. Pure."""
+    """Return which user has stopped the chain. Pure."""
     return f"the chain was stopped by {order.by or 'its user'} (resilio chain stop)"

@@ -1,8 +1,8 @@
 """Whether a job goes on where another part of the run stopped: evidence in, decision with its reason out. Pure.
 
 SIGTERM does not tell its cause, and ``scancel -s KILL`` gives no warning; so the part that ends cannot judge itself.
-The one that comes after it does, from what was left in the run directory first, and then from what Slurm says. What
-is not known (``UNKNOWN``) is never taken for a user's wish to end the run.
+The next part does, from what was left in the run directory first, and then from what Slurm says. What is not known
+(``UNKNOWN``) is never taken for a user's wish to end the run.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from resilio_hpc.launch.chain.handover import Handover
 from resilio_hpc.launch.rundir.run_claim import job_of
 
-# How a job's part ended → the next job carries on.
+# verdicts of a part after which the next job carries on
 CONTINUES = ("time_limit", "needs_new_job")
-# Verdicts after which another try would end the same way, or that a person wanted.
+# verdicts after which another try would end the same way, or that a user wanted
 ENDS = ("no_progress", "not_enough_nodes", "interrupted", "agents_lost", "cancelled", "failed")
-# Slurm's states of a job that runs, or will again.
+# Slurm's states of a job that runs, or will again
 ALIVE = (
     "RUNNING", "COMPLETING", "CONFIGURING", "PENDING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING",
     "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD",
 )  # fmt: skip
-# Ends that the job itself may have caused: without a verdict they count as tries.
+# ends that the job itself may have caused: without a verdict they count as tries
 OWN_FAULT = ("FAILED", "OUT_OF_MEMORY", "COMPLETED", "TIMEOUT")
 MAX_FRUITLESS = 3
 
@@ -39,12 +39,13 @@ WORDS = {
 
 @dataclass(frozen=True)
 class PredecessorEvidence:
-    """What is known of the part that had the turn before us.
+    """What is known of the part that had the turn before.
 
-    ``chained``: the chain submitted us; ``requeued``: we are the same job, started again by Slurm; ``followed``: it is
-    the part that we were to follow; ``successor``: the job after it, if it waits or runs; ``state``: Slurm's word for
-    its end; ``by``: who cancelled it; ``fruitless``: how many parts in a row, it and those before it, ended without
-    a commit, and without a verdict or at the time limit before the first step."""
+    ``chained``: the chain submitted this job; ``requeued``: it is the same job, started again by Slurm; ``followed``:
+    it is the part that this job was to follow; ``successor``: the job after it, if it waits or runs; ``state``: Slurm's
+    word for its end; ``by``: who cancelled it; ``fruitless``: how many parts in a row, it and those before it, ended
+    without a commit, and without a verdict or before the first step.
+    """
 
     part: str
     chained: bool = False
@@ -60,7 +61,10 @@ class PredecessorEvidence:
 
 @dataclass(frozen=True)
 class Continuation:
-    """``verdict``: of our own part, when it does not go on. ``clean``: nothing of the part before can run any more."""
+    """The decision. ``verdict``: of this part, when it does not go on.
+
+    ``clean``: no process of the part before can run.
+    """
 
     goes_on: bool
     reason: str
@@ -69,7 +73,7 @@ class Continuation:
 
 
 def judge(evidence: PredecessorEvidence) -> Continuation:
-    """Return the first rule that applies decides."""
+    """Return the decision of the first rule that applies."""
     ended_by_itself = bool(evidence.verdict) and evidence.verdict != "agents_lost"
     return _rival(evidence) or _order(evidence) or _chain(evidence) or Continuation(
         True, _how_it_ended(evidence), clean=ended_by_itself
@@ -77,7 +81,7 @@ def judge(evidence: PredecessorEvidence) -> Continuation:
 
 
 def _rival(evidence: PredecessorEvidence) -> Continuation | None:
-    """Another job than the one that we were to follow has the run: exactly one may go on."""
+    """Refuse where another job than the followed one has the run: exactly one may go on."""
     if evidence.followed:
         return None
     job = job_of(evidence.part)
@@ -92,7 +96,7 @@ def _rival(evidence: PredecessorEvidence) -> Continuation | None:
 
 
 def _order(evidence: PredecessorEvidence) -> Continuation | None:
-    """Return the decision to run of a user who requeued the job, or started it by hand.
+    """Go on for a user who requeued the job, or started it by hand.
 
     A verdict that carries on says it itself.
     """
@@ -102,7 +106,7 @@ def _order(evidence: PredecessorEvidence) -> Continuation | None:
         return Continuation(True, how, clean=clean)
     if not evidence.chained:
         return Continuation(True, "started by hand", clean=clean)
-    cancelled = evidence.state == "CANCELLED" and evidence.handover is None  # while it stopped
+    cancelled = evidence.state == "CANCELLED" and evidence.handover is None  # while the part before stopped
     if evidence.verdict == "time_limit" and not cancelled and evidence.fruitless >= MAX_FRUITLESS:
         jobs = f"{evidence.fruitless} jobs in a row reached their time limit before the first step"
         return Continuation(False, f"{jobs}: ask for more time (sbatch --time); the chain ends here", "no_progress")
@@ -112,7 +116,7 @@ def _order(evidence: PredecessorEvidence) -> Continuation | None:
 
 
 def _chain(evidence: PredecessorEvidence) -> Continuation | None:
-    """Return what ends a chain."""
+    """End the chain where the part before ended it; else return None."""
     part, handover = evidence.part, evidence.handover
     if evidence.verdict in ENDS:
         return Continuation(False, f"job {part} ended with {evidence.verdict}: the chain ends here", evidence.verdict)

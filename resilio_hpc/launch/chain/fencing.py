@@ -29,11 +29,11 @@ from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.launch.rundir.run_claim import Turn
 from resilio_hpc.slurm.client import commands
 
-LIMIT_S = 900.0  # a pulse that still moves then is beyond what waiting can mend
+LIMIT_S = 900.0  # if a pulse still moves then, a longer wait does not help
 POLL_S = 1.0
-EPOCHS = 1000  # more than one part of a run ever has
+EPOCHS = 1000  # more than one part of a run ever uses
 NOWHERE = "127.0.0.1:9"  # the endpoint of an epoch without a leader
-# Slurm's words for a node on which processes of an ended job may still run. A node that is powered down runs nothing.
+# Slurm's states of a node on which processes of an ended job may still run; a node that is powered down runs none
 UNCONFIRMED = ("DOWN", "NOT_RESPONDING", "COMPLETING", "FAIL", "UNKNOWN", "REBOOT", "POWERING_DOWN")
 OFF = ("POWERED_DOWN", "POWER_DOWN")
 
@@ -54,21 +54,23 @@ def _is_free(state: str) -> bool:
 
 
 class PredecessorWait:
-    """The wait as a pure decision. ``look`` answers "go", "wait", or "alive" when it has lasted too long.
+    """The wait as a pure decision. ``look`` returns "go", "wait", or "alive" when it has lasted too long.
 
-    ``ended``: there is a verdict, so that part has no leader any more."""
+    ``ended``: there is a verdict, so that part has no leader any more.
+    """
 
     def __init__(
         self, heartbeat_timeout_s: float, now: float, ended: bool = False, lease_s: float = JOB_LEASE_S
     ) -> None:
         self._ended = ended
         self._began = self._moved = now
-        self._short_s = heartbeat_timeout_s  # the ranks of nodes that Slurm has cleared, and ours that were orphaned
+        # ranks of nodes that Slurm has cleared, and this job's own that were orphaned, stop within it
+        self._short_s = heartbeat_timeout_s
         self._long_s = lease_s + heartbeat_timeout_s
         self._pulse: object = None
 
     def look(self, now: float, unconfirmed: Sequence[str], pulse: object, runs: bool = False) -> str:
-        """``pulse``: anything that changes when the old controller writes its status.
+        """Decide. ``pulse``: a value that changes when the old controller writes its status.
 
         ``runs``: Slurm says that its job runs, so that it may lead without a pulse.
         """
@@ -88,10 +90,10 @@ class PredecessorWait:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look found.
+    """The result of one look.
 
-    Slurm's word on the nodes, the pulse of the run directory's last controller, the nodes that took part under it, and
-    whether Slurm says that the job runs.
+    Slurm's states of the nodes, the pulse of the run directory's last controller, the nodes that took part under it,
+    and whether Slurm says that the job runs.
     """
 
     states: Mapping[str, str] | None
@@ -108,7 +110,7 @@ def look_at(run_path: Path, before: Turn) -> Seen:
 
 
 def last_pulse(run_path: Path) -> tuple[object, object] | None:
-    """(epoch, counter) of whichever controller wrote its status last; None when there is none, or no answer."""
+    """Return (epoch, counter) of the controller that wrote its status last; None without one, or without an answer."""
     status = trusted_files.read_object(run_path / "status.json") or {}
     return (status["epoch"], status["pulse"]) if {"epoch", "pulse"} <= status.keys() else None
 
@@ -129,11 +131,10 @@ def wait_for_predecessor(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until nothing of ``before`` can train any more, once our epoch is taken; returns the seconds it took.
+    """Wait, after this part's epoch is taken, until no rank of ``before`` can train; return the seconds it took.
 
-    ``ended``: it has a verdict; ``other_job``: it was no earlier run of our own job.
-
-    Raises LaunchError when its controller still writes after LIMIT_S.
+    ``ended``: it has a verdict; ``other_job``: it was no earlier run of this job. Raises LaunchError when its
+    controller still writes after LIMIT_S.
     """
     began = clock()
     wait = PredecessorWait(heartbeat_timeout_s, began, ended)
@@ -160,10 +161,11 @@ def wait_for_predecessor(
 
 
 def take_epoch(run_path: Path, part: str) -> int:
-    """Create a later epoch's record in no agent's name: controllers of older epochs step down when they see it.
+    """Reserve a later epoch without a leader: controllers of older epochs step down when they see it.
 
-    It is far ahead, since those elected by votes while their run directory hung have left no record of theirs yet. The
-    first of a run is 0."""
+    It is far ahead, since controllers that were elected while the run directory hung have left no record yet. The first
+    of a run is 0.
+    """
     while True:
         newest = run_directory.newest_epoch(run_path)
         epoch = (newest.epoch // EPOCHS + 1) * EPOCHS if newest else 0

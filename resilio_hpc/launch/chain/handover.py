@@ -1,4 +1,4 @@
-"""The handover record of a job's part: who closed it from outside the batch script, why, and whether the run goes on.
+"""The record of a job's part that was closed from outside the batch script: by whom, why, and what follows.
 
 Slurm says CANCELLED of a job that we cancel ourselves, since no agent was left to end it. The record is written first
 and durably, so that the next job never takes that for its user's wish.
@@ -18,7 +18,7 @@ from resilio_hpc.core.json_fields import Fields
 
 @dataclass(frozen=True)
 class Handover:
-    """``part``: which job's part was closed; ``by``: the node that did it; ``time``: Unix seconds."""
+    """The record. ``part``: the job's part that was closed; ``by``: the node that did it; ``time``: Unix seconds."""
 
     part: str
     by: str
@@ -32,14 +32,14 @@ def _file(run_path: Path, part: str) -> Path:
 
 
 def leave(run_path: Path, part: str, by: str, reason: str, carries_on: bool) -> Handover:
-    """Write the record, unless another node has; returns the one that stands. Raises OSError."""
+    """Write the record, unless another node has; return the one that stands. Raises OSError."""
     record = Handover(part, by, reason, carries_on, time.time())
     created = create_exclusive(_file(run_path, part), json.dumps({"v": 1, **asdict(record)}).encode(), 0o644)
     return record if created else read(run_path, part) or record
 
 
 def read(run_path: Path, part: str) -> Handover | None:
-    """Return the record of a part; None where there is none, or no readable one. Raises Untrusted."""
+    """Return the record of a part; None without a readable one. Raises Untrusted."""
     f = Fields.of(trusted_files.read_object(_file(run_path, part)))
     at = f.time("time")
     if at is None or not f.has("part"):

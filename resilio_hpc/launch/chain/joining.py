@@ -1,6 +1,6 @@
 """Whether nodes of another job may join a run, and what they need to know of it.
 
-The leading supervisor of each job of a run leaves ``launch.json`` (0600) in the run directory; a joiner takes from it
+The leading supervisor of each job of a run writes ``launch.json`` (0600) to the run directory; a joiner takes from it
 everything that the run's own command line said.
 """
 
@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class LaunchRecord(msgspec.Struct, frozen=True):
-    """``launch.json``. ``key``: which part of the run this job is (``Site.key``); ``cwd``: where its ranks start."""
+    """``launch.json``. ``key``: the part of the run that this job is (``Site.key``); ``cwd``: where its ranks start."""
 
     key: str
     job: str
@@ -42,7 +42,7 @@ class LaunchRecord(msgspec.Struct, frozen=True):
 
 
 def record_of(options: LaunchOptions, site: Site, chained: bool) -> LaunchRecord:
-    """Return what the leading supervisor leaves for joiners."""
+    """Return what the leading supervisor writes for joiners."""
     return LaunchRecord(site.key, site.job, replace(options, notify=()), str(Path.cwd()), chained)
 
 
@@ -52,7 +52,7 @@ def write_record(run_path: Path, record: LaunchRecord) -> None:
 
 
 def read_record(run_path: Path) -> LaunchRecord | None:
-    """Return the newest job's record; None while there is none. Raises UsageError for one that cannot be understood."""
+    """Return the newest job's record; None without one. Raises UsageError for one that is not valid."""
     path = run_path / FILE
     try:
         data = trusted_files.read(path)
@@ -70,13 +70,13 @@ def read_record(run_path: Path) -> LaunchRecord | None:
 
 
 class Fragment(msgspec.Struct):
-    """What can be read of another version's record."""
+    """The fields of another version's record that can be read."""
 
     package: str = "of another version"
 
     @classmethod
     def package_of(cls, data: bytes) -> str:
-        """Return the version that wrote it."""
+        """Return the version that wrote the record."""
         try:
             return msgspec.json.decode(data, type=cls).package
         except msgspec.MsgspecError:
@@ -84,7 +84,7 @@ class Fragment(msgspec.Struct):
 
 
 def find_run(path: Path) -> RunIdentity:
-    """Return the run of a directory. Raises UsageError: none there, or not this user's alone."""
+    """Return the run of a directory. Raises UsageError if it has none, or other users can change it."""
     if not path.is_dir():
         raise UsageError(f"--join {path}: there is no such run directory")
     try:
@@ -99,18 +99,18 @@ def find_run(path: Path) -> RunIdentity:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the run directory says now. ``verdict``: of the record's part; ``endpoint``: the newest controller's."""
+    """What the run directory shows now. ``verdict``: of the record's part; ``endpoint``: the newest controller's."""
 
     record: LaunchRecord | None
     verdict: Mapping[str, Any] | None
     has_next_job: bool
-    leads: bool  # a controller was seen to be alive
+    leads: bool  # a controller's pulse was seen to move
     endpoint: str
     agents: tuple[str, ...]
 
 
 def look(run_path: Path, view: ControllerView) -> Facts:
-    """Read what ``judge`` needs. ``view`` is kept between looks."""
+    """Read what ``judge`` needs. The caller keeps ``view`` between looks."""
     record = read_record(run_path)
     verdict = run_directory.read_verdict(run_path, record.key) if record else None
     jobs = [link.job for link in chain.read_links(run_path)]
@@ -122,7 +122,7 @@ def look(run_path: Path, view: ControllerView) -> Facts:
 
 
 def judge(facts: Facts, path: Path, nodes: Sequence[str], on_this_machine: bool) -> str:
-    """Why to wait, or "" when the nodes may join. Raises UsageError when they never may. Pure."""
+    """Return why to wait, or "" when the nodes may join. Raises UsageError when they never may. Pure."""
     record, verdict = facts.record, facts.verdict
     if record is None:
         return "the run has not begun"

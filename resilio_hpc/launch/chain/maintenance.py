@@ -30,9 +30,10 @@ Record = Callable[..., None]
 
 
 class EndBeforeMaintenance:
-    """``job_watch.ask`` for a job of a chain: it ends when its nodes' next maintenance begins, if that is first.
+    """``job_watch.ask`` for a job of a chain: its end is that of the job, or the next maintenance of its nodes.
 
-    Slurm does not end a job when a maintenance begins; who reboots its nodes then does, and it is too late to save."""
+    Slurm does not end a job when a maintenance begins; the reboot of its nodes does, when it is too late to save.
+    """
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class EndBeforeMaintenance:
         self._told = ""
 
     def __call__(self, job: str) -> JobView | None:
-        """Return what Slurm says of the job; None without an answer."""
+        """Return Slurm's view of the job; None without an answer."""
         view = self._ask(job)
         if view is None:
             return None
@@ -57,7 +58,7 @@ class EndBeforeMaintenance:
             try:
                 self._known = self._look()
             except SlurmError:
-                pass  # what was known holds
+                pass  # the former answer holds
         one = maintenance_of(self._known, self._own, view.nodes, now)
         if one is None or one.begin >= (view.end_time or math.inf):
             return view
@@ -68,7 +69,7 @@ class EndBeforeMaintenance:
 
 
 def fit_next_job(run_path: Path, job: str, record: Record, now: float) -> None:
-    """``job`` could start now: where a reservation is in its way, make it fit, or say until when it waits."""
+    """Shorten ``job`` to fit before a reservation that keeps it from starting, or record until when it waits."""
     try:
         known = reservations()
         if not known:
@@ -76,7 +77,7 @@ def fit_next_job(run_path: Path, job: str, record: Record, now: float) -> None:
         fields = commands.job_fields(job)
         one, limit_s = _in_its_way(known, fields, now)
     except SlurmError:
-        return  # the job waits as it would have anyhow
+        return  # without a change, the job just waits
     if one is None:
         return
     fits_s = time_that_fits(one, now)
@@ -101,7 +102,7 @@ def fit_next_job(run_path: Path, job: str, record: Record, now: float) -> None:
 def _in_its_way(
     known: tuple[Reservation, ...], fields: Mapping[str, str], now: float
 ) -> tuple[Reservation | None, float]:
-    """And the job's time limit, in seconds."""
+    """Return the reservation that keeps the job from starting, and the job's time limit in seconds."""
     limit_s = duration_s(fields.get("TimeLimit", "")) or math.inf
     needed = fields.get("NumNodes", "").partition("-")[0]
     if not needed.isdecimal():
@@ -113,5 +114,5 @@ def _in_its_way(
 
 
 def moment(unix: float) -> str:
-    """Local time, for people."""
+    """Return the local time as text."""
     return local_time(unix, "%Y-%m-%d %H:%M")

@@ -1,7 +1,7 @@
-"""What a run learns of faulty nodes is kept for later jobs, and its next job is told to avoid them (``--exclude``).
+"""Keeps which nodes a run found faulty for later jobs, and lets its next job avoid them (``--exclude``).
 
-The ledger is the user's own (``slurm.node_faults``). Which of a job's excluded nodes are ours is kept in
-``links/JOB.excluded.json``, so that those which the user named stay, and ours go when they are forgiven.
+The ledger is the user's own (``slurm.node_faults``). ``links/JOB.excluded.json`` holds which of a job's excluded nodes
+the launcher added. So nodes that the user named stay, and the others are removed when they are forgiven.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Record = Callable[..., None]
 
 @dataclass(frozen=True)
 class Change:
-    """A job's new list: ``nodes``, of which ``ours`` are not the user's own."""
+    """A job's new list: ``nodes``, of which ``ours`` were not named by the user."""
 
     nodes: tuple[str, ...]
     ours: tuple[str, ...]
@@ -45,7 +45,7 @@ class Change:
 
 
 def avoid_faulty_nodes(run_path: Path, job: str, nodes: Collection[str], successor: str | None, record: Record) -> None:
-    """Keep what the run has learnt, and bring the pending ``successor``'s list up to date. ``nodes``: this job's.
+    """Keep what the run has learnt, and update the pending ``successor``'s list. ``nodes``: this job's.
 
     Never raises: a run does not end for what it could not learn. May hang with the run directory.
     """
@@ -64,14 +64,15 @@ def avoid_faulty_nodes(run_path: Path, job: str, nodes: Collection[str], success
 
 
 def cluster_name() -> str:
-    """Slurm's, in a job or outside; "" where it is unknown."""
+    """Return the name of Slurm's cluster, in a job or outside; "" where it is unknown."""
     return os.environ.get("SLURM_CLUSTER_NAME") or commands.config_value("ClusterName")
 
 
 def faulty_nodes(run_path: Path, run_id: str, events: Sequence[Event], cluster: str) -> frozenset[str]:
-    """Nodes that no job of ours is to be given now, from what is remembered and what the run itself has seen.
+    """Return nodes that no job of the user should get now, from the node ledger and this run's own.
 
-    Raises HealthError, OSError."""
+    Raises HealthError, OSError.
+    """
     directory = users_directory(os.environ, run_path)
     if directory is None:
         return frozenset()
@@ -106,7 +107,8 @@ def _refresh(
     )
     if change is None:
         return
-    _write(run_path, successor, {*before, *change.ours})  # who dies after the order must know them for ours
+    # first, so that a launcher that dies after the order knows them as its own
+    _write(run_path, successor, {*before, *change.ours})
     client.orders.update_job(successor, {"ExcNodeList": compress(change.nodes)})
     _write(run_path, successor, change.ours)
     record("excludes", job=successor, nodes=list(change.ours), why=change.why)
@@ -117,9 +119,9 @@ def _refresh(
 def decide_change(
     fields: Mapping[str, str], ours: Collection[str], choose_of: Callable[[int, Collection[str]], Exclusion]
 ) -> Change | None:
-    """Return the list that a pending job is to have; None where it has it. ``fields``: scontrol's. Pure.
+    """Return the list that a pending job should have; None if it has it. ``fields``: scontrol's. Pure.
 
-    ``choose_of``: from the number of nodes that the job needs, and those that are not ours to choose.
+    ``choose_of``: called with the number of nodes that the job needs, and the nodes that the user named.
     """
     now = _names(fields, "ExcNodeList")
     by_hand = [name for name in now if name not in ours]
@@ -138,7 +140,7 @@ def _names(fields: Mapping[str, str], field: str) -> list[str]:
 
 
 def ours_of(run_path: Path, successor: str, job: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Which of the successor's excluded nodes are ours: as kept for it, else it has inherited this job's."""
+    """Return which of the successor's excluded nodes the launcher added: those noted for it, else this job's."""
     for number in (successor, job):
         kept = trusted_files.read_object(_file(run_path, number))
         if kept is not None:

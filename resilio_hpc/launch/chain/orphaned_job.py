@@ -1,8 +1,9 @@
-"""Closing a job where no supervisor is left to: its batch host, and with it the supervisor, is lost.
+"""Closes a job that has no supervisor any more, since its batch host is lost.
 
-Slurm keeps such a job (``--no-kill``) until its time limit, though nothing runs in it any more. The last agent
-writes a handover record (``handover.py``), so that the next job does not take our CANCELLED for its user's; then it
-cancels. Several may do so at once, one may die in between, slurmctld may be away: all of it may be repeated.
+Slurm keeps such a job (``--no-kill``) until its time limit, though none of its processes runs any more. The last agent
+writes a handover record (``handover.py``), so that the next job does not take the launcher's CANCELLED for its user's;
+then it cancels. Several agents may do so at once, one may die in between, slurmctld may be away: all of it may be
+repeated.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.chain.successor_options import handover_comment
 from resilio_hpc.slurm.client import commands
 
-STILL_S = 10.0  # a controller that lives moves its pulse several times in that
-LIMIT_S = 600.0  # Slurm takes SlurmdTimeout (300 s) to believe that the batch host is lost
+STILL_S = 10.0  # within this time, a living controller moves its pulse several times
+LIMIT_S = 600.0  # Slurm needs SlurmdTimeout (300 s) to declare the batch host lost
 STAND_INS = 2
-SRUN_S = 5.0  # for the host of the step's srun to answer
+SRUN_S = 5.0  # time for the host of the step's srun to answer
 
 
 @dataclass(frozen=True)
 class CleanupLimits:
-    """How long others are waited for, in seconds."""
+    """Times to wait for other agents and for Slurm, in seconds."""
 
     supervisor_s: float = 30.0
     """One that lives has closed the run within FAREWELL_S (supervisor.py), and ended us."""
@@ -52,9 +53,9 @@ PATIENCE = CleanupLimits()
 
 @dataclass(frozen=True)
 class Sight:
-    """One look around.
+    """One look.
 
-    ``holding``: Slurm's word on the job, None without an answer; ``pulse``: of the run's leader; ``verdict``: the
+    ``holding``: Slurm's answer about the job, None without one; ``pulse``: of the run's leader; ``verdict``: the
     part's, "" without; times in monotonic seconds.
     """
 
@@ -65,11 +66,12 @@ class Sight:
 
 
 class Closing:
-    """Whether the job may be closed from here. Pure.
+    """The decision whether this agent may close the job. Pure.
 
-    With a verdict, a supervisor that lives closes the run by itself and soon; without, another controller may be
-    leading the run where we cannot see it. ``cut_off``: from those who had the verdict; then only Slurm can tell
-    whether the batch host is lost, or we."""
+    With a verdict, a supervisor that runs closes the run by itself and soon. Without one, another controller may lead
+    the run unseen. ``cut_off``: from those who had the verdict; then only Slurm can tell whether the batch host is
+    lost, or this node is cut off.
+    """
 
     def __init__(
         self, now: float, verdict: str, cut_off: bool = False, supervisor_s: float = PATIENCE.supervisor_s
@@ -82,7 +84,7 @@ class Closing:
         self._moves = -1  # the first look only learns the pulse
 
     def look(self, sight: Sight) -> str:
-        """ "close", "over" (nothing is left to close), "others" (another agent leads the run), or "wait"."""
+        """Return "close", "over" (the job has ended), "others" (another agent leads the run), or "wait"."""
         holding = sight.holding
         if holding is not None and holding.state not in ("RUNNING", "SUSPENDED"):
             return "over"
@@ -108,11 +110,12 @@ def close_job(
     cut_off: bool = False,
     patience: CleanupLimits = PATIENCE,
 ) -> bool:
-    """Close this job, of which ``part`` (``placements.Site.key``) is ours: never raises, ends within bounds.
+    """Close the job of this agent; never raises, ends within bounds.
 
-    ``verdict``: the part's, where one was reached, else it is looked up; ``reason``: for the record (such as
-    "batch_host_lost"). Returns whether the job is over or was cancelled; False where another agent leads the run, or
-    Slurm did not answer for ``patience.cancel_s``."""
+    ``part``: the job's (``placements.Site.key``); ``verdict``: the part's, where one was reached, else it is looked up;
+    ``reason``: for the record (such as "batch_host_lost"). Return whether the job is over or was cancelled; False where
+    another agent leads the run, or Slurm did not answer for ``patience.cancel_s``.
+    """
     try:
         known = str((verdict or {}).get("verdict", ""))
         return _close(run_path, part, known, reason or "batch_host_lost", cut_off, patience)
@@ -122,13 +125,15 @@ def close_job(
 
 
 def stand_in(run_path: Path, part: str, nodes: Sequence[str], patience: CleanupLimits = PATIENCE) -> None:
-    """At the end of an srun step's part, on every node but the first: close the job where its batch host is lost.
+    """At the end of an srun step's part, on every node but the first: close the job if its batch host is lost.
 
-    The srun of the step is lost with it, and Slurm keeps the job until its time limit. ``nodes``: the step's."""
+    The srun of the step is lost with it, and Slurm keeps the job until its time limit. ``nodes``: the step's.
+    """
     status = Fields(bounded(lambda: last_status(run_path, part), {}, patience.files_s))
     lost = status.texts("lost")
     node = os.environ.get("SLURMD_NODENAME", "")
-    if node in lost[:STAND_INS] and not reaches_srun(os.environ):  # those with the batch host may not reach Slurm
+    # nodes on the batch host's side of a cut may not reach Slurm
+    if node in lost[:STAND_INS] and not reaches_srun(os.environ):
         close_job(run_path, part, cut_off=True, patience=patience)
     elif node in stand_ins(nodes, lost, status.text("controller")):
         holding = commands.holding(run_claim.job_of(part))
@@ -137,7 +142,7 @@ def stand_in(run_path: Path, part: str, nodes: Sequence[str], patience: CleanupL
 
 
 def reaches_srun(environment: Mapping[str, str]) -> bool:
-    """Whether the host of the step's srun answers, so that it ends the step and the job itself; True where unknown."""
+    """Return whether the host of the step's srun answers, so that srun ends step and job itself; True where unknown."""
     host, port = environment.get("SLURM_SRUN_COMM_HOST", ""), environment.get("SLURM_SRUN_COMM_PORT", "")
     if not host or not port.isdigit():
         return True
@@ -151,14 +156,17 @@ def reaches_srun(environment: Mapping[str, str]) -> bool:
 
 
 def last_status(run_path: Path, part: str) -> dict[str, Any]:
-    """Return what the last controller of a part said of the run; empty when another part has it by now."""
+    """Return the status of a part's last controller; empty when another part has the run by now."""
     epoch = run_directory.newest_epoch(run_path)
     status = trusted_files.read_object(run_path / "status.json") or {}
     return status if epoch is not None and (epoch.epoch, epoch.job) == (status.get("epoch"), part) else {}
 
 
 def stand_ins(nodes: Sequence[str], lost: Sequence[str], controller: str) -> tuple[str, ...]:
-    """Who closes the job where nodes are lost: a few, so that one may die, and Slurm is not asked by all. Pure."""
+    """Return the nodes that close a job whose batch host is lost: two or more, but few, so as not to flood Slurm.
+
+    Pure.
+    """
     left = [node for node in nodes if node not in lost]
     return tuple(node for node in left if node == controller or node in left[:STAND_INS]) if lost else ()
 
@@ -179,12 +187,12 @@ def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool, 
     if answer == "over":
         return True
     if preemption.under_way(job):
-        preemption.stay_until_ended(job)  # cancelled now, it would not be requeued
+        preemption.stay_until_ended(job)  # a job that is cancelled now is not requeued
     return hand_over(run_path, part, verdict, reason, patience)
 
 
 def hand_over(run_path: Path, part: str, verdict: str, reason: str, patience: CleanupLimits = PATIENCE) -> bool:
-    """Record, then cancel: the next job if it has nothing to do, and this one."""
+    """Write the record; then cancel the next job, if it has no work, and this one."""
     job = run_claim.job_of(part)
     carries_on = verdict in ("", *CONTINUES, "terminated")
     node = os.environ.get("SLURMD_NODENAME", "?")
@@ -201,7 +209,7 @@ def hand_over(run_path: Path, part: str, verdict: str, reason: str, patience: Cl
 
 
 def chained(run_path: Path, part: str) -> bool:
-    """Whether the part was to have a next job."""
+    """Return whether the part was to have a next job."""
     record = joining.read_record(run_path)
     return record is not None and record.key == part and record.chained
 
@@ -213,7 +221,7 @@ def following(run_path: Path, job: str) -> list[str]:
 
 
 def give_order(job: str, order: Callable[[str], None], patience: CleanupLimits) -> bool:
-    """End a job by ``order``, which is repeated while slurmctld is away. Whether the job is ended, or was anyhow."""
+    """Repeat ``order`` until slurmctld carries it out. Return whether the job has ended, by it or otherwise."""
     deadline = time.monotonic() + patience.cancel_s
     while True:
         try:

@@ -15,7 +15,7 @@ from resilio_hpc.slurm.client import commands
 
 
 def gather(run_path: Path, last: run_claim.Turn, site: Site, predecessor: str) -> PredecessorEvidence:
-    """``last``: the newest turn; ``predecessor``: the job that submitted this one ("": none did)."""
+    """Return the evidence. ``last``: the newest turn; ``predecessor``: the job that submitted this one, or ""."""
     followed = last.job in (site.job, predecessor)
     ended = run_directory.read_verdict(run_path, last.part)
     verdict = str(ended.get("verdict", "")) if ended else ""
@@ -36,10 +36,10 @@ def gather(run_path: Path, last: run_claim.Turn, site: Site, predecessor: str) -
 
 
 def part_state(part: str) -> tuple[str, str]:
-    """Slurm's word for how a part ended, and who cancelled it.
+    """Return Slurm's state at the end of a part, and who cancelled it.
 
-    A requeued job has several runs: accounting keeps all of them, slurmctld only the newest. One that was cancelled
-    before its newest run came to take a turn was cancelled.
+    A requeued job has several runs: accounting keeps all of them, slurmctld only the newest. If its newest run was
+    cancelled before it took a turn, the job counts as cancelled.
     """
     job, index = run_claim.job_of(part), run_claim.run_of(part)
     fields = commands.job_fields(job)
@@ -58,7 +58,7 @@ def part_state(part: str) -> tuple[str, str]:
 
 
 def handover_of(run_path: Path, part: str) -> handover.Handover | None:
-    """Return the record of a part that we closed ourselves, no agent was left to end it.
+    """Return the record of a part that the launcher itself closed, since no agent was left to end it.
 
     Its job's Comment may hold it.
     """
@@ -66,7 +66,7 @@ def handover_of(run_path: Path, part: str) -> handover.Handover | None:
 
 
 def newest_commit(run_path: Path) -> int:
-    """Return the newest durable step, -1 when there is none, or it cannot be seen."""
+    """Return the newest durable step; -1 without one, or if it cannot be read."""
     try:
         return max(committed_steps(run_path / "checkpoints"), default=-1)
     except OSError:
@@ -74,7 +74,7 @@ def newest_commit(run_path: Path) -> int:
 
 
 def _comment_record(part: str) -> handover.Handover | None:
-    """Return a handover record that the run directory did not take."""
+    """Return a handover record that the run directory did not take, from the job's Comment."""
     comment = commands.job_fields(run_claim.job_of(part)).get("Comment", "")
     start = handover_comment(part, "")
     if not comment.startswith(start):
@@ -91,7 +91,7 @@ def _successor(run_path: Path, last: run_claim.Turn, own_job: str) -> str:
 
 
 def _fruitless(run_path: Path) -> int:
-    """How many parts in a row ended without a commit, and without a verdict or before the first step."""
+    """Return how many parts in a row ended without a commit, and without a verdict or before the first step."""
     committed = newest_commit(run_path)
     count = 0
     for turn in run_claim.newest(run_path, MAX_FRUITLESS):

@@ -1,8 +1,8 @@
-"""A job that Slurm is taking the nodes from, and will queue again: a rank that has saved waits for that.
+"""A job whose nodes Slurm is taking, and that it queues again: a rank that has saved waits for that.
 
 With a GraceTime Slurm sends SIGTERM first and ends the job when the grace is over. A job that ends by itself in between
 has FAILED or COMPLETED for Slurm, and is not requeued. So the launcher, with all ranks saved and ended, stays until
-Slurm ends it. What happens then is the site's to say: requeue mode or cancel mode, which the job's fields do not tell.
+Slurm ends it. The site decides what happens then: requeue mode or cancel mode.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from resilio_hpc.launch.process.announce import say
 from resilio_hpc.slurm.client import commands
 
 POLL_S = 2.0
-ANSWER_S = 30.0  # for a slurmctld that does not answer: SIGTERM came by its order, so it was there
+ANSWER_S = 30.0  # for a slurmctld that does not answer: its SIGTERM came, so it was there
 OVERDUE_S = 120.0  # Slurm looks for graces that are over every 30 s, and slurmctld may be away for a while
 
 
 @dataclass(frozen=True)
 class Preemption:
-    """``grace_s``: how long the job was given, by slurmctld's clock at both ends."""
+    """A preemption under way. ``grace_s``: how long the job was given, by slurmctld's clock at both ends."""
 
     grace_s: float
 
 
 def preemption(fields: Mapping[str, str]) -> Preemption | None:
-    """From ``scontrol show job``: whether the job's grace runs and Slurm may requeue it then. Pure.
+    """Return the preemption, if the job's grace runs and Slurm may requeue it. ``fields``: ``scontrol show job``.
+
+    Pure.
 
     A job that was cancelled, has ended, or is being requeued already is not RUNNING any more. A PreemptTime before
-    StartTime is of an earlier run of the job."""
+    StartTime is of an earlier run of the job.
+    """
     if fields.get("JobState") != "RUNNING" or fields.get("Requeue") != "1":
         return None
     preempted, started, ends = (_time(fields, name) for name in ("PreemptTime", "StartTime", "EndTime"))
@@ -43,7 +46,7 @@ def preemption(fields: Mapping[str, str]) -> Preemption | None:
 
 
 def _time(fields: Mapping[str, str], name: str) -> float | None:
-    """In Unix seconds; None where there is none."""
+    """Return a time in Unix seconds; None without one."""
     return job_watch.known_end(commands.parse_end(fields.get(name, "")))
 
 
@@ -52,10 +55,10 @@ class Stay:
 
     def __init__(self, now: float) -> None:
         self._answer_until = now + ANSWER_S
-        self._until: float | None = None  # once we know of a grace
+        self._until: float | None = None  # set once a grace is known
 
     def look(self, now: float, fields: Mapping[str, str], told: bool) -> bool:
-        """``fields``: of ``scontrol show job``, empty without an answer."""
+        """Return whether to wait longer. ``fields``: of ``scontrol show job``, empty without an answer."""
         if told:
             return False
         if not fields:
@@ -69,7 +72,7 @@ class Stay:
 
 
 def under_way(job: str) -> bool:
-    """Whether Slurm says that the job's grace runs; False without an answer."""
+    """Return whether Slurm says that the job's grace runs; False without an answer."""
     return preemption(commands.job_fields(job)) is not None
 
 
@@ -79,7 +82,7 @@ def stay_until_ended(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait while the job's grace runs; returns the seconds it took. Slurm's SIGTERM ends it, its SIGKILL us."""
+    """Wait while the job's grace runs; return the seconds it took. Slurm's SIGKILL may end this process first."""
     told: list[int] = []
 
     def hear(number: int, _frame: FrameType | None) -> None:

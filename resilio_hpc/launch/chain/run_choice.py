@@ -24,7 +24,7 @@ from resilio_hpc.launch.rundir import holder, run_claim, run_directory
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.client.allocation import detect
 
-MEETING_S = 120.0  # for the first task of an srun step to choose
+MEETING_S = 120.0  # time for the first task of an srun step to choose
 MANY = 10_000
 
 
@@ -38,18 +38,19 @@ class LaunchRequest:
 
     @property
     def part(self) -> str:
-        """This run of the Slurm job, or ""."""
+        """Return this run of the Slurm job, or ""."""
         return holder.slurm_part(self.environment)
 
 
 def choose(command: LaunchRequest, create: bool = True) -> LaunchOptions:
-    """Return the options with the directory that the launch gets, which is then there (not with ``create`` False).
+    """Return the options with the launch's directory, which exists then (not with ``create`` False).
 
-    Raises UsageError where another task of the step does not choose in time, or the directory cannot be used."""
+    Raises UsageError where another task of the step does not choose in time, or the directory cannot be used.
+    """
     options = command.options
     allocation = None if options.standalone or options.local_nodes else detect(command.environment)
     if allocation is not None and allocation.in_step and allocation.local_task > 0:
-        return options  # one launch per node is enough: it ends
+        return options  # one launch per node is enough, so this one ends
     together = allocation is not None and allocation.in_step and len(allocation.nodes) > 1 and create
     meeting = _meeting(command) if together else None
     if meeting is not None and allocation is not None and allocation.task > 0:
@@ -65,7 +66,7 @@ def choose(command: LaunchRequest, create: bool = True) -> LaunchOptions:
 
 
 def note_visit(path: Path, environment: Mapping[str, str]) -> None:
-    """Note that a launch found the run complete: another one in this job is no second look at it. Raises OSError."""
+    """Note that a launch found the run complete, so that another launch of this job gets its own. Raises OSError."""
     part = holder.slurm_part(environment)
     if part:
         seen = {"v": 1, "verdict": "completed", "exit_code": 0, "reason": "complete before this job"}
@@ -127,7 +128,7 @@ def _first_free(base: Path, command: LaunchRequest, create: bool) -> Path:
 
 
 def _had_by(path: Path, part: str) -> bool:
-    """Whether another launch of this run of the job has, or had, the directory."""
+    """Return whether another launch of this run of the job has, or had, the directory."""
     visited = bool(part) and (run_directory.read_verdict(path, part) or {}).get("verdict") == "completed"
     return visited or _launches(path, part) > 0
 
@@ -137,7 +138,7 @@ def _launches(path: Path, part: str) -> int:
 
 
 def _lives(path: Path) -> bool:
-    """Whether the launch that had the newest turn may live: then this one is another."""
+    """Return whether the launch with the newest turn may still run, so that this one is another."""
     newest = next(iter(_turns(path, 1)), None)
     if newest is None or run_directory.read_verdict(path, newest.part) is not None:
         return False
@@ -156,7 +157,7 @@ def _complete(path: Path) -> bool:
 
 
 def _other_program(path: Path, command: LaunchRequest) -> str:
-    """Return what the run's newest launch ran, in words; "" where it is the same, or cannot be told."""
+    """Return what the run's newest launch ran, as text; "" where it is the same, or unknown."""
     options = Fields.of(read_object(path / "launch.json")).inner("options")
     ran = (options.text("kind"), options.text("script"), *options.texts("script_args"))
     return _words(ran) if ran[1] and ran != command.options.program else ""
@@ -191,7 +192,7 @@ def _as_the_first_task(options: LaunchOptions, meeting: Path) -> LaunchOptions:
     except OSError as error:
         raise UsageError(f"cannot use the run directory {meeting.parent.parent}: {error.strerror}") from None
     if chosen.data.get("refused"):
-        raise SystemExit(2)  # it has said why
+        raise SystemExit(2)  # the error is printed already
     if not chosen.text("run_dir"):
         raise UsageError("the first task of this step has not begun: see its error, or start it on every node")
     return replace(options, run_dir=chosen.text("run_dir"), launch=chosen.whole("launch") or 1)

@@ -1,7 +1,7 @@
 """Whether another launch has the run directory: then this one is refused in one line, before it changes anything.
 
-Jobs of a chain are told apart by Slurm's word (``judge``). Here is the rest: launches without Slurm, on this machine or
-another one, and several launches in the same run of a job.
+Jobs of a chain are told apart by Slurm's answer (``judge``). Here are the other cases: launches without Slurm, on this
+machine or another one, and several launches in the same run of a job.
 """
 
 from __future__ import annotations
@@ -23,40 +23,41 @@ Ask = Callable[[str], commands.Holding | None]
 
 
 def is_of_slurm(turn: Turn) -> bool:
-    """Whether a job had the turn; else a launch outside of Slurm. Pure."""
+    """Return whether a job had the turn; else a launch outside of Slurm had it. Pure."""
     return turn.job.isdecimal()
 
 
 def is_same_run(turn: Turn, site: Site) -> bool:
-    """Whether another launch in this very run of our job had the turn. Pure."""
+    """Return whether another launch in this run of the job had the turn. Pure."""
     return turn.job == site.job and run_of(turn.part) == site.restarts
 
 
 def judged_by_slurm(turn: Turn, site: Site) -> bool:
-    """Whether both are jobs, or two runs of one: Slurm knows then which of them is over. Pure."""
+    """Return whether both are jobs, or two runs of one, so that Slurm knows which of them is over. Pure."""
     return site.mode is not SiteMode.LOCAL and is_of_slurm(turn) and not is_same_run(turn, site)
 
 
 def refuse_if_held(
     run_path: Path, last: Turn, site: Site, lease_s: float = holder.LEASE_S, ask: Ask = commands.holding
 ) -> None:
-    """Return when the launch that had the newest turn is over. Raises UsageError while it lives.
+    """Return when the launch with the newest turn is over. Raises UsageError while it runs.
 
-    ``lease_s``: how long a pulse must stand still where nothing else tells."""
+    ``lease_s``: for how long a pulse must stand still where no other sign is known.
+    """
     if judged_by_slurm(last, site) or run_directory.read_verdict(run_path, last.part) is not None:
         return
     alive = holder.lives(last.holder, holder.kernel_here())
     if alive is None and is_of_slurm(last) and last.job != site.job:
         held = ask(last.job)
         alive = True if held is not None and held.state in ALIVE else None
-    if alive is None and last.holder.kernel:  # an older version showed no pulse
+    if alive is None and last.holder.kernel:  # an older version wrote no pulse
         alive = holder.watch(lambda: _signs(run_path, last), lease_s, lambda limit_s: _tell(last, limit_s))
     if alive:
         raise UsageError(in_use(run_path, last))
 
 
 def in_use(run_path: Path, last: Turn) -> str:
-    """Who has the run directory, and what to do. Pure."""
+    """Return which launch has the run directory, and what to do. Pure."""
     who = last.holder
     job = f"job {last.job}, " if is_of_slurm(last) else ""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
@@ -68,7 +69,7 @@ def in_use(run_path: Path, last: Turn) -> str:
 
 
 def _signs(run_path: Path, last: Turn) -> object:
-    """Return what changes while the launch or its controller lives."""
+    """Return values that change while the launch or its controller runs."""
     try:
         beat = holder.pulse_file(run_path, last.number).read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the first task of an srun step has decided of the run, told to the other tasks by a small file."""
+"""The decision of the first task of an srun step about the run, passed to the other tasks by a small file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ POLL_S = 0.1
 
 
 def tell(file: Path, news: Mapping[str, Any]) -> None:
-    """Leave ``news``, which are not empty, for the other tasks. Raises OSError."""
+    """Write ``news``, which are not empty, for the other tasks. Raises OSError."""
     write_atomic(file, json.dumps(news).encode())
 
 
 def hear(
     file: Path, limit_s: float, otherwise: Callable[[], dict[str, Any] | None] = lambda: None
 ) -> dict[str, Any] | None:
-    """Wait for what the first task leaves in ``file``, or for news that come ``otherwise``; None: none came in time.
+    """Wait for the first task's news in ``file``, or for news from ``otherwise``; None: none came in time.
 
     Raises OSError where the file cannot be made.
     """
-    create_exclusive(file, b"{}", 0o644)  # a name that is looked for in vain stays missing on an NFS
+    create_exclusive(file, b"{}", 0o644)  # on NFS, a name that was looked for in vain may stay missing
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         news = read_object(file) or otherwise()

@@ -18,7 +18,7 @@ from resilio_hpc.slurm.node_faults.fault import NodeFault, decode, encode, evide
 from resilio_hpc.slurm.node_faults.policy import FaultPolicy
 
 ENDING = ("warned", "stopping", "verdict")
-GOING = ("signal", "leaving")  # of one node, or of all of a job
+GOING = ("signal", "leaving")  # of one node, or of all nodes of a job
 
 
 def suspect_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", cluster: str = "") -> list[NodeFault]:
@@ -55,7 +55,7 @@ def suspect_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", c
 
 
 def _was_silent_only(fault: NodeFault, node: str, job: str) -> NodeFault:
-    """Return the fault of a node that came back into its job: it did not lose power, it was cut off or stood still."""
+    """Return the fault of a node that came back into its job: it was cut off or stood still, and did not lose power."""
     if (fault.node, fault.job, fault.kind) != (node, job, "node-lost"):
         return fault
     return msgspec.structs.replace(fault, kind="node-silent")

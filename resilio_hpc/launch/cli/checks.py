@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong before torch is imported or a rank is started."""
+"""Checks of a command line that find mistakes before torch is imported or a rank is started."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _RANK_BYTES = 32 * 1024 * 1024  # private memory of a rank forked with torch loa
 
 
 def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, devices: NodeDevices) -> tuple[str, ...]:
-    """Raise UsageError for the first mistake; return lines that are worth telling though nothing is wrong.
+    """Raise UsageError for the first mistake; return notes that are worth telling.
 
-    ``devices`` are those of the machine that the command was given on: decisive where that machine will run ranks,
-    a hint where it will not (a login node), so there ``gpu`` is left to the agents.
+    ``devices``: of the machine where the command was given. They decide where that machine runs ranks, and are a hint
+    where it does not (a login node): there, ``gpu`` is left to the agents.
     """
     check_program(options, environment, cwd)
     check_directory("--run-dir", Path(options.run_dir))
@@ -63,7 +63,7 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
 
 
 def check_run_directory(path: Path) -> None:
-    """Check that a run directory that is there can be changed by its user only."""
+    """Check that only its user can change an existing run directory."""
     try:
         if path.is_dir():
             trusted_files.run_directory(path)
@@ -74,7 +74,7 @@ def check_run_directory(path: Path) -> None:
 
 
 def check_resize(options: LaunchOptions) -> None:
-    """There is another size that the run may have, and the policy can be read."""
+    """Check that the run may have another size, and that the policy can be read."""
     if options.min_nodes == options.max_nodes:
         raise UsageError(
             f"--resize: with --nnodes {options.max_nodes} there is nothing to resize: write --nnodes MIN:MAX, "
@@ -84,12 +84,12 @@ def check_resize(options: LaunchOptions) -> None:
 
 
 def runs_here(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
-    """Whether ranks will run on this machine: outside of Slurm always, inside when it is a node of the allocation."""
+    """Return whether ranks run on this machine: always outside of Slurm; inside, if it is a node of the allocation."""
     return not in_slurm(options, environment) or "SLURMD_NODENAME" in environment
 
 
 def in_slurm(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
-    """Whether the launch is to use an allocation."""
+    """Return whether the launch is to use an allocation."""
     return bool(environment.get("SLURM_JOB_ID")) and not (options.standalone or options.local_nodes)
 
 
@@ -104,7 +104,7 @@ def check_program(options: LaunchOptions, environment: Mapping[str, str], cwd: P
 
 
 def check_directory(flag: str, directory: Path) -> None:
-    """``directory`` is one we may write into, or can be created."""
+    """Check that ``directory`` can be written to, or created."""
     existing = directory
     try:
         while not existing.exists():
@@ -122,7 +122,7 @@ def check_directory(flag: str, directory: Path) -> None:
 
 
 def check_ranks(options: LaunchOptions, devices: NodeDevices) -> tuple[str, ...]:
-    """Ranks against what this node has."""
+    """Check the ranks against the devices of this node."""
     asked = options.nproc_per_node
     ranks = local_world_size(asked, devices)
     notes: list[str] = []

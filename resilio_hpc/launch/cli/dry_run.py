@@ -62,7 +62,10 @@ def plan(
     runs_here: bool,
     notified: tuple[str, ...] = (),
 ) -> LaunchPlan:
-    """``devices`` are those of this machine, which count if ``runs_here``. Raises UsageError as the launch would."""
+    """Return the plan. ``devices``: of this machine, counted if ``runs_here``.
+
+    Raises UsageError as the launch would.
+    """
     known = runs_here or options.nproc_per_node.isdecimal()
     ranks = local_world_size(options.nproc_per_node, devices) if known else 0
     job = environment.get("SLURM_JOB_ID")
@@ -103,7 +106,7 @@ def as_json(plan: LaunchPlan) -> str:
 
 
 def as_text(plan: LaunchPlan) -> str:
-    """Return a line per fact."""
+    """Return one line per fact."""
     ranks = str(plan.ranks_per_node) if plan.ranks_per_node else "counted on each node"
     world = _range(plan.world_size) if plan.ranks_per_node else "counted on the nodes"
     start = f"forked with{'' if plan.torch else 'out'} torch loaded" if plan.forked_ranks else "new processes"

@@ -1,4 +1,4 @@
-"""What ``resilio-launch --help`` says around the flags."""
+"""The text of ``resilio-launch --help`` around the flags."""
 
 from __future__ import annotations
 

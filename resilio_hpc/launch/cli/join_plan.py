@@ -1,4 +1,4 @@
-"""What ``resilio-launch --join --dry-run`` tells. Pure."""
+"""What ``resilio-launch --join --dry-run`` prints. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resilio_hpc.launch.workers.rank_env import rank_argv
 
 @dataclass(frozen=True)
 class JoinPlan:
-    """``waits_for``: why joining would have to wait now, "" when it would not."""
+    """What a join would do. ``waits_for``: why it would have to wait now; "" when it would not."""
 
     run_dir: str
     program: tuple[str, ...]
@@ -30,7 +30,7 @@ class JoinPlan:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """Return a line per fact."""
+        """Return one line per fact."""
         rows = (
             ("joins", self.run_dir),
             ("program", shlex.join(self.program) or "not known yet"),
@@ -43,7 +43,7 @@ class JoinPlan:
 
 
 def join_plan(facts: Facts, path: Path, site: Site, waits_for: str) -> JoinPlan:
-    """From what the run directory says now."""
+    """Return the plan of a join, from what the run directory shows now."""
     record = facts.record
     return JoinPlan(
         run_dir=str(path),

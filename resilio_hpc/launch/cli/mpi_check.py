@@ -1,4 +1,4 @@
-"""Whether this Slurm can give ranks the PMI that ``--mpi`` asks for, known before anything is started."""
+"""Whether this Slurm can give ranks the PMI of ``--mpi``, known before anything is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIST_TIMEOUT_S = 20.0
 
 
 def check(mpi: str, in_slurm: bool) -> None:
-    """Raise UsageError where a step with this PMI cannot be had."""
+    """Raise UsageError where no step with this PMI is possible."""
     if not in_slurm:
         raise UsageError(
             f"--mpi={mpi}: the ranks get their PMI from Slurm's srun, but this is no Slurm job: submit the launch "
@@ -20,7 +20,7 @@ def check(mpi: str, in_slurm: bool) -> None:
     try:
         listed = run_here(["srun", "--mpi=list"], _LIST_TIMEOUT_S)
     except CommandError:
-        return  # srun itself will say what is wrong
+        return  # srun itself will report the error
     known = plugin_types(listed.stdout + listed.stderr)
     if known and mpi not in known:
         raise UsageError(f"--mpi={mpi}: this Slurm has {', '.join(known)}")
@@ -29,7 +29,7 @@ def check(mpi: str, in_slurm: bool) -> None:
 def plugin_types(listed: str) -> list[str]:
     """Return the types in the answer to ``srun --mpi=list``.
 
-    One to a line, or from 22.05 on versions in a last line.
+    Slurm prints one per line, or, from 22.05, versions in a last line.
     """
     types = re.findall(r"^(?:srun: )?\s*([a-z][a-z0-9_]*)\s*$", listed, re.MULTILINE)
     for versions in re.findall(r"plugin versions available: (.*)$", listed, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""What the raw values of the command line mean. Pure: environment, directory and clock are passed in."""
+"""The meaning of the command line's raw values. Pure: environment, directory and clock are passed in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Caller:
 
 
 def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions, tuple[str, ...]]:
-    """Options and notes from a namespace of ``options_parser.build_parser``. Raises UsageError."""
+    """Return options and notes from a namespace of ``options_parser.build_parser``. Raises UsageError."""
     check_numbers(raw)
     script, kind, arguments = _program(raw, caller.environment)
     local_nodes = local_nodes_of(caller.environment)
@@ -91,7 +91,7 @@ def _program(raw: argparse.Namespace, environment: Mapping[str, str]) -> tuple[s
         raise UsageError("--no-python and --module exclude each other: a command is not a Python module")
     if raw.no_python and not raw.run_path:
         return script, "command", arguments
-    # torchrun starts $PYTHON_EXEC instead of its own interpreter; such a rank cannot be forked from ours
+    # torchrun starts $PYTHON_EXEC instead of its own interpreter; such a rank cannot be forked from this one
     python = environment.get("PYTHON_EXEC")
     if python and not raw.run_path:
         return python, "command", ("-u", *(("-m",) if raw.module else ()), script, *arguments)
@@ -99,7 +99,7 @@ def _program(raw: argparse.Namespace, environment: Mapping[str, str]) -> tuple[s
 
 
 def local_nodes_of(environment: Mapping[str, str]) -> int:
-    """How many nodes this machine plays, 0 for none but itself. Raises UsageError."""
+    """Return how many nodes this machine plays, 0 if it is just itself. Raises UsageError."""
     text = environment.get(LOCAL_NODES_VARIABLE, "")
     if not text:
         return 0
@@ -109,12 +109,12 @@ def local_nodes_of(environment: Mapping[str, str]) -> int:
 
 
 def inside_a_rank(environment: Mapping[str, str]) -> bool:
-    """Whether a rank of a run, or what it started, gives the command: Slurm's variables there are those of the rank."""
+    """Return whether the command runs in a rank of a run, or below one: Slurm's variables are the rank's there."""
     return "RESILIO_AGENT_SOCKET" in environment
 
 
 def available_nodes(environment: Mapping[str, str], local_nodes: int, standalone: bool) -> int:
-    """Nodes that a run may use: the allocation's, else this machine."""
+    """Return the number of nodes that a run may use: the allocation's, else this machine."""
     if standalone:
         return 1
     if local_nodes:
@@ -124,7 +124,7 @@ def available_nodes(environment: Mapping[str, str], local_nodes: int, standalone
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:
-    """``"2"`` → (2, 2), ``"1:4"`` → (1, 4). Raises UsageError."""
+    """Return the bounds: ``"2"`` → (2, 2), ``"1:4"`` → (1, 4). Raises UsageError."""
     parts = text.split(":")
     if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
         raise UsageError(f"--nnodes: {text!r} is neither a number of nodes (4) nor a range MIN:MAX (2:4)")
@@ -254,7 +254,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _words(text: str | None) -> tuple[str, ...]:
-    """As a shell would take them apart."""
+    """Split as a shell would."""
     try:
         return tuple(shlex.split(text or ""))
     except ValueError as error:

@@ -21,7 +21,7 @@ from resilio_hpc.launch.config.options import DEFAULT_JOIN_TIMEOUT_S, LaunchOpti
 
 @dataclass(frozen=True)
 class Parsed:
-    """The options, and lines worth telling once (flags without effect)."""
+    """The options, and lines that are worth telling once (flags without effect)."""
 
     options: LaunchOptions
     notes: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Parsed:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """``--join``: everything but this comes from the run."""
+    """``--join``; all other options come from the run."""
 
     run_dir: str
     join_timeout_s: float = DEFAULT_JOIN_TIMEOUT_S
@@ -47,13 +47,13 @@ class _NothingToRun(UsageError):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that raises UsageError with a line of ours instead of printing its usage and exiting."""
+    """An argparse parser that raises UsageError with one line instead of printing its usage and exiting."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return what a word may abbreviate.
+        """Return the flags that a word may abbreviate.
 
-        argparse asks for the script's own flags, too, which may begin as several of ours do: those are not ambiguous,
-        and one before the script is an unknown flag.
+        argparse asks for the script's own flags too, which may begin like several of the launcher's: those are not
+        ambiguous, and one before the script is an unknown flag.
         """
         found: list[Any] = super()._get_option_tuples(option_string)
         return found if len(found) == 1 else []
@@ -69,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Shows the hyphen spelling only."""
+    """A formatter that shows the hyphen spelling only."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         shown = [name for name in action.option_strings if "_" not in name]
@@ -78,7 +78,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Given(argparse.Action):
-    """Stores a value and remembers that the flag was given."""
+    """Stores a value, and that the flag was given."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -231,6 +231,6 @@ def _unknown_flag(word: str) -> str:
     wanted = "--" + name.lstrip("-")
     names = [spelling for spelling in names if spelling.startswith("--") and ("_" in wanted or "_" not in spelling)]
     near = difflib.get_close_matches(wanted, names, 1, 0.64)
-    near = near or [spelling for spelling in names if spelling[:7] == wanted[:7]]  # --nprocs
+    near = near or [spelling for spelling in names if spelling[:7] == wanted[:7]]  # for --nprocs
     suggestion = f": did you mean {near[0]}?" if near else ""
     return f"unknown flag {name}{suggestion} (the script's own flags go after the script; see resilio-launch --help)"

@@ -1,4 +1,4 @@
-"""Is the program that the ranks shall run there, and is it sound? Answered without importing or running it."""
+"""Whether the ranks' program exists and is sound, without importing or running it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_script(script: str, arguments: Sequence[str], cwd: Path) -> None:
 
 
 def _is_archive(path: Path, script: str) -> bool:
-    """Whether Python would run it as an archive, which it knows by its end: an interpreter line may come first."""
+    """Return whether Python would run it as an archive, which it knows by its end: a #! line may come first."""
     try:
         archive = zipimport.zipimporter(str(path))
     except (zipimport.ZipImportError, OSError, ValueError):
@@ -78,7 +78,7 @@ def check_syntax(source: bytes, name: str) -> None:
         except ValueError as error:
             raise UsageError(f"{name} is not Python source: {error}") from None
         except (RecursionError, MemoryError):
-            return  # too deep for the compiler here is not proof that it is wrong
+            return  # too deep for this compiler; that does not prove that it is wrong
 
 
 def _syntax_words(error: SyntaxError, source: bytes, name: str) -> str:
@@ -94,7 +94,7 @@ def _syntax_words(error: SyntaxError, source: bytes, name: str) -> str:
 
 
 def _hint(script: str, arguments: Sequence[str], cwd: Path) -> str:
-    """Return what the user may have meant."""
+    """Return a hint at what the user may have meant."""
     name = Path(script).name
     if script != script.strip():
         return ": its name ends or begins with white space (a Windows line end, or a space after a backslash?)"
@@ -123,7 +123,7 @@ def _hint(script: str, arguments: Sequence[str], cwd: Path) -> str:
 
 
 def _program(arguments: Sequence[str], cwd: Path) -> str:
-    """Return the script or module behind a loader and its flags, as far as it can be told."""
+    """Return the script or module behind a loader and its flags, as far as it is known."""
     for before, word in zip(("", *arguments), arguments, strict=False):
         if before == "-m" and word not in _LOADER_MODULES:
             return f"-m {word}"
@@ -165,7 +165,7 @@ def check_command(command: str, environment: Mapping[str, str], cwd: Path) -> No
 
 
 def check_module(module: str, cwd: Path, search: Sequence[str] | None = None) -> None:
-    """Check that ``python -m`` would find in ``cwd`` or on ``sys.path``; its packages are not imported."""
+    """Check that ``python -m`` would find it in ``cwd`` or on ``sys.path``, without importing its packages."""
     if module.endswith(".py") or "/" in module:
         stem = module.removesuffix(".py").replace("/", ".").strip(".")
         raise UsageError(f"-m {module}: a module is named like {stem}; to run the file leave -m out")

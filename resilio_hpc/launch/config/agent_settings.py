@@ -1,4 +1,4 @@
-"""What a supervisor tells an agent at its start: one JSON argument, no secrets in it."""
+"""The settings that a supervisor passes to an agent at its start: one JSON argument, without secrets."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.process import own_address
 from resilio_hpc.slurm.client.commands import CLOCKS_AGREE_S, clock_ahead_s
 
-# Exit codes of agents (sysexits.h); srun's own failures are others. 0: it ended in order, whatever the run's verdict.
+# Exit codes of agents (sysexits.h); srun's own failures have others. 0: it ended in order, whatever the run's verdict.
 AGENT_FAILED = 70  # it ran and could not go on
-AGENT_LIVES = 75  # another agent of the run lives on this node
-LONGEST_START_S = 60.0  # an agent is up by then, mostly; else its clock may be ahead
+AGENT_LIVES = 75  # another agent of the run runs on this node
+LONGEST_START_S = 60.0  # most agents have started by then; if not, the node's clock may be ahead
 
 
 @dataclasses.dataclass(frozen=True)
 class Graces:
-    """Seconds.
+    """Graces in seconds.
 
-    ``failure``: for ranks that handle SIGTERM, when another one failed. ``left_running``: for what ranks that ended
-    well have left running.
+    ``failure``: for ranks that handle SIGTERM, when another one failed. ``left_running``: for processes that ranks
+    which ended well have left running.
     """
 
     failure: float = 0.0
@@ -48,14 +48,14 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     begins: int = 0
     chained: bool = False
     end_time: float | None = None
-    told_at: float = 0.0  # when this was said, by slurmctld's clock, as ``end_time`` is; 0: outside of Slurm
+    told_at: float = 0.0  # when the settings were made, by slurmctld's clock, as ``end_time`` is; 0: outside of Slurm
     supervisor_pid: int = 0
-    join: bool = False  # our nodes join a run that another job began
-    run_id: str = ""  # so that an agent finds what its predecessor left on the node
+    join: bool = False  # the nodes join a run that another job began
+    run_id: str = ""  # by it, an agent finds the directories of an earlier agent on the node
     cwd: str = ""  # where ranks start; "": where the agent does
     stop: str = ""  # "TERM" or "INT": the launch was told to end before this agent was started
-    last_words: str = ""  # a file of the supervisor's, on this machine, for how the run ended; "": no need
-    own_job: str = ""  # of a joiner: whose time limit ``end_time`` is, and whose nodes ``expected`` are
+    last_words: str = ""  # a file on this machine to which the agent writes how the run ended; "": none
+    own_job: str = ""  # a joiner's job, whose time limit is ``end_time`` and whose nodes are ``expected``
 
     def to_json(self) -> str:
         """Return the settings as one line of JSON."""
@@ -63,7 +63,10 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, text: str) -> AgentSettings:
-        """Read it. Raises msgspec.MsgspecError for anything that ``to_json`` did not write."""
+        """Return the settings of such a line.
+
+        Raises msgspec.MsgspecError for anything that ``to_json`` did not write.
+        """
         return msgspec.json.decode(text, type=cls)
 
     def on_this_node(self, environment: Mapping[str, str]) -> AgentSettings:
@@ -79,7 +82,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, node=node, address=self.address or node)
 
     def reachable(self, environment: MutableMapping[str, str]) -> AgentSettings:
-        """With an address that other nodes reach, if there may be any.
+        """Return the same settings with an address that other nodes reach, if there may be other nodes.
 
         Gloo, which goes by the node's name, is told the interface. Raises LaunchError.
         """
@@ -93,12 +96,12 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, address=address)
 
     def graces(self, environment: Mapping[str, str]) -> Graces:
-        """Return what ranks are waited for; outside of Slurm, what they have left running runs on by itself."""
+        """Return how long ranks are waited for. Outside of Slurm, processes that they left running are not ended."""
         in_slurm = "SLURM_JOB_ID" in environment
         return Graces(self.options.failure_grace_s, self.options.stop_grace_s if in_slurm else 0.0)
 
     def with_what_is_installed(self) -> AgentSettings:
-        """Without torch where this interpreter has none: then it cannot be loaded for ranks, nor hold their store."""
+        """Return the settings without torch where this interpreter lacks it: ranks cannot use it then."""
         try:
             found = importlib.util.find_spec("torch")
         except (ImportError, ValueError):
@@ -108,9 +111,9 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, options=dataclasses.replace(self.options, torch=False))
 
     def clock_ahead_s(self, now: float, ask: Callable[[], float] = clock_ahead_s) -> float:
-        """How far this node's clock, which says ``now``, is ahead of slurmctld's.
+        """Return by how many seconds this node's clock, which says ``now``, is ahead of slurmctld's.
 
-        0 unless it looks wrong and Slurm, which ``ask`` asks, says so, too.
+        0 unless it looks wrong and Slurm, by ``ask``, says so too.
         """
         looks_right = -CLOCKS_AGREE_S <= now - self.told_at <= LONGEST_START_S
         return 0.0 if not self.told_at or looks_right else ask()

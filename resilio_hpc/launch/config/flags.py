@@ -1,4 +1,4 @@
-"""What a flag of ``resilio-launch`` is: rows of data, most of them the metadata of a field of ``LaunchOptions``."""
+"""The flags of ``resilio-launch`` as rows of data, most of them the metadata of a field of ``LaunchOptions``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FlagGroup(StrEnum):
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag. ``names`` hold the hyphen spelling; the underscore spelling is added by the parser.
+    """One flag. ``names`` hold the hyphen spelling; the parser adds the underscore spelling.
 
     ``default``, and the values that ``type`` gives, are raw ones: torchrun's types, None where it was not given.
     """
@@ -37,14 +37,14 @@ class Flag:
     choices: tuple[str, ...] | None = None
     pet: bool = False  # torchrun reads its default from PET_<NAME>
     no_effect: str = ""  # why giving it changes nothing here
-    repeatable: bool = False  # each time it is given adds to a list
+    repeatable: bool = False  # every use adds to a list
     least: float | None = None  # a number below it is refused
     above: float | None = None  # a number must be above it
-    reads: Callable[[Any], Any] | None = None  # raw value → the field's; None: more than this flag decides on it
+    reads: Callable[[Any], Any] | None = None  # raw value → the field's; None: it depends on more than this flag
 
     @property
     def dest(self) -> str:
-        """The attribute in the parsed namespace, as argparse (and torchrun) derive it."""
+        """Return the attribute in the parsed namespace, as argparse (and torchrun) derive it."""
         return self.names[-1].lstrip("-").replace("-", "_")
 
     def refuses(self, value: float | None) -> str:
@@ -77,8 +77,8 @@ def flag(
 ) -> Any:
     """Return a dataclass field that is a flag.
 
-    ``default``: MISSING for one that must be given; ``names``: where it is not the field's, separated by spaces;
-    ``raw``: the raw default, where it is another one; ``rest``: of ``Flag``.
+    ``default``: MISSING for one that must be given; ``names``: if not the field's, separated by spaces; ``raw``: the
+    raw default, if another one; ``rest``: of ``Flag``.
     """
     raw = default if raw is _GIVEN_BY_DEFAULT else raw
     return dataclasses.field(
@@ -98,7 +98,7 @@ torchrun_flag = partial(flag, FlagGroup.TORCHRUN)
 def rows(options: type, group: FlagGroup | None = None) -> dict[str, Flag]:
     """Return field → flag of a dataclass, in its order; of one group, or of all.
 
-    A field without names is called as it is, without the unit ``_s``.
+    A field without names has its own name, without the unit ``_s``.
     """
     found: dict[str, Flag] = {}
     for field in dataclasses.fields(options):
@@ -110,7 +110,7 @@ def rows(options: type, group: FlagGroup | None = None) -> dict[str, Flag]:
 
 
 def whole_number(text: str) -> int:
-    """Return an int, with our words in the error."""
+    """Return an int; the error is in this package's words."""
     try:
         return int(text)
     except ValueError:
@@ -118,7 +118,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Return a finite float, with our words in the error."""
+    """Return a finite float; the error is in this package's words."""
     try:
         value = float(text)
     except ValueError:
@@ -129,7 +129,7 @@ def number(text: str) -> float:
 
 
 def comma_separated(text: str) -> list[str]:
-    """Take a list apart: ``a,b`` → [a, b]; ``,,`` is a comma inside an item (torchrun's rule)."""
+    """Return the items of a list: ``a,b`` → [a, b]; ``,,`` is a comma inside an item (torchrun's rule)."""
     return [item.replace("\0", ",") for item in text.replace(",,", "\0").split(",")]
 
 

@@ -1,4 +1,4 @@
-"""What one run was asked to do: the command line after it was understood, in a form that travels to the agents."""
+"""The options of one run: the command line after parsing, in the form that agents get."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
 class Mode(StrEnum):
-    """How far decisions are acted upon: docs/adoption.md."""
+    """What the launcher does about decisions: docs/adoption.md."""
 
-    OBSERVE = "observe"  # they are written down, and nothing is done
+    OBSERVE = "observe"  # decisions are written down, and not carried out
     CHECKPOINT = "checkpoint"  # saves, restores and chains; a failure ends the run
     RECOVER = "recover"  # everything
 
@@ -67,7 +67,8 @@ class LaunchOptions:
     )
     script_args: tuple[str, ...] = ()
 
-    launch: int = 1  # of those that this run of the job has made in this run directory (launch/chain/run_choice.py)
+    # which launch it is, of those of this run of the job in this run directory (launch/chain/run_choice.py)
+    launch: int = 1
 
     # the world
     min_nodes: int = 1
@@ -102,7 +103,7 @@ class LaunchOptions:
         None,
     )
     standalone: bool = world_flag("use this machine only, even inside an allocation", False, None, reads=None, pet=True)
-    local_nodes: int = 0  # > 0: no Slurm, this machine plays that many nodes (drills and tests)
+    local_nodes: int = 0  # > 0: no Slurm; this machine plays that many nodes (drills and tests)
     role: str = world_flag("ROLE_NAME of the ranks", "default", metavar="NAME", pet=True)
     virtual_local_rank: bool = world_flag(
         "LOCAL_RANK=0 for every rank, which sees only its own GPU", False, None, pet=True
@@ -120,7 +121,8 @@ class LaunchOptions:
         reads=operator.not_,
         names="--no-zygote",
     )
-    torch: bool = program_flag(  # whether ranks may use it: import it before the fork, and hold their rendezvous store
+    # whether ranks may use it: it is imported before the fork, and the agents hold the rendezvous store
+    torch: bool = program_flag(
         "the ranks do not use torch (JAX, mpi4py, numpy): nothing of it is imported for them, and MASTER_PORT is "
         "a free port that rank 0 may listen on",
         True,
@@ -148,7 +150,7 @@ class LaunchOptions:
         reads=lambda names: tuple(name.strip() for name in names if name.strip()),
         metavar="MODULES",
     )
-    mpi: str = program_flag(  # "": ranks are ours; else each round's ranks are one step with that PMI
+    mpi: str = program_flag(  # "": ranks start without a PMI; else each round's ranks are one step with that PMI
         "start the ranks through srun --mpi=TYPE, so that MPI programs find their PMI (see srun --mpi=list)",
         "",
         raw="none",
@@ -251,7 +253,7 @@ class LaunchOptions:
     )
 
     # time limits and checkpoints
-    keep_checkpoints: int = run_flag(  # these four: ckpt.retention.Retention
+    keep_checkpoints: int = run_flag(  # these four are ckpt.retention.Retention
         "newest checkpoints kept (default: 5)", DEFAULT_KEEP_CHECKPOINTS, whole_number, metavar="N", least=1
     )
     keep_every: int = run_flag(
@@ -315,7 +317,7 @@ class LaunchOptions:
         reads=None,
         metavar="WORDS",
     )
-    notify: tuple[str, ...] = run_flag(  # may hold secrets: never sent to agents by a command line, never written down
+    notify: tuple[str, ...] = run_flag(  # may hold secrets: never on a command line of an agent, never written down
         "tell of failures, losses and the verdict: a command (the event as JSON on its standard input), an http(s) URL "
         "(JSON is posted to it), or @FILE with one of these per line; may be given several times",
         (),
@@ -358,7 +360,7 @@ class LaunchOptions:
     )
     log_line_prefix_template: str = ""
 
-    # accepted for torchrun's sake
+    # accepted for the sake of torchrun's users
     torchelastic_run_id: str = torchrun_flag(
         "TORCHELASTIC_RUN_ID of the ranks",
         "",  # the run's own id
@@ -371,23 +373,23 @@ class LaunchOptions:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What is run: tells one launch of a batch script from another."""
+        """Return what is run, by which launches of one batch script differ."""
         return (self.kind, self.script, *self.script_args)
 
     @property
     def logs_directory(self) -> Path:
-        """Where the ranks' logs end up on the shared file system."""
+        """Return where the ranks' logs end up on the shared file system."""
         return Path(self.log_dir) if self.log_dir else Path(self.run_dir) / "logs"
 
     def to_json(self) -> str:
-        """One line of JSON; ``from_json`` gives an equal object back."""
-        import msgspec  # here, since it costs 25 ms that a usage error need not pay
+        """Return one line of JSON; ``from_json`` gives an equal object back."""
+        import msgspec  # imported here, since it takes 25 ms that a usage error need not pay
 
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> LaunchOptions:
-        """Read. Raises msgspec.ValidationError or msgspec.DecodeError for anything that ``to_json`` did not write."""
+        """Return the options of such a line. Raises msgspec.ValidationError or DecodeError for any other text."""
         import msgspec
 
         return msgspec.json.decode(text, type=cls)

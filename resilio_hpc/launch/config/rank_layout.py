@@ -1,4 +1,6 @@
-"""How the ranks of a round are divided among tensor, pipeline and data parallelism, and how a script is told. Pure.
+"""How the ranks of a round are divided among tensor, pipeline and data parallelism, and how a script learns it.
+
+Pure.
 
 ``--layout tp=8,pp=2`` holds for any number of ranks, ``--layout 16:tp=8`` for 16 of them alone; data parallel is what
 is left. With ``--fill-arguments`` the words ``{tp}``, ``{pp}`` … in the script's arguments become these numbers, anew
@@ -16,7 +18,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.config.options import LaunchOptions
 
 _ROW = re.compile(r"(?:([1-9]\d{0,8}):)?((?:tp|pp)=[1-9]\d{0,5}(?:,(?:tp|pp)=[1-9]\d{0,5})?)")
-# {{name}} is {name} itself; ${name} belongs to the argument's reader (and ${local_rank} to torchrun's rule).
+# {{name}} stands for {name}; ${name} belongs to the argument's reader (and ${local_rank} to torchrun's rule)
 _WORD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|(?<!\$)\{([A-Za-z_]\w*)\}")
 
 
@@ -29,7 +31,7 @@ class RankLayout:
     data_parallel: int
 
     def variables(self) -> dict[str, str]:
-        """Return what ranks find in their environment."""
+        """Return variables for the ranks' environment."""
         return {
             "RESILIO_TP": str(self.tensor_parallel),
             "RESILIO_PP": str(self.pipeline_parallel),
@@ -38,9 +40,9 @@ class RankLayout:
 
 
 def model_parallel(rows: Sequence[str], world_size: int) -> tuple[int, int]:
-    """(tensor, pipeline) parallel for a number of ranks: of the row that names it, else of the one for any.
+    """Return (tensor, pipeline) parallel for a number of ranks: of the row that names it, else of the one for any.
 
-    Raises UsageError for a row that is none, and for two that contradict each other.
+    Raises UsageError for an invalid row, and for two that contradict each other.
     """
     found: dict[int, tuple[int, int]] = {}
     for row in rows:
@@ -71,7 +73,7 @@ def layout_of(rows: Sequence[str], world_size: int) -> RankLayout:
 
 
 def check(options: LaunchOptions) -> None:
-    """Raise UsageError for what would be wrong with some number of nodes that the run may have."""
+    """Raise UsageError for a layout that is wrong for some number of nodes that the run may have."""
     model_parallel(options.layouts, 0)
     if options.fill_arguments:
         fill(options.script_args, values_of(RankLayout(1, 1, 1), 1, 1))
@@ -82,7 +84,7 @@ def check(options: LaunchOptions) -> None:
 
 
 def values_of(layout: RankLayout, nodes: int, ranks_per_node: int) -> dict[str, str]:
-    """Return what ``--fill-arguments`` puts in."""
+    """Return the values for ``--fill-arguments``."""
     return {
         "tp": str(layout.tensor_parallel),
         "pp": str(layout.pipeline_parallel),

@@ -19,10 +19,10 @@ from resilio_hpc.launch.protocol.message_parts import Member
 from resilio_hpc.slurm.client import step_environment
 from resilio_hpc.slurm.client.hostlist import compress, expand_counts
 
-SET_ASIDE = "RESILIO_SET_ASIDE"  # JSON: the user's values of what an agent's srun must not see, or changes
+SET_ASIDE = "RESILIO_SET_ASIDE"  # JSON: the user's values of variables that an agent's srun must not see, or changes
 CHANGED = ("PWD", "OLDPWD", "PYTHONPATH")  # since agents are started in /
-# What srun and slurmd say of the node and of the step as a whole is as true of ranks. All else in a step's environment
-# repeats the flags of our srun (SLURM_CPUS_PER_TASK, SLURM_CPU_BIND) or is told of each rank (``of_task``).
+# What srun and slurmd say of the node and of the step as a whole is true of ranks too. All else in a step's environment
+# repeats the flags of the launcher's srun (SLURM_CPUS_PER_TASK, SLURM_CPU_BIND) or is set for each rank (``of_task``).
 FACTS = frozenset({
     "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN", "SLURM_STEP_ID", "SLURM_STEPID",
     "SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT",
@@ -34,7 +34,7 @@ FACTS = frozenset({
 
 @dataclass(frozen=True)
 class SlurmTask:
-    """Where one rank is in its round. ``ranks``: of this node; ``world_size``: of the round."""
+    """The place of one rank in its round. ``ranks``: of this node; ``world_size``: of the round."""
 
     node_rank: int
     local_rank: int
@@ -47,7 +47,7 @@ def for_agents(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the srun that starts agents: what it must not see is set aside for the ranks."""
     kept = step_environment.for_srun(environment)
     aside = {name: value for name, value in environment.items() if name in CHANGED or step_environment.is_slurms(name)}
-    if "PYTHONPATH" in kept:  # relative to where the user is; agents are started in /
+    if "PYTHONPATH" in kept:  # relative to the user's directory; agents are started in /
         kept["PYTHONPATH"] = absolute_path_list(kept["PYTHONPATH"], os.getcwd())  # noqa: PTH109
     return {**kept, SET_ASIDE: json.dumps(aside)}
 
@@ -58,9 +58,9 @@ def absolute_path_list(paths: str, directory: str) -> str:
 
 
 def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an agent's environment as its ranks shall have it, but for ``of_task``.
+    """Return the environment for an agent's ranks, without the variables of ``of_task``.
 
-    Nothing changes where the agent was not started by an srun of ours.
+    Nothing changes where the agent was not started by the launcher's srun.
     """
     if SET_ASIDE not in environment:
         return dict(environment)
@@ -70,13 +70,13 @@ def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_set_aside(name: str) -> bool:
-    if name.startswith("SLURM_SPANK_"):  # a site's plug-in says it to every task
+    if name.startswith("SLURM_SPANK_"):  # a site's plug-in sets it for every task
         return False
     return name in CHANGED or name == SET_ASIDE or step_environment.is_slurms(name)
 
 
 def of_task(base: Mapping[str, str], members: Sequence[Member], task: SlurmTask) -> dict[str, str]:
-    """Return what a step says of one of its tasks, told of a rank. ``base``: what ``of_ranks`` returned.
+    """Return a step's variables for one of its tasks, set for a rank. ``base``: what ``of_ranks`` returned.
 
     Where the job has as many tasks per node as the round has ranks, each rank is what a task of a plain ``srun`` would
     be; otherwise each node has one task, as with ``srun --ntasks-per-node=1 torchrun``.
@@ -105,7 +105,7 @@ def of_task(base: Mapping[str, str], members: Sequence[Member], task: SlurmTask)
 
 
 def _tasks_per_node(base: Mapping[str, str]) -> int:
-    """Of the job, 0 where nodes differ or where it is not told."""
+    """Return the job's tasks per node, 0 where nodes differ or it is not told."""
     try:
         counts = set(expand_counts(base.get("SLURM_TASKS_PER_NODE", "")))
     except UsageError:

@@ -1,4 +1,4 @@
-"""Which of a rank's standard streams a ``--redirects`` or ``--tee`` value means (torchrun's notation)."""
+"""The standard streams that a ``--redirects`` or ``--tee`` value selects (torchrun's notation)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Std(IntFlag):
 
 
 def parse_std(text: str, flag: str = "--redirects") -> Std | dict[int, Std]:
-    """``"3"`` → Std.ALL for every rank; ``"0:1,1:2"`` → {local rank 0: OUT, local rank 1: ERR}. Raises UsageError."""
+    """Return ``"3"`` → Std.ALL for every rank; ``"0:1,1:2"`` → {local rank 0: OUT, 1: ERR}. Raises UsageError."""
     if _ONE_VALUE.fullmatch(text):
         return Std(int(text))
     if not _PER_RANK.fullmatch(text):

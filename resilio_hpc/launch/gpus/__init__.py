@@ -1,4 +1,4 @@
-"""The devices of a node: which there are, which fail, which are left out.
+"""The devices of a node: which exist, which fail, which are evicted.
 
 Start reading at ``eviction``.
 """

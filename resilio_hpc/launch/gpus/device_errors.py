@@ -1,4 +1,7 @@
-"""Whether a rank's error reads like that of its device's hardware: ``device_errors.toml``. Pure but for that table."""
+"""Whether a rank's error reads like one of its device's hardware: ``device_errors.toml``.
+
+Pure, except for that table.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ TEXT_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class DeviceError:
-    """One row. ``origin``: where its meaning is defined."""
+    """One row of the table. ``origin``: where its meaning is defined."""
 
     pattern: re.Pattern[str]
     meaning: str
@@ -29,7 +32,7 @@ def table(path: Path = TABLE) -> tuple[DeviceError, ...]:
 
 
 def hardware_error(text: str) -> str:
-    """Return what a rank's words say of its device, in one line; "" where they say nothing of the kind."""
+    """Return what a rank's error says of its device, in one line; "" where it says nothing of the kind."""
     for row in table():
         found = row.pattern.search(text)
         if found:

@@ -1,10 +1,8 @@
-"""What speaks against this node's GPUs, gathered in a process of its own.
+"""Gathers the evidence against this node's GPUs, in a process of its own.
 
-Files, the kernel's log and above all NVML may hang where a GPU is broken: so each stage says what it found on a line of
-its own, and their reader kills this process when its time is up, with what was said until then. It runs as the
-user of the job: what only root may read is left out and said.
-``python -m resilio_hpc.launch.gpus.device_evidence SINCE_S``: Xids before that moment, in seconds since
-boot, are an earlier job's.
+Files, the kernel's log and above all NVML may hang where a GPU is broken. So each stage prints what it found on its own
+line, and the reader kills this process when its time is up, and uses what was printed until then. It runs as the user
+of the job: what only root may read is left out and named. ``python -m resilio_hpc.launch.gpus.device_evidence``.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY, NoVerdict, V
 from resilio_hpc.prolog_epilog.run.health_run import node_name
 
 DIRECTORY_VARIABLE = "RESILIO_HEALTH_DIRECTORY"
-TTL_S = 900.0  # as the prolog's
+TTL_S = 900.0  # like the prolog's
 XID = "gpu-xid"
 NOTHING: Mapping[str, Mapping[str, Value]] = MappingProxyType({})
 
 
 def of_verdict(verdict: NodeVerdict) -> tuple[DeviceEvidence, ...]:
-    """Return what root's verdict says of single GPUs; nothing while it is not to be acted on (a storm of drains).
+    """Return what root's verdict says of single GPUs; nothing while a storm of drains makes it doubtful. Pure.
 
     Pure.
     """
@@ -51,7 +49,7 @@ def of_verdict(verdict: NodeVerdict) -> tuple[DeviceEvidence, ...]:
 
 
 def of_faults(check: Check, faults: Iterable[Fault]) -> tuple[DeviceEvidence, ...]:
-    """Return what a check of ours found of single GPUs. Pure."""
+    """Return what a check of this process found about single GPUs. Pure."""
     return tuple(
         DeviceEvidence("checks", check.id, one.evidence, one.device, one.index)
         for one in faults
@@ -60,13 +58,13 @@ def of_faults(check: Check, faults: Iterable[Fault]) -> tuple[DeviceEvidence, ..
 
 
 def from_verdict(cache: VerdictCache) -> Said:
-    """Return the verdict of the node's health daemon, where there is one that may be believed."""
+    """Return the verdict of the node's health daemon, where one exists that may be trusted."""
     verdict = cache.read(uptime_s(), TTL_S, boot_id())
     return Said("verdict", of_verdict(verdict), note=verdict.withheld and f"not acted on: {verdict.withheld}")
 
 
 def from_kernel_log(node: NodeView, check: Check, since_s: float) -> Said:
-    """Xids since this job came to the node. Whether earlier ones were put right is for root to know."""
+    """Return Xids since this job came to the node. Whether earlier ones were repaired is root's to know."""
     former = Former(None, uptime_s(node.root), since_s)
     faults, _ = xid.judge(kernel_log.fetch(node), Thresholds(check.limits), former)
     return Said("kernel log", of_faults(check, faults))
@@ -78,7 +76,7 @@ def from_nvml(
     slurm: Iterable[Identity],
     normal: Mapping[str, Mapping[str, Value]] = NOTHING,
 ) -> Said:
-    """Return what NVML says, of the GPUs that this process may see; and which they are.
+    """Return what NVML says of the GPUs that this process may see; and which they are.
 
     ``normal``: the node's baseline.
     """
@@ -99,7 +97,7 @@ def from_nvml(
 
 
 def identities(node: NodeView, environment: Mapping[str, str]) -> Said:
-    """Which GPUs this job has, as far as Slurm and the driver's files tell."""
+    """Return which GPUs this job has, as far as Slurm and the driver's files tell."""
     entries = visible_devices(environment).entries
     numbers = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS", "")
     known = {index: (uuid, bus) for bus, (uuid, index) in kernel_log.driver_gpus(node.files).items()}
@@ -114,7 +112,7 @@ def identities(node: NodeView, environment: Mapping[str, str]) -> Said:
 
 
 def device_checks(table: tables.Table) -> list[Check]:
-    """Those of NVML that are looked at before ranks start, and speak of single GPUs."""
+    """Return the NVML checks that run before ranks start and concern single GPUs."""
     return [
         check for check in table.checks.values()
         if check.enabled and check.source == "gpus" and "start" in check.contexts and check.on_fail == "evict"
@@ -122,7 +120,7 @@ def device_checks(table: tables.Table) -> list[Check]:
 
 
 def gather(since_s: float, environment: Mapping[str, str], say: Callable[[Said], None]) -> None:
-    """All stages, the quickest first."""
+    """Run all stages, the fastest first."""
 
     def stage(name: str, look: Callable[[], Said]) -> Said:
         try:
@@ -150,7 +148,7 @@ def gather(since_s: float, environment: Mapping[str, str], say: Callable[[Said],
 
 
 def _baseline(table: tables.Table) -> Values:
-    """Read the baseline. It may hang: this process is killed then. One that is not believed is none."""
+    """Read the baseline; an untrusted one counts as none. If the read hangs, this process is killed."""
     try:
         found = read(Path(table.settings["baseline"].text("directory")), node_name(os.environ))
     except HealthError:
@@ -166,7 +164,7 @@ def _verdict_if_any(directory: Path) -> Said:
 
 
 def main() -> None:
-    """One line of JSON for each stage."""
+    """Print one line of JSON for each stage."""
 
     def say(said: Said) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")

@@ -17,7 +17,7 @@ MOST_BYTES = 1 << 20
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One stage. ``note``: why it could not tell."""
+    """The result of one stage. ``note``: why it has none."""
 
     stage: str
     evidence: tuple[DeviceEvidence, ...] = ()
@@ -26,7 +26,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class DeviceLook:
-    """``said``: the stages that are over. A process that cannot be killed (its driver hangs) is left."""
+    """A look under way. ``said``: results so far. A process that cannot be killed (its driver hangs) is left behind."""
 
     def __init__(
         self,
@@ -36,7 +36,10 @@ class DeviceLook:
         argv: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``since_s``: errors count from this uptime of the node on. ``argv``: another program that looks."""
+        """Start to look.
+
+        ``since_s``: errors count from this uptime of the node on. ``argv``: another program that looks.
+        """
         self.said: list[Said] = []
         self.timed_out = False
         self._within_s = within_s
@@ -57,7 +60,7 @@ class DeviceLook:
         return self._process.stdout.fileno()
 
     def over(self) -> bool:
-        """Take what it has said; whether that was all, or its time is up."""
+        """Take the results. Return whether they are complete, or the time is up."""
         try:
             while data := os.read(self.fileno(), 65536):
                 self._take(data)
@@ -87,11 +90,11 @@ class DeviceLook:
         return texts
 
     def end(self) -> None:
-        """Kill it, if it lives."""
+        """Kill the process, if it runs."""
         self._process.kill()
         assert self._process.stdout
         self._process.stdout.close()
         try:
             self._process.wait(0.2)
         except subprocess.TimeoutExpired:
-            pass  # in the kernel, for as long as that hangs; collected by Python when it is dead
+            pass  # it hangs in the kernel; Python reaps it when it is dead

@@ -27,7 +27,7 @@ class NodeDevices:
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """The GPUs of this process: ``entries`` as ``variable`` names them, or would. The n-th is that of local rank n."""
+    """The GPUs of this process: ``entries`` as in ``variable``. The n-th is that of local rank n."""
 
     variable: str
     entries: tuple[str, ...]
@@ -35,9 +35,9 @@ class VisibleDevices:
 
 
 def visible_devices(environment: Mapping[str, str], root: Path = Path("/")) -> VisibleDevices:
-    """Which GPUs ranks see.
+    """Return which GPUs ranks see.
 
-    Where no device file is known (none is there, or it is another maker's), the variable alone tells.
+    Without a known device file (none exists, or it is another maker's), the variable alone tells.
     """
     nvidia, amd = _counts(root)
     names = _variables(nvidia)
@@ -49,7 +49,7 @@ def visible_devices(environment: Mapping[str, str], root: Path = Path("/")) -> V
 
 
 def read_devices(environment: Mapping[str, str], root: Path = Path("/")) -> NodeDevices:
-    """Look at this node. ``root`` is / but in tests."""
+    """Return the devices of this node. ``root`` is / except in tests."""
     nvidia, amd = _counts(root)
     present = nvidia or amd
     intel = sum(
@@ -57,7 +57,7 @@ def read_devices(environment: Mapping[str, str], root: Path = Path("/")) -> Node
         for card in _entries(root / "sys/class/drm")
         if re.fullmatch(r"card\d+", card.name)
         and _text(card / "device/vendor") == "0x8086"
-        and _text(card / "device/class").startswith("0x0380")  # display controllers that drive no screen
+        and _text(card / "device/class").startswith("0x0380")  # display controllers without a screen
     )
     selected = next((environment[name] for name in _variables(nvidia) if name in environment), None)
     return NodeDevices(
@@ -69,19 +69,22 @@ def read_devices(environment: Mapping[str, str], root: Path = Path("/")) -> Node
 
 
 def _counts(root: Path) -> tuple[int, int]:
-    """NVIDIA's and AMD's GPUs."""
+    """Return the numbers of NVIDIA's and of AMD's GPUs."""
     nvidia = sum(1 for path in _entries(root / "dev") if re.fullmatch(r"nvidia\d+", path.name))
     nodes = _entries(root / "sys/class/kfd/kfd/topology/nodes")
     return nvidia, sum(1 for node in nodes if _text(node / "gpu_id") not in ("", "0"))
 
 
 def _variables(nvidia: int) -> tuple[str, ...]:
-    """Those that say which GPUs a process may see; the first one that is set counts."""
+    """Return the variables that select a process's GPUs; the first one that is set counts."""
     return (NVIDIA,) if nvidia else AMD
 
 
 def visible_count(selected: str | None, present: int) -> int:
-    """GPUs that a ``CUDA_VISIBLE_DEVICES`` value leaves of ``present`` ones; the list ends at the first wrong entry."""
+    """Return how many of ``present`` GPUs a ``CUDA_VISIBLE_DEVICES`` value leaves.
+
+    The value counts up to its first invalid entry.
+    """
     if selected is None or present == 0:
         return present
     return len(_entries_of(selected, present))
@@ -98,9 +101,9 @@ def _entries_of(selected: str, present: int) -> tuple[str, ...]:
 
 
 def local_world_size(nproc_per_node: str, devices: NodeDevices) -> int:
-    """Ranks on a node: the number given, or what auto, gpu, xpu and cpu mean here. Raises UsageError.
+    """Return the ranks on a node: the number given, or what auto, gpu, xpu and cpu mean here. Raises UsageError.
 
-    As with torchrun, ``auto`` is one rank per GPU, and one per usable CPU where there is none.
+    As with torchrun, ``auto`` is one rank per GPU, and one per usable CPU where there is no GPU.
     """
     if nproc_per_node.isdecimal():
         return int(nproc_per_node)

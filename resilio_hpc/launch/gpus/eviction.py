@@ -1,7 +1,7 @@
-"""Which of a node's GPUs are out of use, and for how many ranks the others do (RES-10). Pure.
+"""Which of a node's GPUs are evicted, and how many ranks the others allow (RES-10). Pure.
 
 Evidence names a GPU by its UUID, its PCI address or Slurm's index; a job names it by an entry of CUDA_VISIBLE_DEVICES
-or AMD's variables: a number, a UUID or the beginning of one, a MIG instance. ``Identity`` tells what belongs together.
+or AMD's variables: a number, a UUID or the beginning of one, a MIG instance. ``Identity`` maps one to the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STRIKES = 2
 
 
 class DeviceEvidence(msgspec.Struct, frozen=True):
-    """What speaks against one GPU. ``device``: UUID or PCI address, or ""; ``index``: Slurm's, -1 where not known."""
+    """Evidence against one GPU. ``device``: UUID or PCI address, or ""; ``index``: Slurm's, -1 where not known."""
 
     source: Source
     check: str
@@ -42,7 +42,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Evicted(msgspec.Struct, frozen=True):
-    """A device that is out of use. ``entry``: as the job names it; ``device``: for people and for administrators."""
+    """A device that is evicted. ``entry``: as the job names it; ``device``: for people and for administrators."""
 
     entry: str
     device: str
@@ -54,14 +54,20 @@ class Evicted(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Rules:
-    """``least``: with fewer devices the node takes no part; ``unit``: ranks of a node come in multiples of it."""
+    """Rules of eviction.
+
+    ``least``: with fewer devices the node takes no part; ``unit``: its ranks come in multiples of it.
+    """
 
     least: int = 1
     unit: int = 1
 
 
 def identities_of_slurm(entries: Sequence[str], gpus: str) -> tuple[Identity, ...]:
-    """Where the driver cannot be asked: SLURM_STEP_GPUS or SLURM_JOB_GPUS names the same GPUs, in the same order."""
+    """Return identities without the driver.
+
+    SLURM_STEP_GPUS or SLURM_JOB_GPUS names the same GPUs, in the same order.
+    """
     indices = [part.strip() for part in gpus.split(",")]
     if len(indices) != len(entries) or not all(part.isdecimal() for part in (*indices, *entries)):
         return ()
@@ -69,7 +75,10 @@ def identities_of_slurm(entries: Sequence[str], gpus: str) -> tuple[Identity, ..
 
 
 def positions(evidence: DeviceEvidence, entries: Sequence[str], identities: Collection[Identity]) -> tuple[int, ...]:
-    """Which entries are (on) the GPU that the evidence names; several of MIG, none where it is not this job's."""
+    """Return the entries on the GPU that the evidence names.
+
+    Several under MIG; none where the GPU is not this job's.
+    """
     return tuple(at for at, entry in enumerate(entries) if _names(entry, evidence, identities))
 
 
@@ -92,7 +101,7 @@ def _is(entry: str, identity: Identity) -> bool:
 
 
 def _uuid(entry: str) -> str:
-    """Of the GPU, or its beginning; "" where the entry does not tell (a MIG instance by a UUID of its own)."""
+    """Return the GPU's UUID or its beginning; "" where the entry holds none (a MIG instance with its own UUID)."""
     if entry.startswith("MIG-GPU-"):
         return entry.removeprefix("MIG-").split("/")[0]
     return entry if entry.startswith("GPU-") else ""
@@ -104,9 +113,9 @@ def newly_evicted(
     identities: Collection[Identity],
     before: Collection[Evicted],
 ) -> tuple[Evicted, ...]:
-    """Return what the evidence takes out of use that was in use.
+    """Return the devices in use that the evidence evicts.
 
-    Root's word is named before a check's, that before ranks'.
+    Root's verdict is named before a check's, that before ranks' errors.
     """
     order: tuple[Source, ...] = ("verdict", "checks", "ranks")
     gone = {evicted.entry for evicted in before}
@@ -122,9 +131,9 @@ def newly_evicted(
 
 
 def slots_left(slots: int, entries: Sequence[str], evicted: Collection[Evicted], rules: Rules) -> int:
-    """For how many of ``slots`` ranks the node's devices do; 0: it takes no part.
+    """Return how many of ``slots`` ranks the node's devices allow; 0: it takes no part.
 
-    Ranks that are fewer than devices move to those that are left; ranks that share a device go with it.
+    With fewer ranks than devices, ranks move to the good ones. Ranks that share an evicted device go with it.
     """
     if not evicted or not entries:
         return slots
@@ -135,7 +144,7 @@ def slots_left(slots: int, entries: Sequence[str], evicted: Collection[Evicted],
 
 
 def visible_left(entries: Sequence[str], evicted: Collection[Evicted]) -> str:
-    """Return the variable's value without the devices that are out of use."""
+    """Return the variable's value without the evicted devices."""
     gone = {one.entry for one in evicted}
     return ",".join(entry for entry in entries if entry not in gone)
 
@@ -148,7 +157,7 @@ def of_strikes(strikes: Strikes, entry: str, identities: Collection[Identity]) -
 
 
 def words(node: str, new: Sequence[Evicted], left: int, slots: int, rules: Rules, acts: bool) -> str:
-    """One line for the user."""
+    """Return one line for the user."""
     which = ", ".join(name(one) for one in new)
     verb = "are" if len(new) > 1 else "is"
     why = "; ".join(dict.fromkeys(f"{one.check}: {one.text.removeprefix(name(one) + ': ')}" for one in new))
@@ -165,7 +174,7 @@ def words(node: str, new: Sequence[Evicted], left: int, slots: int, rules: Rules
 
 
 def name(one: Evicted) -> str:
-    """``GPU 3 (GPU-aaaa…)``, for people."""
+    """Return ``GPU 3 (GPU-aaaa…)``, for people."""
     who = one.device or one.entry
     if one.index >= 0:
         return f"GPU {one.index}" + (f" ({one.device})" if one.device else "")
@@ -173,16 +182,15 @@ def name(one: Evicted) -> str:
 
 
 class Strikes(msgspec.Struct):
-    """Failures of ranks that read like their device's: by entry, the rounds that count."""
+    """Counts failures of ranks that read like their device's: the rounds that count, by entry."""
 
     counted: dict[str, list[int]] = {}
     texts: dict[str, str] = {}
 
     def round_over(self, number: int, failed: dict[str, str]) -> bool:
-        """Ranks of round ``number`` failed so on these entries.
+        """Count a round in which ranks on these entries failed. Return whether anything was counted.
 
-        Several devices at once tell of none: a link or a program may be behind it. Returns whether anything was
-        counted.
+        Several devices at once count for none: a link or a program may have failed.
         """
         if len(failed) != 1:
             return False
@@ -195,5 +203,5 @@ class Strikes(msgspec.Struct):
         return True
 
     def evicts(self) -> list[str]:
-        """Entries with enough of them."""
+        """Return entries with enough failures."""
         return [entry for entry, rounds in self.counted.items() if len(rounds) >= STRIKES]

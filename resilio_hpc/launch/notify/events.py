@@ -1,7 +1,7 @@
-"""Which ledger entries of the controller users are told of, and in which words (DLR-4). Pure.
+"""Which of the controller's ledger entries become notifications, and their text (DLR-4). Pure.
 
-One failure is told per failure: the first, as well as it can be told from its echoes after ``SETTLE_S``. What follows
-until training goes on belongs to the same failure.
+There is one notification per failure: the first failure of a rank, as well as it can be told from its consequences
+after ``SETTLE_S``. Failures until training goes on belong to the same one.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from resilio_hpc.events.rungs import rung_words
 from resilio_hpc.launch.protocol.messages import RankFailure
 from resilio_hpc.launch.protocol.root_cause import origin
 
-SETTLE_S = 0.3  # echoes of a failure arrive within this time, sometimes before the failure itself
+SETTLE_S = 0.3  # consequences of a failure arrive within this time, sometimes before the failure itself
 MAX_TEXT = 1000
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing worth telling.
+    """One notification.
 
-    ``event`` is failure, recovered, node_lost, joined, left, checkpoint_failed, verdict or summary; ``about`` makes it
+    ``event``: failure, recovered, node_lost, joined, left, checkpoint_failed, verdict or summary; ``about`` makes it
     unique among the run's events of that kind; ``time`` in Unix seconds.
     """
 
@@ -39,38 +39,38 @@ class Notice:
     signal: int | None = None
     message: str = ""
     verdict: str = ""
-    count: int = 1  # of a summary: how many events it stands for
+    count: int = 1  # of a summary: the number of its events
 
     def as_fields(self) -> dict[str, Any]:
-        """Return what is known, ready for JSON."""
+        """Return the known fields, ready for JSON."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "") and name != "about"}
 
 
 class NoticeMaker:
-    """Takes the controller's ledger entries in their order; ``due`` gives what users are to be told.
+    """Takes the controller's ledger entries in their order; ``due`` returns the notifications.
 
     ``now`` is in Unix seconds, as the entries' own times are.
     """
 
     def __init__(self) -> None:
         self._ready: list[Notice] = []
-        self._failures: list[RankFailure] = []  # of an failure that is not told yet
+        self._failures: list[RankFailure] = []  # of a failure that is not notified yet
         self._decision = ""
         self._tell_at = 0.0
         self._failing = False
-        self._unsaved: set[int] = set()  # steps that could not be committed since the last one that was
+        self._unsaved: set[int] = set()  # steps that could not be committed since the last commit
         self._known: set[str] = set()  # nodes that have been with this controller
         self._members: tuple[str, ...] = ()
         self._round = -1
 
     def take(self, entry: str, fields: Mapping[str, Any], now: float) -> None:
-        """One ledger entry of the controller's."""
+        """Take one ledger entry of the controller's."""
         handler = getattr(self, f"_on_{entry}", None)
         if handler is not None:
             handler(Fields(fields), now)
 
     def due(self, now: float) -> list[Notice]:
-        """Return what is to be told now."""
+        """Return the notifications to send now."""
         if self._failures and now >= self._tell_at:
             self._tell_failure(now)
         ready, self._ready = self._ready, []
@@ -86,8 +86,8 @@ class NoticeMaker:
         self._round = f.whole("round") or 0
 
     def _on_rank_failed(self, f: Fields, now: float) -> None:
-        late = _whole(f, "round") < self._round and not self._failing  # an echo that recovery has overtaken
-        if late or (self._failing and not self._failures):  # or told already
+        late = _whole(f, "round") < self._round and not self._failing  # a consequence that came after the recovery
+        if late or (self._failing and not self._failures):  # or notified already
             return
         if not self._failing:
             self._failing, self._tell_at, self._decision = True, now + SETTLE_S, ""
@@ -111,7 +111,7 @@ class NoticeMaker:
     def _on_node_lost(self, f: Fields, now: float) -> None:
         node = f.text("node")
         self._known.discard(node)
-        if node in self._members or not self._members:  # a spare's loss interrupts no rank
+        if node in self._members or not self._members:  # the loss of a spare interrupts no rank
             self._failing = True
         about = f"{node} round {self._round}"
         self._ready.append(Notice("node_lost", now, words("node_lost", f.data), about, node=node, kind="node_lost"))
@@ -129,7 +129,7 @@ class NoticeMaker:
         self._known.add(node)
 
     def _on_first_step(self, f: Fields, now: float) -> None:
-        self._failing = bool(self._failures)  # a spare's failure, or one that needed no recovery, is over
+        self._failing = bool(self._failures)  # ends a spare's failure, or one that needed no recovery
 
     def _on_recovered(self, f: Fields, now: float) -> None:
         self._tell_failure(now)
@@ -140,7 +140,7 @@ class NoticeMaker:
 
     def _on_persist_failed(self, f: Fields, now: float) -> None:
         before = len(self._unsaved)
-        self._unsaved.add(_whole(f, "step"))  # a single one may just have been overtaken by the next
+        self._unsaved.add(_whole(f, "step"))  # a single one may just have been replaced by the next
         if before == 1 and len(self._unsaved) == 2:  # once, until a checkpoint succeeds
             text, about = words("persist_failed", f.data), f"step {f.whole('step')}"
             error = printable(f.text("error"), MAX_TEXT)

@@ -1,8 +1,8 @@
-"""Telling people and programs about a run: the agent's side. Nothing here blocks; a target that hangs is killed.
+"""Notifications about a run: the agent's side. Nothing here blocks; a target that hangs is killed.
 
-The agent that is the controller tells, wherever it is, so the loss of the batch host silences nothing. An event may be
-told twice when the controller changes just then; its ``id`` is the same both times. ``cwd``: where commands run, if
-not here; only the child goes there, since it may hang.
+The agent that is the controller notifies, on any node, so the loss of the batch host does not end it. An event may be
+sent twice when the controller changes just then; its ``id`` is the same both times. ``cwd``: where commands run, if not
+here; only the child enters it, since it may hang.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Channel:
 
     @property
     def busy(self) -> bool:
-        """Whether a message is on its way."""
+        """Return whether a message is on its way."""
         return self._busy_until is not None
 
     @property
     def idle(self) -> bool:
-        """Whether no message is on its way or waits."""
+        """Return whether no message is on its way or waits."""
         return not self.busy and self.throttle.empty
 
     def fileno(self) -> int | None:
-        """Where an answer would arrive."""
+        """Return the descriptor on which an answer arrives."""
         return self._child.stdout.fileno() if self._child is not None and self._child.stdout is not None else None
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class Channel:
             self._start()
 
     def send(self, message: dict[str, Any], now: float) -> str:
-        """Hand a message to the child. Returns why that failed, or ""."""
+        """Pass a message to the child. Return why that failed, or ""."""
         try:
             child = self._child or self._start()
             assert child.stdin is not None
@@ -85,7 +85,7 @@ class Channel:
         return child
 
     def outcome(self, now: float) -> str | None:
-        """How the message on its way fared: "" when it was delivered, else why not; None: not known yet."""
+        """Return the result of the message on its way: "" when it was delivered, else why not; None: not known yet."""
         descriptor = self.fileno()
         if self._busy_until is None or descriptor is None:
             return None
@@ -107,7 +107,7 @@ class Channel:
         return str(json.loads(line).get("error", ""))
 
     def kill(self) -> None:
-        """End the child and the command that it may be running."""
+        """Kill the child, and the command that it may be running."""
         child, self._child, self._busy_until, self._buffer = self._child, None, None, b""
         if child is None:
             return
@@ -119,11 +119,11 @@ class Channel:
         try:
             child.wait(1.0)
         except subprocess.TimeoutExpired:
-            pass  # in uninterruptible sleep: it cannot be waited for
+            pass  # in uninterruptible sleep, so it cannot be waited for
 
 
 class Notifier:
-    """Takes the controller's ledger entries, and sends what is worth it to the run's targets."""
+    """Takes the controller's ledger entries, and sends notifications to the run's targets."""
 
     def __init__(
         self, run: RunIdentity, job: str, record: Record, targets: tuple[Target, ...] | None = None, cwd: str = ""
@@ -137,15 +137,16 @@ class Notifier:
         self._started = False
 
     def take(self, entry: str, fields: Mapping[str, Any]) -> None:
-        """One ledger entry of the controller's."""
+        """Take one ledger entry of the controller's."""
         if self._channels:
             self._start_senders()
             self._maker.take(entry, fields, time.time())
 
     def _start_senders(self) -> None:
-        """With the controller's first entry, while nothing is wrong.
+        """Start the children at the controller's first entry, while nothing is wrong.
 
-        A file system that hangs may hold our interpreter, and a caller that starts a process from there waits with it.
+        The interpreter may lie on a file system that hangs later; a caller that starts a process from there waits with
+        it.
         """
         if not self._started:
             self._started = True
@@ -153,7 +154,7 @@ class Notifier:
                 channel.start()
 
     def tick(self) -> None:
-        """Let time pass: send what is due, hear how it fared."""
+        """Send what is due, and take the results."""
         if not self._channels:
             return
         self._collect(time.time())
@@ -173,7 +174,7 @@ class Notifier:
             self._note(channel, error or None)
 
     def _note(self, channel: Channel, outcome: str | None) -> None:
-        """Failures are said once, until a message is delivered again."""
+        """Record a failure once, until a message is delivered again."""
         name = channel.target.name
         if outcome == "":
             self._failing.discard(name)
@@ -190,7 +191,7 @@ class Notifier:
         }  # fmt: skip
 
     def close(self, timeout_s: float = FAREWELL_S) -> None:
-        """Send what is left, the verdict foremost, and end the children."""
+        """Send what is left, the verdict first, and end the children."""
         self._collect(float("inf"))
         deadline = time.monotonic() + timeout_s
         while (now := time.monotonic()) < deadline and not all(channel.idle for channel in self._channels):
@@ -205,7 +206,7 @@ class Notifier:
 
 
 def tell_verdict(run: RunIdentity, job: str, record: Record, verdict: Mapping[str, Any]) -> None:
-    """Tell of a verdict that no controller has given. Takes up to ``FAREWELL_S``."""
+    """Send a verdict that no controller has sent. Takes up to ``FAREWELL_S``."""
     notifier = Notifier(run, job, record)
     notifier.take("verdict", verdict)
     notifier.close()

@@ -1,8 +1,8 @@
-"""How often users are told: the first event at once, a storm in a few summaries. Pure.
+"""How often notifications are sent: the first event at once, many events in a few summaries. Pure.
 
-After one message comes a pause of a second, which doubles, up to a minute, as long as there is more to tell after
-each. What happens in a pause is told after it in one message. So a storm of an hour is some 65 messages. The verdict
-is never put into a summary.
+After one message comes a pause of a second, which doubles, up to a minute, as long as there is more to tell after each.
+Events during a pause are sent after it in one message. So a storm of an hour is some 65 messages. The verdict is never
+put into a summary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from resilio_hpc.launch.notify.events import Notice
 
 SHORTEST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
-TOLD_WHOLE = 5  # a summary of so many events has all their texts
+TOLD_WHOLE = 5  # a summary of up to so many events has all their texts
 NOUNS = {"node_lost": "lost node", "checkpoint_failed": "failed checkpoint", "joined": "new node", "left": "node left",
          "recovered": "recovery", "summary": "earlier event"}  # fmt: skip
 
@@ -24,14 +24,14 @@ class Throttle:
 
     def __init__(self) -> None:
         self._waiting: list[Notice] = []  # the first few
-        self._last: Notice | None = None  # of those that come after them
+        self._last: Notice | None = None  # of the events after those
         self._verdict: Notice | None = None
         self._counts: Counter[str] = Counter()
         self._quiet_from = 0.0
         self._pause = SHORTEST_PAUSE_S
 
     def add(self, notice: Notice) -> None:
-        """Add an event to tell."""
+        """Add an event to send."""
         if notice.event == "verdict":
             self._verdict = notice
             return
@@ -47,7 +47,7 @@ class Throttle:
         return not self._waiting and self._verdict is None
 
     def take(self, now: float, at_once: bool = False) -> Notice | None:
-        """Return what to send now; with ``at_once`` without regard to the pause, since the end has come."""
+        """Return what to send now; with ``at_once``, at the end of the run, without regard to the pause."""
         if self.empty or (now < self._quiet_from and not at_once):
             return None
         rested = now - self._quiet_from
@@ -62,7 +62,7 @@ class Throttle:
 
 
 def summary(first: list[Notice], last: Notice | None, counts: Counter[str]) -> Notice:
-    """Several events as one."""
+    """Return one notification for several events."""
     total = counts.total()
     kinds = ", ".join(_counted(count, event) for event, count in counts.most_common())
     lines = [f"{total} events: {kinds}", *(f"- {notice.text}" for notice in first)]

@@ -1,7 +1,7 @@
-"""The child that delivers notifications to one target. Whatever hangs here is killed by its agent (``notify``).
+"""The child that delivers notifications to one target. If it hangs, its agent kills it (``notify``).
 
 On standard input come JSON lines: first the target, then one object per message; each message is answered with a line,
-``{}`` or ``{"error": why}``. Nothing of the target is ever in an answer.
+``{}`` or ``{"error": why}``. No answer holds any part of the target.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARIABLES = ("event", "text", "run_id", "run_dir", "job", "node", "rank", "verdi
 
 
 class NotSent(Exception):
-    """Why a message was not delivered; ``again``: another attempt may succeed."""
+    """Raised when a message was not delivered; ``again``: another attempt may succeed."""
 
     def __init__(self, why: str, again: bool) -> None:
         super().__init__(why)
@@ -36,7 +36,7 @@ class NotSent(Exception):
 def deliver(
     target: Target, message: dict[str, Any], timeout_s: float = SEND_TIMEOUT_S, retry_after_s: float = RETRY_AFTER_S
 ) -> str:
-    """Send a message; returns "" or why it could not be sent. ``timeout_s``: of one attempt."""
+    """Send a message. Return "", or why it could not be sent. ``timeout_s``: of one attempt."""
     send = _post if target.kind == "webhook" else _run
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -50,13 +50,13 @@ def deliver(
 
 
 def _post(target: Target, message: dict[str, Any], timeout_s: float) -> None:
-    """POST the message as JSON. Errors are told by their kind alone: urllib's texts may repeat the URL."""
-    import http.client  # here: half of the time that this child takes to start, and a command needs none of it
+    """POST the message as JSON. Errors name their kind alone: urllib's texts may repeat the URL."""
+    import http.client  # imported here: it takes half of this child's start, and a command does not need it
     import urllib.error
     import urllib.request
 
     class NoRedirect(urllib.request.HTTPRedirectHandler):
-        """A redirected POST would become a GET, and seem to succeed."""
+        """Refuses redirects: a redirected POST would become a GET, and seem to succeed."""
 
         def redirect_request(self, *_arguments: Any) -> None:
             return None
@@ -97,7 +97,7 @@ def _run(target: Target, message: dict[str, Any], timeout_s: float) -> None:
 
 
 def _command_error(target: Target, error: CommandError, timeout_s: float) -> str:
-    """How it ended and its last line, without the words that it was given."""
+    """Return how the command ended and its last line, without its own words."""
     if error.returncode is None:
         return str(error).partition(": ")[2] if "cannot start" in str(error) else f"not done in {timeout_s:g} s"
     last = (error.stderr.strip().splitlines() or [""])[-1][:200]

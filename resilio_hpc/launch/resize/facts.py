@@ -1,4 +1,4 @@
-"""What a decision to resize a run is made from, and what it may say. Data alone."""
+"""The facts and the decision of a resize, as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Action = Literal["stay", "grow", "shrink", "end", "withdraw", "reshape"]
 
 @dataclass(frozen=True)
 class JoinerJob:
-    """A job of ours that adds nodes to the run. ``since_s``: how long it has been in ``state``.
+    """A job of this run's user that adds nodes to the run. ``since_s``: how long it has been in ``state``.
 
     "leaving": it was asked to go after the next commit; "ending": at once. ``reason``: Slurm's, why it is pending.
     """
@@ -31,7 +31,7 @@ class JoinerJob:
 
 @dataclass(frozen=True)
 class Successor:
-    """The next job of the chain, which is pending. ``waits_for_nodes``: nothing but nodes keeps it from starting."""
+    """The pending next job of the chain. ``waits_for_nodes``: only missing nodes keep it from starting."""
 
     job: str
     nodes: int

@@ -1,4 +1,4 @@
-"""What a run's ledger tells about its sizes: step times, what a restart cost, what was resized and when. Pure."""
+"""A run's sizes in its ledger: step times, what a restart cost, what was resized and when. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ResizeHistory:
 
 
 def read_history(events: Sequence[Event]) -> ResizeHistory:
-    """From the events of a run, by time."""
+    """Return the history from the events of a run, by time."""
     resizes = [(event.time, Fields(event.fields)) for event in events if event.kind == "resize"]
     acted = [(at, f) for at, f in resizes if f.data.get("acted") is True]
     leave: dict[str, float] = {}
@@ -81,7 +81,7 @@ def read_history(events: Sequence[Event]) -> ResizeHistory:
 
 
 def _steps(events: Sequence[Event]) -> tuple[Measurement, ...]:
-    """Return the time between the first and the last commit of each round, by the steps between them."""
+    """Return the time per step of each round: from its first to its last commit, by the steps between them."""
     found: list[Measurement] = []
     nodes, commits = 0, list[tuple[float, int]]()
 

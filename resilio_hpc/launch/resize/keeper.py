@@ -1,7 +1,7 @@
-"""Keeps ``resilio resize --watch`` running beside a launch (``--resize``), and never holds the launch up.
+"""Keeps ``resilio resize --watch`` running beside a launch (``--resize``), and never delays the launch.
 
-Only this thread starts it and waits for it: either may hang with a file system. It holds nothing that matters (see
-``resizer``), so it is killed at the end, and when the launcher dies the kernel kills it.
+Only this thread starts it and waits for it: either may hang with a file system. The process holds no state that matters
+(see ``resizer``), so it is killed at the end, and the kernel kills it when the launcher dies.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from resilio_hpc.launch.process import bootstrap
 from resilio_hpc.launch.process.announce import say
 from resilio_hpc.slurm.submit import submission
 
-FIRST_PAUSE_S = 5.0  # before it is started again; doubled each time
+FIRST_PAUSE_S = 5.0  # seconds before it is started again; doubled each time
 LONGEST_PAUSE_S = 600.0
-STEADY_S = 300.0  # one that has run for so long is started again as if for the first time
+STEADY_S = 300.0  # after so many seconds, the pause starts over
 
 
 def command(options: LaunchOptions, run_path: Path) -> tuple[str, ...]:
-    """Return what runs beside the launch: the same loop as by hand, which only watches where the launch does so."""
+    """Return the command that runs beside the launch: the same loop as by hand; it only watches if the launch does."""
     words = [*bootstrap.command("cli.main"), "resize", str(run_path), "--gpus", f"--launcher={os.getpid()}"]
     words += [f"--policy={options.resize_policy}"] if options.resize_policy else []
     words += [] if options.mode == Mode.RECOVER else ["--observe"]
@@ -32,13 +32,13 @@ def command(options: LaunchOptions, run_path: Path) -> tuple[str, ...]:
 
 
 class ResizeKeeper:
-    """One resizer at a time, until it says that the run is over, or ``close``."""
+    """Runs one resizer at a time, until it says that the run is over, or ``close``."""
 
     def __init__(self, argv: Sequence[str], first_pause_s: float = FIRST_PAUSE_S) -> None:
         self._argv = argv
         self._first_pause_s = first_pause_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()  # between a start and ``close``
+        self._lock = threading.Lock()  # orders a start and ``close``
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="resizer", daemon=True)
 
@@ -47,9 +47,9 @@ class ResizeKeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """End it, without waiting for that."""
+        """End it, without waiting for its end."""
         self._closed.set()
-        if self._lock.acquire(timeout=0.1):  # who starts it now, sees that it is closed
+        if self._lock.acquire(timeout=0.1):  # a start under way finds that it is closed
             try:
                 self._kill()
             finally:
@@ -69,7 +69,7 @@ class ResizeKeeper:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _run_once(self) -> int:
-        """Its exit code; as with a shell, 127 where it could not be started."""
+        """Run it once. Return its exit code; as in a shell, 127 where it could not be started."""
         environment = submission.own_environment(os.environ)  # as on a login node: it is no part of this job step
         with self._lock:
             try:

@@ -1,4 +1,4 @@
-"""The numbers behind a decision to resize: ``resize_policy.toml``, and what a site or user puts in their place."""
+"""The numbers behind a decision to resize: ``resize_policy.toml``, and a site's or user's values in their place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARES = ("min_efficiency", "communication_share", "shrink_below", "low_utilisa
 
 @dataclass(frozen=True)
 class ResizePolicy:
-    """See ``resize_policy.toml``. Times in seconds, shares from 0 to 1."""
+    """The values of ``resize_policy.toml``. Times in seconds, shares from 0 to 1."""
 
     look_s: float
     min_gain: float
@@ -38,7 +38,7 @@ class ResizePolicy:
 
 
 def resize_policy(path: Path | None = None) -> ResizePolicy:
-    """Return the policy; ``path``: a file with numbers of one's own. Raises UsageError."""
+    """Return the policy; ``path``: a file with other values. Raises UsageError."""
     own = {} if path is None else _read(path)
     kinds = {field.name: str(field.type) for field in fields(ResizePolicy)}
     unknown = sorted(own.keys() - kinds.keys())

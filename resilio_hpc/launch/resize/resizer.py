@@ -1,7 +1,7 @@
 """Carries out decisions to resize a run, one at a time, and writes each into the run's ledger.
 
-It holds nothing that matters: joiners are found in the queue by their Comment, what was asked of them stands in the
-ledger. It may end at any moment, and another one goes on from there.
+It keeps no state that matters: joiners are found in the queue by their Comment, and orders to them stand in the ledger.
+It may end at any moment, and another one goes on from there.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from resilio_hpc.slurm.orders import reshape
 from resilio_hpc.slurm.submit import joiner_job
 
 AGAIN_S = 60.0
-WRITER = "resizer"  # in no job's part of the ledger: what it writes between two jobs belongs to neither
+WRITER = "resizer"  # belongs to no job's part of the ledger, since it may write between two jobs
 
 
 class Resizer:
-    """``values``: of the template ``joiner``, in place of those that follow from the run's own job.
+    """Resizes one run. ``values``: of the template ``joiner``, in place of those from the run's own job.
 
-    ``dry_run``: nothing is written anywhere; ``observes``: what would be done is in the ledger, and nothing is done."""
+    ``dry_run``: nothing is written anywhere; ``observes``: decisions are in the ledger, and not carried out.
+    """
 
     def __init__(
         self, view: ResizeView, client: SlurmClient, policy: ResizePolicy, values: Mapping[str, str], dry_run: bool,
@@ -48,14 +49,14 @@ class Resizer:
         self._acts = not (dry_run or observes)
         self._ledger: Ledger | None = None
         self._lock: int | None = None
-        self._told: set[tuple[str, str, str]] = set()  # action, code and error of what the ledger has last
+        self._told: set[tuple[str, str, str]] = set()  # action, code and error of the last record
         self._failed: dict[tuple[str, str], tuple[float, str]] = {}  # when, and why
         if not dry_run:
             self._lock = _lock(view.path / "resizer.lock")
             self._ledger = Ledger(view.path / "ledger", WRITER)
 
     def step(self) -> tuple[ResizeDecision, str]:
-        """Look, decide, act. Returns the decision and what went wrong with it, "" for nothing."""
+        """Look, decide, act. Return the decision and what went wrong with it, "" for nothing."""
         facts = replace(self._view.facts(), refused=self._refused())
         decision = decide(facts, self._policy)
         if not self._acts or decision.action == "stay":
@@ -68,16 +69,16 @@ class Resizer:
         return done, error
 
     def close(self) -> None:
-        """Let another resizer of this run begin."""
+        """Unlock the run for another resizer."""
         if self._ledger is not None:
             self._ledger.close()
         if self._lock is not None:
             os.close(self._lock)
 
     def _refused(self) -> dict[tuple[str, str], str]:
-        """Return what Slurm refused lately: it is not asked for at every look.
+        """Return what Slurm refused lately, so that it is not asked at every look.
 
-        Growth after the cool-down, the rest after a minute.
+        Growth is tried again after the cool-down, the rest after a minute.
         """
         now = time.monotonic()
         pauses = {"grow": self._policy.cool_down_s}
@@ -89,7 +90,7 @@ class Resizer:
     # -- acting ----------------------------------------------------------------------------------------------------
 
     def _act(self, decision: ResizeDecision, facts: ResizeFacts) -> tuple[ResizeDecision, str]:
-        """Carry it out; the decision as far as it was carried out, and why not farther."""
+        """Carry out the decision. Return it as far as it was carried out, and why not farther."""
         orders: dict[str, Callable[[str], None]] = {
             "shrink": joiner_job.leave,
             "end": joiner_job.end,
@@ -112,7 +113,7 @@ class Resizer:
         return replace(decision, jobs=tuple(jobs)), ""
 
     def _reshape(self, successor: str, nodes: int) -> None:
-        """Another size, and so another number of faulty nodes that it can do without."""
+        """Change the size of the next job, and with it how many faulty nodes it can avoid."""
         path = self._view.path
         done = reshape.reshape(successor, reshape.JobShape(nodes=nodes), path, self._client.orders)
         if not done.fits:
@@ -134,13 +135,13 @@ class Resizer:
             raise UsageError(os_error_text(error, str(path / "joiners"))) from None
         apart = sorted(facts.held | other_kinds(facts) | facts.avoided)
         own = joiner_job.joiner_values(fields, self._view.run.run_id, path, apart, facts.ends_in_s)
-        fixed = {key: own[key] for key in ("comment", "run_dir")}  # by which it is known
+        fixed = {key: own[key] for key in ("comment", "run_dir")}  # identify the job
         return {**own, **self._values, **fixed}
 
     # -- the ledger ------------------------------------------------------------------------------------------------
 
     def _tell(self, decision: ResizeDecision, facts: ResizeFacts, acted: bool, error: str = "") -> None:
-        """Every decision with its reasons; the same reason to stay is told once."""
+        """Record the decision with its reasons; a decision to stay, once per reason."""
         told = (decision.action, decision.code, error)
         if self._ledger is None or (told in self._told and not acted):
             return
@@ -155,7 +156,7 @@ class Resizer:
 
 
 def other_kinds(facts: ResizeFacts) -> frozenset[str]:
-    """Nodes of the run's partitions that have other GPUs than the run: no joiner is to land there. Pure."""
+    """Return nodes of the run's partitions that have other GPUs than the run: joiners must not use them. Pure."""
     ours = {name for pool in fitting_pools(facts) for name in pool.nodes}
     partitions = facts.partition.split(",")
     all_names = {name for pool in facts.inventory.pools if pool.partition in partitions for name in pool.nodes}
@@ -163,7 +164,10 @@ def other_kinds(facts: ResizeFacts) -> frozenset[str]:
 
 
 def _lock(path: Path) -> int | None:
-    """Have the run to ourselves. Raises UsageError where another resizer has it; None where it is unknown."""
+    """Lock the run. Return the descriptor; None where locks are not known.
+
+    Raises UsageError if another resizer has it.
+    """
     try:
         held = trusted_files.open_file(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Whether a run is to have more nodes, fewer, or to stay as it is: one pure function (RES-23, DLR-5).
+"""Whether a run should have more nodes, fewer, or stay as it is: one pure function (RES-23, DLR-5).
 
-The order of the questions is the order of the manners: first what is under way is brought to its end, then others get
-what they wait for, and only then does the run look at what would be good for itself.
+The order of the rules: first what is under way is finished, then jobs of others get the nodes that they wait for, and
+only then the run looks at its own gain.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from resilio_hpc.events.event_text import plural, seconds
 from resilio_hpc.launch.resize.facts import JoinerJob, ResizeDecision, ResizeFacts
 from resilio_hpc.launch.resize.policy import ResizePolicy
 
-# A pending joiner with one of these words in Slurm's reason will not start however long it waits.
+# a pending joiner with one of these words in Slurm's reason will not start, however long it waits
 _LIMIT_WORDS = ("QOS", "Assoc", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "AccountNotAllowed")
 
 
 def decide(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision:
-    """Return the one thing to do now, or why nothing is done."""
+    """Return the one action to take now, or why none is taken."""
     if facts.phase == "over":
         waiting = tuple(one.job for one in _of(facts, "pending"))
         if waiting and ("withdraw", "over") not in facts.refused:
@@ -73,13 +73,13 @@ def _why_withdraw(joiner: JoinerJob, facts: ResizeFacts, policy: ResizePolicy) -
 
 
 def _others(facts: ResizeFacts) -> list[Waiting]:
-    """Jobs that wait for nodes such as this run uses, and are none of its own."""
+    """Return other users' and own jobs that wait for nodes such as this run uses, without those of the run."""
     ours = set(facts.partition.split(","))
     return [one for one in facts.inventory.waiting if one.job not in facts.own_jobs and ours & set(one.partitions)]
 
 
 def _give_way(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
-    """Joiners are ended where that lets a job of others start; else no job would gain by it."""
+    """End joiners where that lets a job of others start; return None where no job would gain by it."""
     running = sorted(_of(facts, "running"), key=lambda one: (one.since_s, one.job))  # the newest first
     for other in _others(facts):
         usable = {node for pool in facts.inventory.pools if pool.partition in other.partitions for node in pool.nodes}
@@ -99,7 +99,7 @@ def _give_way(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None
 
 
 def _enough(joiners: Sequence[JoinerJob], usable: set[str], short: int) -> list[JoinerJob]:
-    """Of these joiners, in this order, as many as free ``short`` nodes; none where all would not be enough."""
+    """Return as many of these joiners, in this order, as free ``short`` nodes; none where all would not be enough."""
     chosen: list[JoinerJob] = []
     freed = 0
     for joiner in joiners:
@@ -114,7 +114,7 @@ def _enough(joiners: Sequence[JoinerJob], usable: set[str], short: int) -> list[
 
 
 def _follow(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
-    """Give the next job of the chain the size that it can have at once."""
+    """Change the next job of the chain to the size that it can have at once."""
     successor = facts.successor
     if successor is None or not policy.reshape_successor:
         return None
@@ -163,7 +163,7 @@ def _wait(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
 
 
 def _undo(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
-    """Joiners that bring too little go: others may make more of their nodes."""
+    """End joiners that bring too little, so that other jobs can use their nodes."""
     running = sorted(_of(facts, "running"), key=lambda one: (one.since_s, one.job))
     if not running or facts.throughput is None or facts.nodes - running[0].nodes < facts.least:
         return None
@@ -180,7 +180,7 @@ def _undo(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision | None:
 
 
 def _efficiency(facts: ResizeFacts, fewer: int, more: int) -> float:
-    """Return what nodes beyond ``fewer`` add to the speed, as a share of what as many of the first ones brought."""
+    """Return the gain in speed of the nodes beyond ``fewer``, relative to that of as many of the first nodes."""
     assert facts.throughput is not None
     gain = facts.throughput.speed(more) / facts.throughput.speed(fewer) - 1
     return gain / (more / fewer - 1)
@@ -212,7 +212,7 @@ def _grow(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision:
 
 
 def _room(facts: ResizeFacts, policy: ResizePolicy) -> tuple[int, tuple[str, str]]:
-    """How many more nodes may be taken, and what sets that bound: its code and its words."""
+    """Return how many more nodes may be taken, and which limit sets that: its code and its text."""
     free = {node for pool in fitting_pools(facts) for node in pool.idle if node not in facts.held}
     idle = free - facts.avoided
     settled = [n for n in idle if facts.idle_for_s is None or facts.idle_for_s.get(n, 0.0) >= policy.settle_s]
@@ -249,7 +249,7 @@ def fitting_pools(facts: ResizeFacts) -> Iterator[Pool]:
 
 
 def _larger(facts: ResizeFacts, room: int) -> list[int]:
-    """Sizes with more nodes than now, the fastest first."""
+    """Return the sizes with more nodes than now, the fastest first."""
     assert facts.throughput is not None
     constraints = Constraints(
         ranks_per_node=facts.ranks_per_node, min_nodes=facts.nodes + 1, max_nodes=facts.nodes + room,
@@ -260,7 +260,7 @@ def _larger(facts: ResizeFacts, room: int) -> list[int]:
 
 
 def _worth(nodes: int, facts: ResizeFacts, policy: ResizePolicy) -> str:
-    """Why another size is not worth its restart, or ""."""
+    """Return why another size is not worth its restart, or ""."""
     assert facts.throughput is not None
     gain = facts.throughput.speed(nodes) / facts.throughput.speed(facts.nodes) - 1
     size = f"{plural(nodes, 'node')} would be {gain:.1%} faster"
@@ -296,10 +296,10 @@ def _grow_to(best: int, facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecis
 
 
 def job_sizes(nodes: int, unit: int, most_jobs: int) -> tuple[int, ...]:
-    """So many nodes as joiner jobs: small ones, so that few nodes can be given back, but no more than ``most_jobs``.
+    """Return joiner jobs for so many nodes: small ones, so few nodes can be given back, but at most ``most_jobs``.
 
-    Sizes are multiples of ``unit``; the first one is less where ``nodes`` is no multiple: a unit that has lost nodes is
-    made whole.
+    Sizes are multiples of ``unit``; the first one is less where ``nodes`` is no multiple, which completes a unit that
+    has lost nodes.
     """
     units = -(-nodes // unit)
     jobs = max(1, min(units, most_jobs))

@@ -1,4 +1,4 @@
-"""Fetches what a decision to resize needs: from the run directory, and from Slurm. Every question is bounded."""
+"""Fetches the facts of a decision to resize, from the run directory and from Slurm. Every call is bounded."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
     from resilio_hpc.autoparallel.search.model_speed import SpeedModel
 
 LIMITS_S = 600.0  # limits of accounting change seldom
-PULSE_S = 3.0  # a living controller shows its pulse twice a second
+PULSE_S = 3.0  # a living controller's pulse moves twice a second
 
 
 @dataclass(frozen=True)
 class ResizeLimits:
-    """What the user of ``resilio resize`` said. 0: nothing, the run's own limits hold."""
+    """Limits from the user of ``resilio resize``. 0: the run's own limits hold."""
 
     min_nodes: int = 0
     max_nodes: int = 0
     global_batch: int = 0
     micro_batch: int = 1
     rule: BatchRule = "keep"
-    gpus: bool = False  # look how busy they are
+    gpus: bool = False  # also read the load of the GPUs
     model: SpeedModel | None = None  # in place of the curve through step times
 
 
 class ResizeView:
-    """Looks at one run again and again. ``watches``: how long nodes have been idle is remembered from look to look."""
+    """Looks at one run again and again. ``watches``: it remembers from look to look how long nodes have been idle."""
 
     def __init__(self, path: Path, client: SlurmClient, limits: ResizeLimits, policy: ResizePolicy) -> None:
         try:
@@ -78,11 +78,14 @@ class ResizeView:
         self._faulty: frozenset[str] = frozenset()
 
     def watch(self) -> None:
-        """From now on idle nodes have to have been seen idle for a while."""
+        """From now on, count only nodes that were seen idle for a while."""
         self._idle_since = {}
 
     def facts(self) -> ResizeFacts:
-        """Fetch facts. Raises UsageError where the run cannot be resized, SlurmError where Slurm does not answer."""
+        """Return the facts.
+
+        Raises UsageError where the run cannot be resized, SlurmError where Slurm does not answer.
+        """
         record = self.record = self._record()
         leads = self._leads()
         status = Fields.of(trusted_files.read_object(self.path / "status.json")) if leads else Fields({})
@@ -145,7 +148,7 @@ class ResizeView:
         return record
 
     def _leads(self) -> bool:
-        """Whether a controller is seen to be alive."""
+        """Return whether a controller's pulse is seen to move."""
         deadline = time.monotonic() + PULSE_S
         while not self._controller.look():
             if time.monotonic() > deadline:
@@ -186,7 +189,7 @@ class ResizeView:
         return fit(steps, self._policy.communication_share, self._limits.rule, max(1, self.history.own_nodes))
 
     def _avoided(self) -> frozenset[str]:
-        """Where they cannot be read, what was known before stands."""
+        """Return the nodes to avoid; where they cannot be read, the last known ones."""
         self._cluster = self._cluster or node_exclusion.cluster_name()
         with contextlib.suppress(ResilioError, OSError):
             self._faulty = node_exclusion.faulty_nodes(self.path, self.run.run_id, self._events, self._cluster)
@@ -195,7 +198,7 @@ class ResizeView:
     # -- Slurm ---------------------------------------------------------------------------------------------------------
 
     def _successor(self, record: LaunchRecord, jobs: Sequence[Job]) -> Job | None:
-        """Return the next job of the chain, while it is pending, and our own."""
+        """Return the next job of the chain, if it is pending and the user's own."""
         links = [link.job for link in chain.read_links(self.path)]
         following = links[links.index(record.job) + 1 :] if record.job in links else []
         return next(
@@ -207,9 +210,10 @@ class ResizeView:
         return self._gpus.busiest(job, time.monotonic()) if self._limits.gpus else None
 
     def _quota(self, own: Job | None, jobs: Sequence[Job], pool: Pool | None) -> int | None:
-        """Return what accounting allows; its limits are asked for once in a while.
+        """Return the limit of accounting, which is read at intervals.
 
-        Where they cannot be read, those that were known stand, and none at first: no limit is not supposed."""
+        Where it cannot be read, the last known one stands; without any, None, which is not taken for "no limit".
+        """
         if own is None:
             return None
         if time.monotonic() > self._limits_until:
@@ -236,7 +240,7 @@ def names_of(joiners: Sequence[JoinerJob]) -> list[str]:
 
 
 def joiner_of(job: Job, history: ResizeHistory, now: float) -> JoinerJob:
-    """How a joiner of ours stands. Pure."""
+    """Return the state of a joiner of this run. Pure."""
     name = job.address
     state: JoinerState
     if job.state.base == "PENDING":
@@ -251,7 +255,10 @@ def joiner_of(job: Job, history: ResizeHistory, now: float) -> JoinerJob:
 
 
 def nodes_of_user(jobs: Sequence[Job], user_id: int) -> int:
-    """Nodes that a user's jobs have, or ask for now; jobs that wait for others or for a time do not count. Pure."""
+    """Return how many nodes a user's jobs have, or ask for now, without jobs that wait for others or for a time.
+
+    Pure.
+    """
     counted = [
         job for job in jobs if job.user_id == user_id
         and (job.state.base == "RUNNING" or (job.state.base == "PENDING" and job.reason in ("Resources", "Priority")))

@@ -1,9 +1,9 @@
-"""What a person has ordered of a run's chain: stop, or another limit on the number of its jobs (``resilio chain``).
+"""A user's orders for a run's chain: stop, or another limit on the number of its jobs (``resilio chain``).
 
 One small file of the run directory, replaced atomically. The running job's supervisor sees it within a second; a job
 that starts sees it before it does anything else. So an order holds although slurmctld is away, and one that comes while
-a next job is being submitted is not lost: an order is written before jobs are looked for, a submission looks
-again afterwards.
+a next job is being submitted is not lost: an order is written before the queue is looked at, and a submission looks for
+an order afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_LIMIT = sys.maxsize
 
 @dataclass(frozen=True)
 class ChainOrder:
-    """``stopped``: the chain ends.
+    """The order that stands. ``stopped``: the chain ends.
 
     ``limit``: jobs at most, None: as ``--chain-max`` says. ``by``: the user who ordered it, ``time``: when, in Unix
     seconds.
@@ -35,12 +35,12 @@ class ChainOrder:
     time: float = 0.0
 
     def limit_of(self, chain_max: int) -> int:
-        """How many jobs the chain may have."""
+        """Return how many jobs the chain may have."""
         return chain_max if self.limit is None else self.limit
 
 
 def parse(data: object) -> ChainOrder:
-    """From the file's JSON; nothing is ordered where it is damaged. Pure."""
+    """Return the order from the file's JSON; no order where it is damaged. Pure."""
     fields = Fields.of(data)
     limit = fields.whole("limit")
     return ChainOrder(
@@ -52,7 +52,7 @@ def parse(data: object) -> ChainOrder:
 
 
 def read(run_path: Path) -> ChainOrder:
-    """Return what stands; nothing where there is no file."""
+    """Return the order that stands; no order where there is no file."""
     return parse(read_raw(run_path))
 
 
@@ -62,7 +62,7 @@ def read_raw(run_path: Path) -> dict[str, Any]:
 
 
 def write(run_path: Path, order: ChainOrder) -> None:
-    """Replace what stands, durably. Raises OSError."""
+    """Replace the order, durably. Raises OSError."""
     write_atomic(_file(run_path), json.dumps({"v": 1, **asdict(order)}).encode())
 
 

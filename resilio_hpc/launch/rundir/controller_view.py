@@ -1,4 +1,4 @@
-"""What the run's controller says of itself in the run directory, for those who are not connected to it."""
+"""What the run's controller writes to the run directory, for readers that are not connected to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resilio_hpc.core.json_fields import Fields
 
 
 class ControllerView:
-    """The controller's status file. It tells of a living controller only while it is being written anew."""
+    """The controller's status file. It counts as the word of a living controller only while it keeps changing."""
 
     def __init__(self, run_path: Path) -> None:
         self.agents: tuple[str, ...] = ()
@@ -19,11 +19,14 @@ class ControllerView:
         self._pulse: tuple[Any, Any] = (None, None)
 
     def look(self) -> bool:
-        """Read it. True when a controller has led since the look before; then ``agents`` and ``lost`` are its."""
+        """Read it.
+
+        Return True when a controller has led since the last look: then ``agents`` and ``lost`` are its own.
+        """
         return self.take(trusted_files.read_object(self._path) or {})
 
     def take(self, status: dict[str, Any]) -> bool:
-        """Return the same, of a status that another caller has read."""
+        """Do as ``look`` does, with a status that the caller has read."""
         pulse = (status.get("epoch"), status.get("pulse"))
         moved = None not in (self._pulse[0], pulse[0]) and pulse != self._pulse
         self._pulse = pulse

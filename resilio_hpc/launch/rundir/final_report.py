@@ -1,4 +1,4 @@
-"""The last words of a launch: how it ended, the first failure in one place (DLR-4), and what to do next."""
+"""The last lines of a launch: how it ended, the first failure (DLR-4), and what to do next."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_TRACEBACK_LINES = 40
 
 @dataclass(frozen=True)
 class Ending:
-    """What is said of a verdict: ``title``, and ``advice`` for when no job carries on by itself."""
+    """The text for a verdict: ``title``, and ``advice`` for when no job carries on by itself."""
 
     title: str
     advice: str
-    resumable: bool = False  # a next job simply carries on
+    resumable: bool = False  # a next job carries on
 
 
 # {resume}: how to start again; {ledger}, {console}: where to look
@@ -47,7 +47,7 @@ UNKNOWN = Ending("ended", "see {ledger}")
 
 @dataclass(frozen=True)
 class Losses:
-    """What failures cost: ``time_s`` from each failure to the first step after it, and ``steps`` done again."""
+    """The cost of failures. ``time_s``: from each failure to the first step after it; ``steps``: steps done again."""
 
     restarts: int = 0
     time_s: float = 0.0
@@ -121,13 +121,13 @@ def failure_lines(failure: Fields) -> list[str]:
     traceback = [printable(line, 500) for line in failure.text("traceback").rstrip().splitlines()]
     message = [printable(line, 500) for line in failure.text("message").strip().splitlines()[:5]]
     how = exit_words(failure)
-    if not traceback and message and how in message[0]:  # a message of ours has it already
+    if not traceback and message and how in message[0]:  # the launcher's own message has it already
         how = message.pop(0)
     head = (
         f"first failure: rank {failure.data.get('rank')} (local rank {failure.data.get('local_rank')}) on "
         f"{failure.text('node', '?')} at {when}: {how}"
     )
-    if traceback:  # its last line is the message
+    if traceback:  # the message is the traceback's last line
         skipped = len(traceback) - MAX_TRACEBACK_LINES
         told = [f"… {plural(skipped, 'line')} before"] if skipped > 0 else []
         told += traceback[-MAX_TRACEBACK_LINES:]
@@ -137,7 +137,7 @@ def failure_lines(failure: Fields) -> list[str]:
 
 
 def last_words(run_path: Path, verdict: Mapping[str, Any], job: str, successor: str | None) -> list[str]:
-    """``verdict_lines`` with the job's losses from the ledger."""
+    """Return ``verdict_lines`` with the job's losses from the ledger."""
     return verdict_lines(run_path, verdict, successor, losses(read_ledger(run_path / "ledger"), job))
 
 

@@ -1,7 +1,7 @@
-"""What an agent must know of its run before it can do anything, kept on the node for the agents after it.
+"""What an agent must know of its run before anything else, kept on the node for agents that are started again.
 
-The first agent on a node reads the run directory. One that is started again reads what its predecessor has kept in the
-node's private directory: the run directory may hang just then.
+The first agent on a node reads the run directory. A later one reads the copy in the node's private directory, since the
+run directory may hang just then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def identify(settings: AgentSettings) -> tuple[RunIdentity, tuple[Target, ...]]:
-    """Return the run, and whom the job notifies. Raises what ``run_directory.read_run`` does."""
+    """Return the run, and the job's notification targets. Raises what ``run_directory.read_run`` does."""
     path = Path(settings.options.run_dir)
     kept = _read(settings) if settings.run_id else None
     if kept is not None:
@@ -40,7 +40,7 @@ def identify(settings: AgentSettings) -> tuple[RunIdentity, tuple[Target, ...]]:
 
 
 def forget(directory: Path) -> None:
-    """Remove the secret and the targets from a node's directory that stays behind. Raises nothing."""
+    """Remove the secret and the targets from a node's directory that is left behind. Raises nothing."""
     with contextlib.suppress(OSError):
         (directory / FILE).unlink()
 
@@ -55,7 +55,7 @@ def _read(settings: AgentSettings) -> _Kept | None:
         kept = msgspec.json.decode(data, type=_Kept)
     except (OSError, msgspec.MsgspecError):
         return None
-    return kept if kept.job == settings.job else None  # another job of the run may notify others
+    return kept if kept.job == settings.job else None  # another job of the run may have other targets
 
 
 def _keep(run: RunIdentity, settings: AgentSettings, targets: tuple[Target, ...]) -> None:

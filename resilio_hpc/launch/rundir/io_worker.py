@@ -1,8 +1,8 @@
-"""The agent's killable child for everything on the shared file system, so that a hung one never stops training.
+"""The agent's child for all work on the shared file system: if that hangs, the child is killed and training goes on.
 
-The child drains the node's spool (ledger and logs, which are written locally first) into the run directory, and
-answers requests: scan and claim epochs, write verdicts and status, list committed steps. Requests and answers are JSON
-lines on its standard input and output. ``Storage`` is the agent's side; ``main`` is the child.
+The child copies the node's spool (ledger and logs, which are written locally first) to the run directory, and answers
+requests: scan and claim epochs, write verdicts and status, list committed steps. Requests and answers are JSON lines on
+its standard input and output. ``Storage`` is the agent's side; ``main`` is the child.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from resilio_hpc.launch.rundir.holder import Pulse, pulse_file
 from resilio_hpc.launch.rundir.log_spool import Drain
 
 DRAIN_INTERVAL_S = 0.2
-LOOK_S = 2.0  # between two looks whether the run directory is still there
-GONE_S = 3.0  # missing for so long, it is gone: a renamed parent may be put back
-MAX_QUEUED = 64  # requests to a child that hangs
-ONLY_NEWEST = ("status",)  # may be large, and comes again: it never stands in the way of a verdict for long
+LOOK_S = 2.0  # seconds between two looks for the run directory
+GONE_S = 3.0  # missing for so long, it is gone; a renamed parent may be put back sooner
+MAX_QUEUED = 64  # requests that wait for a child that hangs
+# may be large, and is repeated; an old one is dropped, so that a verdict need not wait for it
+ONLY_NEWEST = ("status",)
 Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed or the child was killed
 
 
 class Storage:
-    """Requests to the child, answers by callback. Nothing here blocks."""
+    """Sends requests to the child; answers come by callback. No call blocks."""
 
     def __init__(self, run_path: Path, spool: Path, job: str, run_id: str = "") -> None:
-        """``run_id``: of which run ``run_path`` must be; "": of any."""
+        """Take paths and job; ``run_id``: the run that ``run_path`` must hold, "": any."""
         self._argv = [
             *bootstrap.command("launch.rundir.io_worker"),
             str(run_path),
@@ -59,9 +60,9 @@ class Storage:
         self._pending: dict[int, Answer] = {}
         self._next = 0
         self._buffer = b""
-        self._queue: deque[tuple[int, str, bytes]] = deque()  # (number, operation, line) of which nothing is sent
+        self._queue: deque[tuple[int, str, bytes]] = deque()  # (number, operation, line) of requests not sent yet
         self._unsent = memoryview(b"")  # the rest of a request that did not fit into the pipe
-        self._turn = 0  # whose holder the child shows to live
+        self._turn = 0  # the turn whose pulse the child writes
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -79,7 +80,7 @@ class Storage:
         return self._process.stdout.fileno()
 
     def request(self, operation: str, answer: Answer | None = None, **arguments: Any) -> None:
-        """Ask the child; ``answer`` is called from ``serve``, or at once where too much waits for a hung child."""
+        """Send a request; ``answer`` is called from ``serve``, or at once where too much waits for a hung child."""
         self._next += 1
         if operation in ONLY_NEWEST:
             self._drop_unsent(operation)
@@ -94,12 +95,12 @@ class Storage:
         self.push()
 
     def show_life(self, turn: int) -> None:
-        """Have the child, and each one after it, write the pulse of a turn (``holder``)."""
+        """Let the child, and each one after it, write the pulse of a turn (``holder``)."""
         self._turn = turn
         self.request("show_life", turn=turn)
 
     def _drop_unsent(self, operation: str) -> None:
-        """Drop what has not begun to be sent: it gives way to what is newer."""
+        """Drop requests of this kind that are not sent yet, since a newer one replaces them."""
         dropped = [number for number, queued, _ in self._queue if queued == operation]
         self._queue = deque(entry for entry in self._queue if entry[1] != operation)
         for number in dropped:
@@ -108,7 +109,7 @@ class Storage:
                 answer(None)
 
     def push(self) -> None:
-        """Write what fits into the pipe; call it again when ``full_fileno`` can be written to."""
+        """Write what fits into the pipe; call it again when ``full_fileno`` is writable."""
         assert self._process.stdin
         while self._unsent or self._queue:
             if not self._unsent:
@@ -120,7 +121,7 @@ class Storage:
 
     @property
     def full_fileno(self) -> int | None:
-        """For poll, while something waits that does not fit into the pipe."""
+        """Return the descriptor to poll for writing, while bytes wait that did not fit into the pipe."""
         assert self._process.stdin
         return self._process.stdin.fileno() if self._unsent or self._queue else None
 
@@ -160,7 +161,7 @@ class Storage:
             answer(None)
 
     def close(self, timeout_s: float) -> bool:
-        """Let the child drain what is left and end; kill it if it does not. False when something was left behind."""
+        """Let the child drain the rest and end; kill it if it does not. Return False if something was left behind."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.close()
         try:
@@ -176,7 +177,7 @@ class Storage:
 
 
 def main() -> int:
-    """Child: serve requests and drain until standard input ends."""
+    """Serve requests and drain the spool until standard input ends; the child's main function."""
     run_path, spool, job, parent = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     presence = DirectoryPresence(run_path, sys.argv[5])
     die_with_parent(parent)
@@ -207,7 +208,7 @@ def main() -> int:
                 reply = _serve(request, run_path, job)
             sys.stdout.write(json.dumps(reply) + "\n")
             sys.stdout.flush()
-        with contextlib.suppress(OSError):  # the file system fails: others may take the run for abandoned
+        with contextlib.suppress(OSError):  # the file system fails, so others may take the run for abandoned
             if pulse is not None:
                 pulse.tick(time.monotonic())
         if time.monotonic() >= next_drain:
@@ -219,7 +220,7 @@ def main() -> int:
 
 
 class DirectoryPresence:
-    """Whether the run directory is still there, looked at now and then. One that fails or hangs is not gone."""
+    """Looks now and then whether the run directory still exists. One that fails or hangs still exists."""
 
     def __init__(self, run_path: Path, run_id: str, gone_s: float = GONE_S) -> None:
         self._run_path, self._run_id, self._gone_s = run_path, run_id, gone_s
@@ -227,7 +228,7 @@ class DirectoryPresence:
         self._missing_since: float | None = None
 
     def is_gone(self, now: float) -> bool:
-        """Return whether the worker is gone. ``now``: monotonic seconds."""
+        """Return whether the run directory was removed. ``now``: monotonic seconds."""
         if now - self._looked >= LOOK_S:
             self._looked = now
             missing = self._run_id and self._is_missing()
@@ -262,7 +263,7 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
         elif operation == "witness":
             reply["holder"] = run_directory.claim_witness(run_path, job, request["witness"], request["node"])
         elif operation == "verdict":
-            leads = reply["epoch"] <= request["verdict"].get("epoch", 1 << 60)  # else another agent leads the run
+            leads = reply["epoch"] <= request["verdict"].get("epoch", 1 << 60)  # otherwise another agent leads the run
             if leads and run_directory.read_verdict(run_path, job) is None:  # the first verdict of a part stands
                 run_directory.write_verdict(run_path, job, request["verdict"])
             reply["verdict"] = _verdict(run_path, job)
@@ -293,7 +294,7 @@ def _warn_once(text: str) -> None:
 
 
 def _look(_request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
-    """Return what a supervisor wants to know all the time."""
+    """Return what a supervisor needs at every look."""
     return {
         "ended": run_directory.read_verdict(run_path, job),
         "status": trusted_files.read_object(run_path / "status.json"),
@@ -310,12 +311,12 @@ def _targets(_request: dict[str, Any], run_path: Path, _job: str) -> dict[str, A
     return {"targets": [target.text for target in notify_targets.kept(run_path)]}
 
 
-# Requests that no epoch concerns.
+# Requests that concern no epoch.
 LOOKS = {"look": _look, "move_end": _move_end, "targets": _targets}
 
 
 def _claim(run_path: Path, record: EpochRecord) -> bool:
-    """Create the epoch's file, and refuse commits of older ones from now on."""
+    """Create the epoch's file, and refuse commits of older epochs from now on."""
     from resilio_hpc.ckpt.store.fence import raise_fence
 
     won = run_directory.claim_epoch(run_path, record)
@@ -325,7 +326,7 @@ def _claim(run_path: Path, record: EpochRecord) -> bool:
 
 
 def _past(run_path: Path, job: str) -> dict[str, Any]:
-    from resilio_hpc.ckpt.store import checkpoint_index  # here, so that the child is up at once
+    from resilio_hpc.ckpt.store import checkpoint_index  # imported here, so that the child starts fast
 
     return {
         "steps": checkpoint_index.committed_steps(run_path / "checkpoints"),
@@ -335,7 +336,7 @@ def _past(run_path: Path, job: str) -> dict[str, Any]:
 
 
 def _verdict(run_path: Path, job: str) -> list[Any] | None:
-    """Name and exit code of the verdict of a job's part, if there is one."""
+    """Return name and exit code of the verdict of a job's part; None without one."""
     f = Fields.of(run_directory.read_verdict(run_path, job))
     code = f.whole("exit_code")
     return [f.text("verdict"), 1 if code is None else code] if f.text("verdict") else None

@@ -1,8 +1,8 @@
 """Copies a node's spool (ledger and logs, written to its own disk first) to the run directory, byte for byte.
 
-Each file of the spool has one of its own in the run directory, and every byte goes to the offset that it has in the
-spool. So a byte that is written twice (by a child that was killed while its write was under way, and by the next one)
-does no harm, and nothing is decided by what a caching file system says of a file's size.
+Each file of the spool has its own file in the run directory, and every byte goes to the offset that it has in the
+spool. So a byte that is written twice (by a child that was killed during its write, and by the next one) does no harm,
+and no decision depends on what a caching file system says of a file's size.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ CHUNK_BYTES = 1 << 20
 class Drain:
     """Copies what was appended to files under ``spool/{ledger,logs}`` to the same names below ``target``.
 
-    A name that exists there when a file is first copied is an earlier spool's: one of an agent that ended in order and
-    was started again, or of a node that lost its disk. The file then goes on under the next free name
-    (``7-n1.part2.jsonl``). Which name it has is noted next to the spool, and lives as long.
+    If a name exists there when a file is first copied, it belongs to an earlier spool: of an agent that ended in order
+    and was started again, or of a node that lost its disk. The file then goes on under the next free name
+    (``7-n1.part2.jsonl``). That name is noted next to the spool, and lives as long.
     """
 
     def __init__(self, spool: Path, target: Path) -> None:
         self._spool = spool
         self._notes = spool.with_name(f"{spool.name}-names")
         self._target = target
-        self._files: dict[Path, Path] = {}  # of the spool → where it goes
+        self._files: dict[Path, Path] = {}  # file of the spool → its copy
         self._copied: dict[Path, int] = {}  # bytes that are known to have arrived
 
     def run(self) -> str:
-        """One pass over the spool. Returns why something was left for the next pass, or ""."""
+        """Copy once. Return why something was left for the next pass, or ""."""
         problem = ""
         for source in self._spool.glob("*/**/*"):
             try:
@@ -49,7 +49,8 @@ class Drain:
             self._files[source] = self._noted(source) or self._claim(source)
         write = trusted_files.open_file(self._files[source], os.O_WRONLY | os.O_CREAT)
         try:
-            there = os.fstat(write).st_size  # asked after opening: NFS is fresh then; if it is too small, no harm
+            # asked after the open, when NFS is fresh; a value that is too small does no harm
+            there = os.fstat(write).st_size
             done = min(there, self._copied.get(source, there))
             with source.open("rb") as read:
                 read.seek(done)
@@ -57,18 +58,18 @@ class Drain:
                     done += os.pwrite(write, chunk, done)
                     read.seek(done)
         finally:
-            os.close(write)  # NFS tells here of a write that failed
+            os.close(write)  # NFS reports a failed write here
         self._copied[source] = done
 
     def _noted(self, source: Path) -> Path | None:
-        """Where an earlier child has begun to copy this very file; None: nowhere."""
+        """Return where an earlier child has begun to copy this file; None: nowhere."""
         try:
             name = (self._notes / source.relative_to(self._spool)).read_text()
         except FileNotFoundError:
             return None
         target = (self._target / source.relative_to(self._spool)).with_name(name)
         longer = target.exists() and target.stat().st_size > source.stat().st_size
-        return None if longer else target  # longer: this disk has lost, in a power cut, what had been copied
+        return None if longer else target  # longer: in a power cut this disk lost what had been copied
 
     def _claim(self, source: Path) -> Path:
         """Return a name that was not used before."""

@@ -1,10 +1,8 @@
 """This node's private directories of a run.
 
-Sockets and spool in ``RESILIO_LOCAL_DIR`` or ``/tmp``, snapshots in ``/dev/shm``.
-
-Every user may create names in there. So a directory's name ends in a random part: no user can be there first, and what
-another user has put there is passed over. An agent finds its predecessor's directories by the rest of the name, among
-those that are this user's own: ``resilio-UID-RUN-RANDOM``.
+Sockets and spool are in ``RESILIO_LOCAL_DIR`` or ``/tmp``, snapshots in ``/dev/shm``. Every user may create names
+there. So a directory's name ends in a random part, and directories of other users are ignored. An agent finds an
+earlier agent's directories by the rest of the name, among this user's own: ``resilio-UID-RUN-RANDOM``.
 """
 
 from __future__ import annotations
@@ -29,16 +27,16 @@ SHARED_MEMORY = Path("/dev/shm")
 _SOCKET_PATH_BYTES = 107  # unix(7), without the NUL
 _LONGEST_SOCKET = "agent.sock"
 _RANDOM_CHARACTERS = 8  # of tempfile.mkdtemp
-_LOCK_S = 1.0  # for an agent of this user that looks for its directories at the same moment
+_LOCK_S = 1.0  # for another agent of this user that looks for its directories just then
 
 
 def local_base() -> Path:
-    """Where private directories lie that are not in memory. Raises UsageError."""
+    """Return where private directories are made that are not in memory. Raises UsageError."""
     return directory_path(os.environ.get(VARIABLE) or "/tmp", VARIABLE)
 
 
 def local(run_id: str, node: str) -> Path:
-    """Return the directory of sockets and spool, which is made where it is not there. Raises UsageError."""
+    """Return the directory of sockets and spool; make it if it is missing. Raises UsageError."""
     base, label = local_base(), _label(run_id, node)
     longest = base / f"{_prefix(label)}{_RANDOM_CHARACTERS * 'x'}" / _LONGEST_SOCKET
     over = len(os.fsencode(longest)) - _SOCKET_PATH_BYTES
@@ -48,12 +46,12 @@ def local(run_id: str, node: str) -> Path:
 
 
 def arenas(run_id: str, node: str) -> Path:
-    """Return the directory of snapshots, which is made where it is not there. Raises UsageError."""
+    """Return the directory of snapshots; make it if it is missing. Raises UsageError."""
     return _settled(SHARED_MEMORY, _label(run_id, node))
 
 
 def found(run_id: str, node: str) -> tuple[Path | None, Path | None]:
-    """Return (sockets and spool, snapshots) as far as they are there."""
+    """Return the existing (sockets and spool, snapshots), None for each that is missing."""
     return _found(local_base(), _label(run_id, node)), _found(SHARED_MEMORY, _label(run_id, node))
 
 
@@ -91,7 +89,7 @@ def _prefix(label: str) -> str:
 
 
 def _found(base: Path, label: str) -> Path | None:
-    """Return the first one of this user's, so that all agents of the node take the same."""
+    """Return this user's first one, so that all agents of the node take the same."""
     return next((path for path in sorted(base.glob(f"{_prefix(label)}*")) if trusted_files.is_own(path)), None)
 
 
@@ -111,7 +109,7 @@ def _settled(base: Path, label: str) -> Path:
 def _alone(base: Path) -> Iterator[None]:
     """Keep other agents of this user from making the same directory twice.
 
-    Another user may hold the lock for ever, so it is waited for only so long.
+    Another user may hold the lock for ever, so the wait for it is bounded.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a file system without locks

@@ -1,4 +1,4 @@
-"""What an agent leaves on its node for a successor of its own process."""
+"""What an agent keeps on its node for agents that are started again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kept = TypeVar("Kept")
 
 
 class NodeMemory:
-    """Small files in the node's private directory, which a dead node takes with it.
+    """Small files in the node's private directory; a node that dies loses them.
 
     They count for one part of a run only: a job's, and the epoch in which it ``begins``.
     """
@@ -23,13 +23,13 @@ class NodeMemory:
         self._part = [job, begins]
 
     def keep(self, name: str, value: msgspec.Struct) -> None:
-        """Replace what is kept under ``name``. A dead node needs none of it, so nothing is synced."""
+        """Replace what is kept under ``name``. After a node's death it has no use, so nothing is synced."""
         temporary = self._directory / f"{name}.part"
         temporary.write_bytes(msgspec.json.encode({"part": self._part, "value": value}))
         temporary.rename(self._directory / f"{name}.json")
 
     def kept(self, name: str, kind: type[Kept]) -> Kept | None:
-        """Return what a predecessor left; None when there is nothing of this part that can be read."""
+        """Return what an earlier agent kept; None when nothing of this part can be read."""
         try:
             kept = msgspec.json.decode(trusted_files.read(self._directory / f"{name}.json"))
             return msgspec.convert(kept["value"], kind) if kept["part"] == self._part else None

@@ -1,7 +1,7 @@
 """Where notifications go: commands and webhooks, which may hold secrets.
 
-A target is therefore never part of a command line of ours, of the ledger, or of an error; ``Target.name`` stands for
-it there. The launcher puts the targets away in the run directory (``notify``, 0600), where agents find them.
+So a target is never part of the launcher's own command lines, of the ledger, or of an error; ``Target.name`` stands for
+it there. The launcher keeps the targets in the run directory (``notify``, 0600), where agents read them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLAG = "--notify"
 
 @dataclass(frozen=True)
 class Target:
-    """``text`` is the user's own word for it, a secret; ``name`` says as much as everybody may know."""
+    """A target. ``text``: as the user gave it, a secret; ``name``: without the secret."""
 
     kind: str  # command, webhook
     text: str
@@ -38,7 +38,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Pure: one command or URL. Raises UsageError, which does not show it."""
+    """Return the target: one command or URL. Raises UsageError, which does not show it. Pure."""
     text = text.strip()
     if not text:
         raise UsageError(f"{FLAG} is empty: is the shell variable that should hold it set?")
@@ -109,7 +109,7 @@ def check_commands(targets: Sequence[Target], cwd: Path) -> None:
 
 
 def put_away(run_path: Path, targets: Sequence[Target]) -> None:
-    """Keep the targets for the agents; this launch's replace those of an earlier one. Raises UsageError."""
+    """Write the targets for the agents; this launch's replace those of an earlier one. Raises UsageError."""
     file = run_path / FILE
     try:
         if targets:
@@ -121,7 +121,7 @@ def put_away(run_path: Path, targets: Sequence[Target]) -> None:
 
 
 def kept(run_path: Path) -> tuple[Target, ...]:
-    """Return the targets that ``put_away`` wrote; none where there are none, or they are damaged. Raises Untrusted."""
+    """Return the targets that ``put_away`` wrote; none if there are none, or they are damaged. Raises Untrusted."""
     try:
         return parsed(json.loads(trusted_files.read(run_path / FILE)))
     except (OSError, ValueError):
@@ -129,7 +129,7 @@ def kept(run_path: Path) -> tuple[Target, ...]:
 
 
 def parsed(texts: Sequence[str]) -> tuple[Target, ...]:
-    """Targets that were written down; none where they are damaged. Pure."""
+    """Return the targets of these texts; none where one is damaged. Pure."""
     try:
         return tuple(parse_target(text) for text in texts)
     except (ValueError, TypeError, AttributeError, UsageError):
@@ -137,7 +137,7 @@ def parsed(texts: Sequence[str]) -> tuple[Target, ...]:
 
 
 def masked(argv: Sequence[str]) -> list[str]:
-    """Pure: a command line as it may be written down: what follows ``--notify`` is a secret, but for ``@FILE``."""
+    """Return a command line without secrets: what follows ``--notify``, except ``@FILE``, is masked. Pure."""
     shown, secret = [], False
     for word in argv:
         flag, equals, value = word.partition("=")

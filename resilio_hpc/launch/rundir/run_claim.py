@@ -1,10 +1,9 @@
 """Turns: which part of which job, or which launch outside of Slurm, carries the run.
 
-``links/turn.N.json``, each created exclusively, one after the other.
-
-A requeued job, the job that was submitted to follow it, and one that a user started by hand may all want to go on.
-Each takes the next turn before it starts anything; only one can, and the others see whom to ask Slurm about. A turn
-also tells the job after it on which nodes its predecessor ran.
+``links/turn.N.json``, each created exclusively, one after the other. A requeued job, the job that was submitted to
+follow it, and one that a user started by hand may all want to go on. Each takes the next turn before it starts
+anything; only one can, and the others learn whose job to ask Slurm about. A turn also tells the next job on which nodes
+the part ran.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PART = re.compile(r"(\d+)(?:r(\d+))?(?:\.(\d+))?")
 
 @dataclass(frozen=True)
 class Turn:
-    """``part`` of ``job`` carries the run on ``nodes``.
+    """A turn: ``part`` of ``job`` carries the run on ``nodes``.
 
     ``committed``: the newest durable step when it began, or -1; ``holder``: the process of its launch.
     """
@@ -43,24 +42,24 @@ class Turn:
 
 
 def part_name(job: str, restarts: int, launch: int) -> str:
-    """``12``; ``12r1`` when Slurm has requeued the job once; ``12r1.2`` for the second launch there. Pure."""
+    """Return ``12``; ``12r1`` when Slurm has requeued the job once; ``12r1.2`` for the second launch there. Pure."""
     return f"{job}r{restarts}.{launch}" if launch > 1 else f"{job}r{restarts}" if restarts else job
 
 
 def job_of(part: str) -> str:
-    """Return the job of a part; of a launch outside of Slurm the part itself. Pure."""
+    """Return the job of a part; for a launch outside of Slurm, the part itself. Pure."""
     found = _PART.fullmatch(part)
     return found[1] if found else part
 
 
 def run_of(part: str) -> int:
-    """How often Slurm had requeued the job when the part began. Pure."""
+    """Return how often Slurm had requeued the job when the part began. Pure."""
     found = _PART.fullmatch(part)
     return int(found[2] or 0) if found else 0
 
 
 def newest(run_path: Path, count: int = 1) -> list[Turn]:
-    """Return the last turns, newest first. Damaged ones are left out. Raises Untrusted."""
+    """Return the last turns, newest first, without damaged ones. Raises Untrusted."""
     found: list[Turn] = []
     for number in _numbers(run_path):
         turn = _read(_file(run_path, number))
@@ -107,6 +106,6 @@ def _read(file: Path) -> Turn | None:
 
 
 def _holder(fields: Fields) -> Holder:
-    """No job where an older version has written the turn."""
+    """Return the holder in a turn; an empty one for a turn of an older version."""
     pid, born = fields.whole("pid") or 0, fields.whole("born") or 0
     return Holder(fields.text("host"), pid, fields.text("kernel"), born, fields.text("within"))

@@ -55,15 +55,16 @@ class RunIdentity:
 def open_run(path: Path, wait_s: float = 10.0, program: Sequence[str] = ()) -> RunIdentity:
     """Create the run directory, or join it where it exists. Several nodes may do this at the same time.
 
-    ``program``: for which it is created (``run_choice``).
-    Raises UsageError, which is Untrusted where another user could change what is in it."""
+    ``program``: for which it is created (``run_choice``). Raises UsageError, which is Untrusted where another user
+    could change what is in it.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # which may be shared
+        path.parent.mkdir(parents=True, exist_ok=True)  # the parent may be shared
         trusted_files.make_directory(path)
         path = trusted_run(path)
         for name in ("ledger", "logs", "checkpoints", "links"):
             trusted_files.make_directory(path / name)
-        trusted_files.close_directories(path / "checkpoints")  # an older version's steps are open to the group
+        trusted_files.close_directories(path / "checkpoints")  # an older version left its steps open to the group
         create_exclusive(path / "secret", new_secret() + b"\n", 0o600)
         identity = {"version": VERSION, "run_id": secrets.token_hex(6), "created": time.time(), "program": [*program]}
         create_exclusive(path / "run.json", json.dumps(identity).encode(), 0o644)
@@ -115,7 +116,10 @@ def _read_secret(path: Path) -> bytes:
 
 
 def keep_stdin(path: Path, source: BinaryIO) -> None:
-    """Keep ``source``, read to its end, for a rank: each of its lives gets it from the beginning. Raises UsageError."""
+    """Keep ``source``, read to its end, for a rank: each of its lives reads it from the beginning.
+
+    Raises UsageError.
+    """
     partial = path / f".{STDIN}.{os.getpid()}"
     try:
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -144,8 +148,8 @@ def newest_epoch(path: Path) -> EpochRecord | None:
 
 
 def read_pulse(path: Path, epoch: int) -> int | None:
-    """Return a counter that moves while the controller of this epoch leads; None when there is none (yet)."""
-    try:  # of a file that is long where there are many agents, all of which ask
+    """Return a counter that moves while the controller of this epoch leads; None without one."""
+    try:  # with many agents the file is long, and all of them ask
         fd = trusted_files.open_file(path / "status.json")
         try:
             head = os.read(fd, 200)
@@ -159,20 +163,20 @@ def read_pulse(path: Path, epoch: int) -> int | None:
 
 
 def claim_epoch(path: Path, record: EpochRecord) -> bool:
-    """Create ``epoch.N`` exclusively; False when another agent holds it. Asked again, the holder still does."""
+    """Create ``epoch.N`` exclusively; return False when another agent holds it, True for its holder."""
     data = json.dumps(asdict(record)).encode()
     file = path / f"epoch.{record.epoch}"
     return create_exclusive(file, data) or trusted_files.read(file) == data
 
 
 def claim_witness(path: Path, job: str, witness: str, node: str) -> str:
-    """Create a witness of a job's voters for ``node``, unless it is there: the node that has it."""
+    """Create a witness of a job's voters for ``node`` unless it exists. Return its holder."""
     file = path / f"witness.{job}.{witness}"
     return node if create_exclusive(file, node.encode()) else trusted_files.read_text(file)
 
 
 def last_round(path: Path) -> int:
-    """Return the highest round that left logs, -1 when there is none."""
+    """Return the highest round that left logs, -1 without one."""
     return max((int(name) for name in os.listdir(path / "logs") if name.isdecimal()), default=-1)  # noqa: PTH208
 
 
@@ -180,7 +184,7 @@ def last_round(path: Path) -> int:
 
 
 def write_verdict(path: Path, job: str, verdict: dict[str, Any]) -> None:
-    """How a job's part of the run ended: kept per job, and as the run's newest verdict."""
+    """Write how a job's part of the run ended: the job's verdict, and the run's newest."""
     data = json.dumps({"v": VERSION, "time": time.time(), "job": job, **verdict}, indent=1).encode()
     write_atomic(path / "links" / f"{job}.json", data)
     write_atomic(path / "verdict.json", data)
@@ -196,6 +200,6 @@ def expect_verdict(path: Path, job: str) -> None:
 
 
 def read_verdict(path: Path, job: str | None = None) -> dict[str, Any] | None:
-    """Return the verdict of a job's part, or the run's newest; None when there is none (yet)."""
+    """Return the verdict of a job's part, or the run's newest; None without one."""
     file = path / "links" / f"{job}.json" if job else path / "verdict.json"
     return trusted_files.read_object(file) or None

@@ -1,4 +1,4 @@
-"""A job's end may be moved while it runs (``scontrol update TimeLimit=``): the new one reaches agents by a small file.
+"""The end of a job, which may be moved while it runs (``scontrol update TimeLimit=``), in a file for the agents.
 
 Each job of a run has its own, ``links/<job>.end`` in the run directory: Unix seconds as text, replaced atomically. It
 exists only where the end has changed since the job's start, or was not known then.

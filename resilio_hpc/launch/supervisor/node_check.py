@@ -35,7 +35,7 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class LeftOut:
-    """``nodes`` go on; ``left_out`` get no agent; ``kept``: slow ones that are needed all the same."""
+    """Result of a check. ``nodes``: go on; ``left_out``: get no agent; ``kept``: slow, but needed all the same."""
 
     nodes: tuple[str, ...]
     left_out: tuple[str, ...]

@@ -68,7 +68,7 @@ class SupervisorFiles:
         return self._storage.gone
 
     def told_verdict(self) -> dict[str, Any] | None:
-        """Return what an agent has told of the end, for when the run directory cannot; its reason is not known."""
+        """Return the verdict that an agent reported, without its reason, for when the run directory does not answer."""
         told = trusted_files.read_object(self.last_words)
         return told if told is not None and {"verdict", "exit_code"} <= told.keys() else None
 
