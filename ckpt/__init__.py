@@ -1,6 +1,6 @@
-"""Checkpoints: ``Checkpointer`` saves a run's whole state and brings it back; see ``docs/`` and ``checkpointer.py``.
+"""Checkpoints: ``Checkpointer`` saves a run's whole state and restores it; see ``docs/`` and ``checkpointer.py``.
 
-Names are loaded when they are asked for: an agent or a saver uses few rooms of this package, and must start fast.
+Names are loaded on first use: an agent or a saver uses few rooms of this package, and must start fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Checkpointer: what a training script saves with and restores from."""
+"""The Checkpointer, with which a training script saves and restores."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Checkpointer:
         self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(copy_threads(self.place.local_world_size), "resilio-copy")
         self._overlapped = overlap
-        # beside a step one thread is fast enough, and more would take cores from it
+        # during a step one thread is fast enough, and more would take cores from training
         self._copy_pool = ThreadPoolExecutor(1, "resilio-overlap") if overlap else self._pool
         self._finisher = ThreadPoolExecutor(1, "resilio-snapshot")
         self._pending: Future[None] | None = None
@@ -151,20 +151,20 @@ class Checkpointer:
         return handle
 
     def _check_structure(self, flattened: tree.Flattened) -> None:
-        """Read back what has not been saved before, before it is believed. Raises UsageError."""
+        """Read back the structure of a state that has not been saved before, as a check. Raises UsageError."""
         structure = len(flattened.leaves), flattened.kinds
         if structure != self._structure:
             tree.check_reads_back(flattened)
             self._structure = structure
 
     def fence(self) -> None:
-        """Wait until nothing is copied from the state any more; at once without ``overlap``.
+        """Wait until nothing is copied from the state any more; return at once without ``overlap``.
 
-        Torch's optimizers do this at the beginning of each step, other code that changes the state has to. For what is
-        copied from devices, their current streams wait and the host does not.
+        Torch's optimizers do this at the beginning of each step; other code that changes the state must call it. For
+        copies from devices, their current streams wait and the host does not.
         """
         if self._turns.is_forked:
-            return  # the parent's copies are of the parent's memory
+            return  # the parent's copies are in the parent's memory
         with self._turns.turn():
             self._fence()
 
@@ -175,7 +175,7 @@ class Checkpointer:
             self._settle()
 
     def _settle(self) -> None:
-        """Wait for the snapshot itself."""
+        """Wait until the snapshot is complete."""
         pending = self._pending
         if pending is None:
             return
@@ -185,7 +185,7 @@ class Checkpointer:
         self._pending = self._taken = None
 
     def _finish(self, taken: Snapshot, handle: SaveHandle, started: float, blocked_s: float | None = None) -> None:
-        """``blocked_s``: what training has waited for it so far; None: since ``started``."""
+        """Report a snapshot. ``blocked_s``: for how long training has waited for it; None: since ``started``."""
         try:
             path, size = taken.finish()
             self._look_at_arenas()
@@ -236,7 +236,7 @@ class Checkpointer:
         return self._arenas
 
     def _warn(self, text: str) -> None:
-        kind = text.partition(" is ")[2] or text  # the same trouble at every step is told once
+        kind = text.partition(" is ")[2] or text  # the same trouble at every step is reported once
         if kind not in self._warned:
             self._warned.add(kind)
             print(f"resilio: rank {self.place.rank}: {text}", file=sys.stderr, flush=True)
@@ -244,7 +244,7 @@ class Checkpointer:
     # -- restoring -------------------------------------------------------------------------------------------------
 
     def restore(self, state: Any = None, step: int | None = None) -> tuple[int, Any] | None:
-        """Bring back the newest good checkpoint, or the committed one of ``step``: (step, state), None if none exists.
+        """Restore the newest good checkpoint, or the committed one of ``step``: (step, state), None if none exists.
 
         With ``state``, its tensors are filled in place, plain values replaced, and objects get their load_state_dict();
         without, everything comes back new (objects as their state_dict). Raises LayoutMismatch when the checkpoint does
@@ -259,7 +259,7 @@ class Checkpointer:
             return self._restore(state, step, started)
 
     def _await_own_saves(self) -> None:
-        """Until each of them is committed, or has failed."""
+        """Wait until each of this process's saves is committed, or has failed."""
         for handle in self._saves.all():
             with contextlib.suppress(CheckpointError):
                 handle.wait()
@@ -337,19 +337,19 @@ class Checkpointer:
         return point.step, state
 
     def _prepare(self, state: Any, trains: bool) -> None:
-        """Have arenas ready by the time of the first saves: one under the launcher, else both, where it trains."""
+        """Make arenas ready by the time of the first saves: one under the launcher, else both while it trains."""
         size = expected_bytes(state)
         if self._memory and size and (trains or self._coordinator.arena_directory is not None):
             size += size // 64 + (1 << 20)  # for tables, plain values and gaps
-            with contextlib.suppress(OSError):  # the save that needs them will say so
+            with contextlib.suppress(OSError):  # the save that needs them will report it
                 self._open_arenas().prefault_beside(size, 2 if self._coordinator.arena_directory is None else 1)
 
     def _map_ahead(self, step: int) -> None:
-        """While the model is built: from mapped memory a restore is as fast as a copy."""
+        """Map a snapshot while the model is built: from mapped memory, a restore is as fast as a copy."""
         try:
             arenas = self._open_arenas()
         except OSError:
-            return  # the restore will say so
+            return  # the restore will report it
 
         def act() -> None:
             with contextlib.suppress(OSError):
@@ -362,17 +362,17 @@ class Checkpointer:
             arena.mark_empty(path, step)
 
     def _drop_after(self, step: int) -> None:
-        """Snapshots of a life that was rolled back must never be mixed with those of this one."""
+        """Drop snapshots of later steps, of a life that was rolled back: they must not mix with those of this one."""
         if self._coordinator.arena_directory is None and self._arenas is None:
             return
         try:
             arenas = self._open_arenas()
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return  # there is no room for one, so there is none
+                return  # there is no room for an arena
             raise
         arenas.drop_after(step)
 
     def steps(self) -> list[int]:
-        """Every committed step, the one committed last, last."""
+        """Return every committed step; the one committed last comes last."""
         return checkpoint_index.committed_steps(self.directory)

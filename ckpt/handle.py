@@ -1,4 +1,4 @@
-"""What ``Checkpointer.save`` gives back: how far that save has come."""
+"""The result of ``Checkpointer.save``: the progress of that save."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class SaveHandle:
 
     @property
     def error(self) -> str:
-        """Why this save will come no further; "" as long as it may."""
+        """Return why this save cannot go on; "" as long as it can."""
         return self._error
 
     def done(self, stage: StageName = "committed") -> bool:
-        """Has the save reached ``stage``?"""
+        """Return whether the save has reached ``stage``."""
         return _has(self._reached, _stage(stage))
 
     def wait(self, stage: StageName = "committed", timeout_s: float | None = None) -> None:
         """Wait until the save has reached ``stage``.
 
-        Raises CheckpointError when it never will (SaveRefused: the same save may be made again), TimeoutError when
-        ``timeout_s`` seconds did not suffice, UsageError in a forked child, which never hears of it.
+        Raises CheckpointError when it never will (SaveRefused: the same save may be made again), TimeoutError after
+        ``timeout_s`` seconds, UsageError in a forked child, which gets no news of it.
         """
         self._turns.check_process()
         wanted = _stage(stage)
@@ -55,13 +55,13 @@ class SaveHandle:
                 raise kind(f"step {self.step} was not saved ({stage}): {self._error}")
 
     def reach(self, stage: Stage) -> None:
-        """Note a stage (and those below it)."""
+        """Record a stage, and those below it."""
         with self._changed:
             self._reached = max(self._reached, stage, key=_ORDER.index)
             self._changed.notify_all()
 
     def fail(self, error: str, *, refused: bool = False) -> None:
-        """Note that the save will come no further; ``refused``: it never began, and may be made again."""
+        """Record that the save cannot go on; ``refused``: it never began, and may be made again."""
         with self._changed:
             if not self._error:
                 self._error, self._refused = error, refused
@@ -72,19 +72,19 @@ class OpenSaves:
     """The handles of saves that are whole in memory, until they are committed or have failed."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        """``warn``: tells the user of a save that will not be committed."""
+        """Begin; ``warn``: called for a save that will not be committed."""
         self._warn = warn
         self._handles: dict[int, SaveHandle] = {}
         self._lock = threading.Lock()
 
     def add(self, handle: SaveHandle) -> None:
-        """Note a save that has reached memory."""
+        """Add a save that has reached memory."""
         with self._lock:
             self._handles[handle.step] = handle
         handle.reach(Stage.MEMORY)
 
     def forget(self, handle: SaveHandle) -> None:
-        """Take no further interest in a save."""
+        """Drop a save."""
         with self._lock:
             self._handles.pop(handle.step, None)
 
@@ -94,11 +94,11 @@ class OpenSaves:
             return list(self._handles.values())
 
     def reached(self, step: int, stage: Stage, error: str) -> None:
-        """Pass on how far a save is; step -1: all of them."""
+        """Pass on the progress of a save; step -1: of all saves."""
         with self._lock:
             match stage:
                 case Stage.NONE | Stage.MEMORY:
-                    pass  # the handle knows
+                    pass  # the handle tells it
                 case Stage.LOCAL:
                     if step in self._handles:
                         self._handles[step].reach(stage)

@@ -1,7 +1,7 @@
-"""Folders of torch.distributed.checkpoint (DCP): ``.metadata``, and files with what torch.save makes of each item.
+"""Folders of torch.distributed.checkpoint (DCP): ``.metadata``, and files with torch.save's output for each item.
 
-DCP's own reader unpickles whatever it finds; ours reads what ``dcp_metadata`` and torch.load with ``weights_only`` do.
-Beside a folder's own files ``resilio.json`` holds what DCP loses: types of keys, tuples, empty containers.
+DCP's own reader unpickles any file. This one reads only what ``dcp_metadata`` and torch.load with ``weights_only``
+accept. Beside a folder's own files ``resilio.json`` holds what DCP loses: types of keys, tuples, empty containers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ _METADATA_LIMIT = 1 << 30
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
-    """``metadata_sha256``: of the .metadata that this belongs to; another one is of another save into the folder."""
+    """The contents of resilio.json.
+
+    ``metadata_sha256``: of its .metadata; another hash means another save to the folder.
+    """
 
     metadata_sha256: str
     state: msgspec.Raw
 
 
 def write(whole: WholeState, path: Path, progress: Progress) -> list[str]:
-    """Make the folder ``path``, durable; notes on what was converted. Holds one tensor in memory at a time.
+    """Make the folder ``path``, durable; return notes on conversions. Holds one tensor in memory at a time.
 
     Raises UsageError for what the format cannot hold, CheckpointError, OSError.
     """
@@ -50,7 +53,7 @@ def write(whole: WholeState, path: Path, progress: Progress) -> list[str]:
     _check_dtypes(whole)
     if not isinstance(made.state, dict):
         raise UsageError(f"a DCP folder holds a dict, and the state is a {type(made.state).__name__}")
-    text = text_of(whole)  # before anything is written: two tensors may have one name
+    text = text_of(whole)  # before anything is written: two tensors may have the same name
     state, tuples = _lists(made.state)
     numbers = {id(tensor): number for number, tensor in enumerate(made.tensors)}
     _save(state, path, whole, numbers, progress)
@@ -60,7 +63,7 @@ def write(whole: WholeState, path: Path, progress: Progress) -> list[str]:
 
 
 def _check_dtypes(whole: WholeState) -> None:
-    """DCP asks torch for the size of an element, which torch does not say of all."""
+    """Refuse dtypes whose element size torch does not know: DCP asks torch for it."""
     import torch
 
     for tensor in whole.tensors:
@@ -73,7 +76,10 @@ def _check_dtypes(whole: WholeState) -> None:
 
 
 def _lists(node: Any) -> tuple[Any, int]:
-    """DCP takes a tuple for one value, tensors and all: as a list its tensors are tensors. How many there were, too."""
+    """Return the state with its tuples as lists, and their number.
+
+    DCP stores a tuple as one value, tensors included.
+    """
     count = 0
 
     def change(node: Any) -> Any:
@@ -91,7 +97,7 @@ def _lists(node: Any) -> tuple[Any, int]:
 
 
 def _save(state: dict[Any, Any], path: Path, whole: WholeState, numbers: dict[int, int], progress: Progress) -> None:
-    """``numbers``: of the tensors, by the identity of those in ``state`` that stand for them."""
+    """Write the items. ``numbers``: of the tensors, by the id() of their placeholders in ``state``."""
     import torch
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
@@ -100,7 +106,7 @@ def _save(state: dict[Any, Any], path: Path, whole: WholeState, numbers: dict[in
     from torch.distributed.checkpoint.storage import WriteResult
 
     class FolderWriter(FileSystemWriter):
-        """torch's own keeps every tensor until the last one is written."""
+        """A writer that drops each tensor after it is written; torch's own keeps all of them until the last."""
 
         def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
             results = []
@@ -122,13 +128,13 @@ def _save(state: dict[Any, Any], path: Path, whole: WholeState, numbers: dict[in
             return done
 
         def storage_meta(self) -> None:
-            """Return nothing: it would name the place where the folder was made."""
+            """Return nothing: it would hold the path at which the folder was made."""
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that nothing is distributed
+        warnings.simplefilter("ignore")  # it warns that nothing is distributed
         try:
             save(state, storage_writer=FolderWriter(path), no_dist=True)
-        except CheckpointException as error:  # DCP wraps everything, Ctrl-C too
+        except CheckpointException as error:  # DCP wraps every exception, Ctrl-C too
             cause = next(iter(error.failures.values()))[0]
             if isinstance(cause, CheckpointError | UsageError | OSError | KeyboardInterrupt | SystemExit):
                 raise cause from None
@@ -150,7 +156,7 @@ def _write_tensor(whole: WholeState, number: int, file: IO[bytes]) -> None:
 
 
 def read(path: Path) -> Imported:
-    """Return a folder's state; its tensors are read one at a time, when they are fetched.
+    """Return a folder's state; each tensor is read when it is fetched.
 
     Raises UsageError for a folder that needs code or is none, CorruptCheckpoint, OSError.
     """
@@ -169,7 +175,7 @@ def read(path: Path) -> Imported:
 
 
 def _nested_from_ours(path: Path, metadata: bytes, places: dict[str, Any]) -> Any:
-    """Return the state as it was exported, if we wrote this folder; else None."""
+    """Return the state as it was exported, if this package wrote the folder; else None."""
     try:
         found = msgspec.json.decode(_read_file(path / _STATE), type=_State)
     except FileNotFoundError:
@@ -189,7 +195,7 @@ def _read_file(path: Path) -> bytes:
 
 
 class _Node(dict[Any, Any]):
-    """A container on the way to the nested state."""
+    """A container of the nested state under construction."""
 
 
 def _nested(values: dict[tuple[int | str, ...], Any]) -> Any:
@@ -223,7 +229,7 @@ def _finished(node: Any) -> Any:
 
 
 class _Reader:
-    """``places``: by name, tensors that stand for the folder's; their memory is never touched."""
+    """Reads a folder. ``places``: by name, placeholders of its tensors; their memory is never touched."""
 
     def __init__(self, path: Path, metadata: DcpMetadata) -> None:
         self._path, self._metadata = path, metadata
@@ -239,7 +245,7 @@ class _Reader:
         """Return a tensor with its content."""
         name = self._names.get(_address(leaf.value)) if leaf.size_bytes else None
         if name is None:
-            return leaf.value  # in the midst of another value, it came with that
+            return leaf.value  # inside another value; it came with that
         tensor = self._metadata.tensors[name]
         dtype, made = tensors.torch_dtype(tensor.dtype), None
         for chunk in tensor.chunks:
@@ -297,7 +303,7 @@ def _address(tensor: Any) -> int:
 
 
 def _stand_in(name: str, tensor: DcpTensor, size: int) -> Any:
-    """Return a tensor whose memory is never touched. None larger than its parts are in the files."""
+    """Return a placeholder tensor, whose memory is never touched. It is no larger than its parts in the files."""
     try:
         item = tensors.torch_dtype(tensor.dtype).itemsize
     except ValueError as error:

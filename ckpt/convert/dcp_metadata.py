@@ -1,7 +1,7 @@
-"""The ``.metadata`` of a torch.distributed.checkpoint folder, which is a pickle, read without running anything.
+"""The ``.metadata`` of a torch.distributed.checkpoint folder, a pickle that is read without running any code.
 
-A pickle may name any function and have it called. Here a name leads to a record of this module, to a string, or to an
-error, whatever torch has under it: what comes out is records of plain values, which are then checked.
+A pickle may name any function and have it called. Here a name maps to a record of this module, to a string, or to an
+error, whatever torch has under it: the result is records of plain values, which are then checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Path = Annotated[tuple[int | str, ...], msgspec.Meta(max_length=MAX_DEPTH)]
 
 
 class StoredExtent(msgspec.Struct, frozen=True):
-    """Where an item lies: ``length`` bytes from ``offset`` of a file in the folder on."""
+    """Where an item lies: ``length`` bytes from ``offset`` of a file in the folder."""
 
     relative_path: str
     offset: Count
@@ -54,7 +54,7 @@ class DcpMetadata(NamedTuple):
 
 
 class _Record:
-    """Stands for one of torch's classes: keeps what was pickled of an object. No pickle can change the class itself."""
+    """Stands for one of torch's classes: keeps an object's pickled fields. No pickle can change the class itself."""
 
     state: Any = None
 
@@ -71,7 +71,7 @@ class _TensorMetadata(_Record):
 
 
 class _Only(_Record):
-    """Stands for a class or function whose one argument says it all."""
+    """Stands for a class or function with one argument, which is all of its content."""
 
     def __new__(cls, value: Any) -> Any:
         return value
@@ -117,7 +117,7 @@ _KNOWN: dict[tuple[str, str], type] = {
 
 
 class _Unpickler(pickle._Unpickler):
-    """In Python, since the one in C gives a memo as large as any number in the file asks for."""
+    """The unpickler in Python: the one in C allocates a memo as large as any number in the file asks for."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name.isidentifier() and name.islower():
@@ -128,7 +128,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def read_metadata(data: bytes) -> DcpMetadata:
-    """Read the metadata of a folder. Raises UsageError for a file that names other classes, CorruptCheckpoint."""
+    """Return the metadata of a folder. Raises UsageError for a file that names other classes, CorruptCheckpoint."""
     try:
         found = _Unpickler(io.BytesIO(data)).load()
     except UsageError:

@@ -25,9 +25,11 @@ _SUFFIXES: dict[str, Format] = {
 
 
 def format_of(path: Path) -> Format:
-    """Return what a file's suffix says; a directory, or a name without a suffix, is a DCP folder. Raises UsageError.
+    """Return the format by a file's suffix; a directory, or a name without suffix, is a DCP folder.
 
-    A directory with an index of a model in several files is of the format of those, as the index itself is.
+    Raises UsageError.
+
+    A directory with an index of a model in several files has the format of those files, which the index tells.
     """
     index = sharded.index_in(path) if path.is_dir() and not (path / DCP_METADATA).exists() else path
     if index is not None and index.name.endswith(sharded.INDEX):
@@ -45,10 +47,10 @@ def format_of(path: Path) -> Format:
 def export_step(
     whole: WholeState, target: Path, format_: Format, overwrite: bool, progress: Progress = lambda size: None
 ) -> list[str]:
-    """Write a state to ``target``, which appears whole and durable, or not at all; notes on what was converted.
+    """Write a state to ``target``, which appears whole and durable, or not at all; return notes on conversions.
 
-    ``progress`` hears of every byte of ``size_in``. Raises
-    UsageError, CorruptCheckpoint, CheckpointError, OSError.
+    ``progress`` is called for every byte of ``size_in``. Raises UsageError, CorruptCheckpoint, CheckpointError,
+    OSError.
     """
     check_target(target, format_ == "dcp", overwrite)
     store_of(target).check_space(target.parent, size_in(whole, format_))
@@ -62,7 +64,7 @@ def export_step(
 
 
 def size_in(whole: WholeState, format_: Format) -> int:
-    """Bytes of the tensors in a format: torch's files alone hold a tensor once that has two names."""
+    """Return the bytes of the tensors in a format; torch's files hold a tensor with two names once."""
     if format_ == "torch":
         return whole.size_bytes
     return sum(whole.tensors[number].size_bytes for number in names_of(whole.state).values())

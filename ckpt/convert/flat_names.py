@@ -1,4 +1,4 @@
-"""Names for the tensors of a nested state, and the JSON text that leads from the names back to the state."""
+"""Names for the tensors of a nested state, and the JSON text that maps the names back to the state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
 
 class _Text(msgspec.Struct, forbid_unknown_fields=True):
-    """``tree``: of the state, as in a checkpoint.
+    """The text. ``tree``: of the state, as in a checkpoint.
 
     ``names``: of its tensors, by their numbers. ``arrays``: the numbers of those that are numpy arrays.
     """

@@ -1,4 +1,4 @@
-"""A file or folder of another program made into a committed step."""
+"""Import of another program's file or folder as a committed step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READERS = {"torch": torch_file.read, "safetensors": safetensors_file.read, "dcp
 
 @dataclass(frozen=True)
 class ImportSource:
-    """What is to be imported, described; nothing but the plain values was read."""
+    """The description of what is to be imported; only the plain values were read."""
 
     imported: Imported
     flattened: Flattened
@@ -32,7 +32,9 @@ class ImportSource:
 
 
 def open_source(path: Path, format_: Format) -> ImportSource:
-    """Open it. Raises UsageError for what is not there, needs code to be read, or a checkpoint cannot hold.
+    """Open and describe it.
+
+    Raises UsageError for a missing path, for data that needs code or that a checkpoint cannot hold.
 
     CorruptCheckpoint, OSError.
     """
@@ -54,10 +56,10 @@ def open_source(path: Path, format_: Format) -> ImportSource:
 def import_step(
     source: ImportSource, target: Path, step: int, layout: Layout, progress: Progress = lambda size: None
 ) -> None:
-    """Make a committed step of ``target``, as a world of one process would save it; the one committed last there.
+    """Commit ``step`` in ``target``, as a world of one process would save it, as the newest one there.
 
-    ``progress`` hears of every byte twice: what was written is read again and verified before it counts. Raises
-    CheckpointError when the step is there already or may not be committed there, CorruptCheckpoint, OSError; nothing
+    ``progress`` is called twice for every byte: what was written is read again and verified before the commit. Raises
+    CheckpointError when the step exists already or may not be committed there, CorruptCheckpoint, OSError; nothing
     remains then.
     """
     library("h5py", "writing checkpoints")

@@ -1,4 +1,4 @@
-"""What the readers of other programs' formats hand on, and the libraries that they need."""
+"""The result of the readers of other programs' formats, and the libraries that they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INSTALL = {
 
 @dataclass(frozen=True)
 class Imported:
-    """A nested state. Its tensors are mapped from the file, or stand for those that ``fetch`` reads."""
+    """A nested state. Its tensors are mapped from the file, or are placeholders for those that ``fetch`` reads."""
 
     state: Any
     fetch: Callable[[Leaf], Any] | None = None

@@ -1,6 +1,6 @@
-"""numpy's scalars, arrays and dtypes in files of torch.save, read without any function of numpy that a pickle may call.
+"""numpy's scalars, arrays and dtypes in files of torch.save, read without any numpy function that a pickle may call.
 
-A pickle names functions of numpy. Here each name leads to one of this module, which takes plain descriptions and bytes,
+A pickle names functions of numpy. Here each name maps to one of this module, which takes plain descriptions and bytes,
 checks them, and makes the value itself.
 """
 
@@ -17,7 +17,7 @@ _MAX_DEPTH = 16
 
 
 class _Dtype:
-    """Stands for a dtype; its state says byte order, fields and units."""
+    """Stands for a dtype; its state holds byte order, fields and units."""
 
     def __init__(self, text: str, align: bool = False, copy: bool = True) -> None:
         self._text = text
@@ -27,7 +27,7 @@ class _Dtype:
         self._state = state
 
     def text(self, depth: int = 0) -> str:
-        """As ``numpy_types`` has it. Raises ValueError and its like for a state that no dtype has."""
+        """Return the dtype as ``numpy_types`` writes it. Raises ValueError and similar errors for an invalid state."""
         if depth > _MAX_DEPTH:
             raise ValueError("a dtype that is nested too deep")
         if not self._state:
@@ -57,7 +57,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for an array until all of the file is read."""
+    """Stands for an array until the whole file is read."""
 
     _state: Any = None
 
@@ -65,7 +65,7 @@ class _Array:
         self._state = state
 
     def made(self) -> Any:
-        """Return the array. Raises ValueError and its like for a state that none has."""
+        """Return the array. Raises ValueError and similar errors for an invalid state."""
         import numpy
 
         _, shape, dtype, by_columns, data = self._state
@@ -92,7 +92,7 @@ def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
 
 
 def _bytes(*given: Any) -> bytes:
-    """How pickles of protocol 2 say that there are none."""
+    """Return empty bytes, as pickles of protocol 2 make them."""
     if given:
         raise UsageError("bytes made of something else")
     return b""
@@ -110,7 +110,7 @@ STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 
 
 def settled(state: Any) -> Any:
-    """Return what was read, with real arrays and dtypes. Raises ValueError and its like, UsageError."""
+    """Return the result with real arrays and dtypes. Raises ValueError and similar errors, UsageError."""
 
     def settle(value: Any) -> Any:
         return value.made() if type(value) in (_Array, _Dtype) else value

@@ -1,6 +1,6 @@
-"""safetensors: its header is JSON, so writing one takes neither the library nor torch.
+"""safetensors: its header is JSON, so a file is written without the library and without torch.
 
-Written from its format: 8 bytes with the size of the header, the header, then the tensors without gaps.
+The format: 8 bytes with the size of the header, the header, then the tensors without gaps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from resilio_hpc.core.regular_file import open_file
 
 _STATE = "resilio_state"
 """The key of the string metadata that holds the plain values."""
-_HEADER_LIMIT = 100_000_000  # what the library reads
+_HEADER_LIMIT = 100_000_000  # the library reads no longer header
 _DTYPES = {  # name in the format, and bytes of an element
     "bool": ("BOOL", 1),
     "uint8": ("U8", 1),
@@ -49,7 +49,7 @@ def write(whole: WholeState, path: Path, progress: Progress) -> None:
     """Write ``path``, durable. Raises UsageError for what the format cannot hold, CorruptCheckpoint, OSError."""
     names = names_of(whole.state)
     described = {name: _description(whole.tensors[number]) for name, number in names.items()}
-    # the library maps tensors where they lie: wide elements first, so that all of them are aligned
+    # the library maps tensors where they lie, so wide elements come first and all of them are aligned
     order = sorted(names, key=lambda name: (-_DTYPES[whole.tensors[names[name]].torch_name][1], name))
     metadata = {"format": "pt", _STATE: text_of(whole).decode("utf-8")}
     header: dict[str, Any] = {"__metadata__": metadata}
@@ -85,10 +85,10 @@ def _description(tensor: WholeTensor) -> dict[str, Any]:
 
 
 def read(path: Path) -> Imported:
-    """Return a file's tensors by their names, mapped; the nested state, with its plain values, where we wrote it."""
+    """Return a file's tensors by name, mapped; the nested state with its plain values, if this package wrote it."""
     library("torch", "reading safetensors files")
     safe_open = library("safetensors", "reading safetensors files").safe_open
-    os.close(open_file(path))  # the library would wait for a named pipe
+    os.close(open_file(path))  # opened and closed first: the library would wait for a named pipe
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict

@@ -35,7 +35,7 @@ def index_in(folder: Path) -> Path | None:
 
 
 def read(index: Path, read_one: Callable[[Path], Imported]) -> Imported:
-    """All tensors by their names, mapped. ``read_one``: reads one of the files, which lie beside the index.
+    """Return all tensors by name, mapped. ``read_one``: reads one of the files, which lie beside the index.
 
     Raises UsageError, CorruptCheckpoint for files that do not hold what the index says, OSError.
     """

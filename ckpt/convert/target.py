@@ -16,7 +16,7 @@ DCP_METADATA = ".metadata"
 
 
 def check_target(target: Path, is_folder: bool, overwrite: bool) -> None:
-    """Raise UsageError where nothing can be written, or what is there must not be replaced."""
+    """Raise UsageError where nothing can be written, or an existing target must not be replaced."""
     if not target.parent.is_dir():
         raise UsageError(f"{target.parent} is not a directory; make it first")
     if not os.path.lexists(target):
@@ -31,9 +31,9 @@ def check_target(target: Path, is_folder: bool, overwrite: bool) -> None:
 
 @contextmanager
 def written_whole(target: Path, is_folder: bool, overwrite: bool) -> Iterator[Path]:
-    """Give a path, beside ``target``, to write to; when the block ends, that becomes ``target``, durable.
+    """Give a path beside ``target`` to write to; at the end of the block it becomes ``target``, durable.
 
-    When it raises, nothing remains, and an existing target is what it was. Raises UsageError, OSError.
+    If the block raises, nothing remains, and an existing target is unchanged. Raises UsageError, OSError.
     """
     check_target(target, is_folder, overwrite)
     hidden = Path(tempfile.mkdtemp(prefix=".resilio-export-", dir=target.parent))
@@ -43,10 +43,10 @@ def written_whole(target: Path, is_folder: bool, overwrite: bool) -> Iterator[Pa
         sync_directory(hidden)
         if is_folder:
             sync_directory(made)
-        check_target(target, is_folder, overwrite)  # again: it took long
+        check_target(target, is_folder, overwrite)  # again, since writing takes long
         old = hidden / "old"
         if is_folder and target.exists():
-            target.rename(old)  # a folder can take the place of none but an empty one
+            target.rename(old)  # a folder can replace an empty folder only
         try:
             made.rename(target)
         except OSError:

@@ -1,7 +1,7 @@
 """Files of torch.save: zip archives with a pickle of the structure and the bytes of each tensor, uncompressed.
 
-torch writes such a file with the bytes left out, and we put them in, piece by piece. It is read back as we read all of
-them: with ``weights_only``, which runs no code, and mapped.
+torch writes such a file without the bytes, and they are filled in, piece by piece. Files are read with
+``weights_only``, which runs no code, and mapped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DESCRIPTOR, _DESCRIPTOR_CRC_AT = b"PK\x07\x08", 4
 
 
 def write(whole: WholeState, path: Path, progress: Progress) -> list[str]:
-    """Write ``path``, durable; notes on what was converted.
+    """Write ``path``, durable; return notes on conversions.
 
     Raises UsageError for what the format cannot hold, CheckpointError, OSError.
     """
@@ -55,12 +55,12 @@ def write(whole: WholeState, path: Path, progress: Progress) -> list[str]:
 
 
 def _write_structure(state: Any, tensors: list[Any], path: Path) -> dict[int, int]:
-    """Write everything but the bytes of the tensors; where those of each tensor, by its number, belong."""
+    """Write everything but the tensors' bytes; return the offset for those of each tensor, by its number."""
     import torch
 
     with torch.serialization.skip_data():
         torch.save(state, path)
-    # Where torch maps a tensor to is where its bytes belong.
+    # torch maps a tensor to the place of its bytes
     numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
     places = {
         numbers[id(mine)]: theirs.untyped_storage().data_ptr()
@@ -77,7 +77,7 @@ def _write_structure(state: Any, tensors: list[Any], path: Path) -> dict[int, in
 
 
 def _entries(file: IO[bytes]) -> list[tuple[zipfile.ZipInfo, int]]:
-    """Return the entries of an archive, and where the bytes of each begin."""
+    """Return the entries of an archive, each with the offset of its bytes."""
     found = []
     for entry in zipfile.ZipFile(file).infolist():
         file.seek(entry.header_offset + _LOCAL_LENGTHS_AT)
@@ -88,7 +88,7 @@ def _entries(file: IO[bytes]) -> list[tuple[zipfile.ZipInfo, int]]:
 
 
 def _write_crcs(file: IO[bytes], crcs: dict[int, int]) -> None:
-    """Put the CRC-32 of the bytes at each offset behind them and into the archive's directory."""
+    """Write the CRC-32 of the bytes at each offset, both behind them and into the archive's directory."""
     entries = _entries(file)
     at = zipfile.ZipFile(file).start_dir
     for entry, offset in entries:
@@ -124,7 +124,7 @@ def read(path: Path) -> Imported:
 
 
 def load(file: Path | IO[bytes], name: str) -> Any:
-    """Return what torch.load takes without running code; mapped if it is a path.
+    """Return the contents that torch.load reads without running code; mapped if ``file`` is a path.
 
     Raises UsageError, CorruptCheckpoint.
     """
@@ -150,5 +150,5 @@ def load(file: Path | IO[bytes], name: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """Of an error's text; torch's have many."""
+    """Return the first line of an error's text; torch's have many."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""A step's state as torch.save and DCP take it: torch tensors, without content yet, and plain Python values."""
+"""A step's state as torch.save and DCP take it: torch tensors without content yet, and plain Python values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _AS_TEXT = (
 
 @dataclass(frozen=True)
 class TorchState:
-    """``tensors``: by their numbers, none of their memory touched. ``notes``: what was converted."""
+    """The state. ``tensors``: by number, with untouched memory. ``notes``: on conversions."""
 
     state: Any
     tensors: list[Any]
@@ -43,7 +43,10 @@ class TorchState:
 
 
 def torch_state(whole: WholeState) -> TorchState:
-    """Return it as torch saves it. Raises UsageError for what torch's files cannot hold, CorruptCheckpoint."""
+    """Return a step's state as torch saves it.
+
+    Raises UsageError for what torch's files cannot hold, CorruptCheckpoint.
+    """
     library("torch", "writing torch files and DCP folders")
     _check_dtypes(whole)
     made = []
@@ -88,7 +91,7 @@ _KNOWN: dict[Any, Any] = {deque: list, defaultdict: dict}
 
 
 def _with_known_containers(node: Any, converted: Counter[str]) -> Any:
-    """torch.load with weights_only makes dicts, lists and tuples."""
+    """Return the state in dicts, lists and tuples, the only containers that torch.load makes with weights_only."""
     if not containers.is_container(node):
         return node
     kind: Any = _KNOWN.get(type(node), type(node))
@@ -103,7 +106,7 @@ def _with_known_containers(node: Any, converted: Counter[str]) -> Any:
 
 
 def _plain(value: Any) -> tuple[Any, str]:
-    """Return what torch.load reads with weights_only, and what was done for that."""
+    """Return the value as torch.load with weights_only reads it, and a note on the conversion."""
     import numpy
 
     if isinstance(value, io.BytesIO):

@@ -1,4 +1,4 @@
-"""A committed step as one state: what its processes hold in parts is put together, piece by piece, verified."""
+"""A committed step as one state: the parts of its processes are joined, piece by piece, verified."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHOOSE = "; --rank R exports what one process saved"
 
 
 class WholeTensor(NamedTuple):
-    """A tensor of the state. ``start``: where it begins in the one that its processes hold together."""
+    """A tensor of the state. ``start``: its first element in the tensor that its processes hold together."""
 
     path: str
     kind: Kind
@@ -40,7 +40,10 @@ class WholeTensor(NamedTuple):
 
     @property
     def torch_name(self) -> str:
-        """The name of the torch dtype with the same bytes. Raises UsageError for an array of which torch has none."""
+        """Return the name of the torch dtype with the same bytes.
+
+        Raises UsageError for an array dtype that torch lacks.
+        """
         if self.kind == "torch":
             return self.dtype
         dtype = dtype_of(self.dtype)
@@ -50,14 +53,19 @@ class WholeTensor(NamedTuple):
 
 
 class WholeState:
-    """``state`` has a TensorRef where tensor number ``index`` of ``tensors`` goes, numbered in the order of the state.
+    """A committed step.
 
-    Without a rank the plain values are those of rank 0, and of other ranks where it has nothing at a place. With one,
-    the state is what that rank saved, parts of tensors included. Methods raise CorruptCheckpoint or OSError.
+    ``state`` has a TensorRef for tensor number ``index`` of ``tensors``, in the order of the state.
+
+    Without a rank the plain values are those of rank 0, and of other ranks at places where it has none. With one, the
+    state is what that rank saved, parts of tensors included. Methods raise CorruptCheckpoint or OSError.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, rank: int | None = None) -> None:
-        """``directory``: of the checkpoints. Raises LayoutMismatch where the ranks' states do not make one."""
+        """Open a step. ``directory``: of the checkpoints.
+
+        Raises LayoutMismatch where the ranks' states do not fit together.
+        """
         self._manifest, self._whole = manifest, rank is None
         step = checkpoint_index.step_directory(directory, manifest.step)
         self._source = CommittedSource(step, manifest, rank or 0, manifest.world_size, manifest.layout)
@@ -78,7 +86,7 @@ class WholeState:
     # -- making one state of many --------------------------------------------------------------------------------------
 
     def _merge(self, mine: Any, theirs: Any, path: tuple[Any, ...]) -> None:
-        """Take into ``mine`` what only ``theirs`` has. No tensor may get lost."""
+        """Merge into ``mine`` what only ``theirs`` has. Raises an error rather than lose a tensor."""
         if isinstance(mine, dict) and isinstance(theirs, dict):
             for key, value in theirs.items():
                 if key in mine:
@@ -92,7 +100,7 @@ class WholeState:
                 self._merge(one, other, (*path, number))
         elif isinstance(mine, TensorRef) and isinstance(theirs, TensorRef):
             one, other = self._record(mine), self._record(theirs)
-            if one.path != other.path and _content(one) != _content(other):  # tied here, and not there
+            if one.path != other.path and _content(one) != _content(other):  # one object here, two objects there
                 raise LayoutMismatch(f"{place(path)}: the processes saved different tensors{_CHOOSE}")
         elif any(tree.refs(theirs)):
             raise LayoutMismatch(f"{place(path)}: some processes have a tensor there, and others have not{_CHOOSE}")
@@ -117,7 +125,7 @@ class WholeState:
         return containers.map_leaves(state, renumber)
 
     def _describe(self, record: TensorRecord) -> WholeTensor:
-        """Before anything is written: are all parts there, and do the ranks agree on what each has whole?"""
+        """Describe a tensor, after a check that all its parts exist and the ranks agree about what each has whole."""
         start, shape, slab = (0,) * len(record.shape), record.shape, record.slab
         if slab is None:
             is_ours = self._manifest.layout == "replicated" and is_batch_statistic(record.path)

@@ -38,7 +38,7 @@ Message = TypeVar("Message", rank_link.StopAt, rank_link.StopConfirmed, rank_lin
 
 
 class AgentLink:
-    """One connection per process to the agent of this node. Safe to use from any thread.
+    """A rank's connection to its agent (messages: ``resilio_hpc.core.rank_link``), and the coordinator that uses it.
 
     When the agent is gone, sending does nothing: the agent's end is the end of its ranks anyway. In a forked child
     (a DataLoader's worker) everything does nothing: the connection belongs to the rank.
@@ -62,11 +62,11 @@ class AgentLink:
 
     @property
     def usable(self) -> bool:
-        """Is there still an agent, and is this the process that it knows?"""
+        """Return whether the agent is still there, and this is the process that it knows."""
         return not self._closed and os.getpid() == self._pid
 
     def send(self, message: rank_link.RankMessage) -> None:
-        """Send one message; quietly nothing when the agent is gone."""
+        """Send one message; do nothing when the agent is gone."""
         if not self.usable:
             return
         packet = rank_link.to_agent.encode(message)
@@ -119,7 +119,7 @@ class AgentLink:
             return
         self._closed = True
         with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)  # wakes the listening thread, which closes
+            self._link.shutdown(socket.SHUT_RDWR)  # wakes the listening thread, which closes the socket
         for callback in list(self._on_close):
             callback()
 
@@ -131,7 +131,7 @@ _link_lock = threading.Lock()
 def current(environment: Mapping[str, str] = os.environ) -> AgentLink | None:
     """Return this process's link, connected at the first call.
 
-    None without our launcher, or in a forked child.
+    None without resilio-launch, or in a forked child.
     """
     global _link
     with _link_lock:
@@ -144,10 +144,9 @@ def current(environment: Mapping[str, str] = os.environ) -> AgentLink | None:
 
 
 def parse_restore_point(text: str) -> RestorePoint | None:
-    """Read $RESILIO_RESTORE.
+    """Return the restore point in $RESILIO_RESTORE.
 
-    It is "", "memory:<step>" (or, while it is on its way there, "arriving:<step>"), or "committed:<step>". Raises
-    UsageError.
+    It is "", "memory:<step>" ("arriving:<step>" while it is on its way), or "committed:<step>". Raises UsageError.
     """
     if not text:
         return None
@@ -181,7 +180,7 @@ class AgentCoordinator:
         link.subscribe(rank_link.SaveProgress, self._note_commit)
 
     def await_arenas(self) -> None:
-        """Until the snapshot is whole. If it never will be, the agent says so, and all ranks are ended."""
+        """Wait until the snapshot is whole. If it never will be, the agent says so, and all ranks are ended."""
         while self._arrives and self._link.usable:
             if self._is_here():
                 self._arrives = False
@@ -198,7 +197,8 @@ class AgentCoordinator:
     def restore_points(self) -> Sequence[RestorePoint]:
         """Return the one that all ranks of this round restore; later on, what they saved and committed last.
 
-        Raises CorruptCheckpoint when there is none because all are damaged."""
+        Raises CorruptCheckpoint when there is none because all are damaged.
+        """
         if self.place.rank == 0 and self._directory:
             directory, point = Path(self._directory), self._point
             if point is None:
@@ -208,13 +208,13 @@ class AgentCoordinator:
         return [] if self._point is None else [self._point]
 
     def restored(self, step: int, source: Tier | None, seconds: float) -> None:
-        """Tell the agent."""
+        """Tell the agent which step was restored."""
         self._link.send(rank_link.Restored(step, source, seconds))
 
     def restore_failed(self, point: RestorePoint, error: str) -> None:
-        """Tell the agent and end this process: all ranks must take the same other copy, so a new round begins.
+        """Tell the agent and end this process: all ranks must restore the same other copy, so a new round begins.
 
-        At once and without clean-up: the other ranks may already be waiting for this one in a collective.
+        It ends at once and without clean-up: the other ranks may already be waiting for it in a collective.
         """
         self._link.send(rank_link.RestoreFailed(point.step, point.source, error[:2000]))
         print(f"resilio: rank {self.place.rank}: {point.source} copy of step {point.step}: {error}", file=sys.stderr)
@@ -223,10 +223,10 @@ class AgentCoordinator:
         os._exit(EXIT_RESTORE_FAILED)
 
     def before_save(self, step: int) -> None:
-        """Nothing to wait for: the two arenas are the only limit."""
+        """Do nothing: the two arenas are the only limit."""
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
-        """Tell the agent."""
+        """Tell the agent about the snapshot."""
         self._saved.add(step)
         self._link.send(rank_link.SnapshotTaken(step, str(arena), size_bytes, blocked_s))
 
@@ -236,6 +236,6 @@ class AgentCoordinator:
             self._point, self._arrives = RestorePoint(Tier.COMMITTED, stage.step), False
 
     def on_stage(self, callback: OnStage) -> None:
-        """From the agent's Stage messages; its end fails everything that is still waited for."""
+        """Call ``callback`` for the agent's Stage messages; the agent's end fails every open save."""
         self._link.subscribe(rank_link.SaveProgress, lambda stage: callback(stage.step, stage.stage, stage.error))
         self._link.on_close(lambda: callback(-1, Stage.FAILED, "the agent of this node is gone"))

@@ -1,7 +1,7 @@
-"""Who decides about checkpoints: which copy to restore, when a snapshot goes to disk, what became of it.
+"""Decisions about checkpoints: which copy to restore, when a snapshot goes to disk, how a save ended.
 
-Under resilio-launch that is the controller (``agent_link.AgentCoordinator``); without it, this process and its peers
-do by themselves (``local_coordinator.LocalCoordinator``).
+Under resilio-launch the controller decides (``agent_link.AgentCoordinator``); without it, this process and its peers do
+(``local_coordinator.LocalCoordinator``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Place:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Place:
-        """From torchrun's variables, or those of srun or mpirun; alone where there are none."""
+        """Return the place by torchrun's variables, or those of srun or mpirun; a world of one without them."""
 
         def number(names: Sequence[str], default: int) -> int:
             for name in names:
@@ -53,7 +53,10 @@ class Place:
 
 
 class Coordinator(Protocol):
-    """What a Checkpointer asks and tells. Nothing here blocks for long or raises for I/O, unless it says so."""
+    """The interface of a Checkpointer to its coordinator.
+
+    Calls are short and raise no I/O errors, unless they say so.
+    """
 
     place: Place
     arena_directory: Path | None
@@ -68,30 +71,30 @@ class Coordinator(Protocol):
     """The step in this node's memory that is to be restored, which is made ready while the model is built; or -1."""
 
     def await_arenas(self) -> None:
-        """Return when no other process fills these arenas: a lost node's snapshots come while ranks initialise."""
+        """Wait until no other process fills these arenas: a lost node's snapshots arrive while ranks initialise."""
         ...
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """Return the copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""
+        """Return the copies to try, in order; empty: begin from nothing. Raises CheckpointError."""
         ...
 
     def restored(self, step: int, source: Tier | None, seconds: float) -> None:
-        """State of ``step`` is in place (-1: there was nothing to restore)."""
+        """Take note that the state of ``step`` is in place (-1: there was nothing to restore)."""
         ...
 
     def restore_failed(self, point: RestorePoint, error: str) -> None:
-        """Hear that a copy is bad. Returns if the next point may be tried; may end the process instead."""
+        """Take note that a copy is bad. Return if the next point may be tried; else the process may be ended."""
         ...
 
     def before_save(self, step: int) -> None:
         """Begin a save of ``step`` (may wait for an earlier one).
 
-        Raises CheckpointError when it is not to be: SaveRefused when it may be later.
+        Raises CheckpointError when it must not be made; SaveRefused when it may be made later.
         """
         ...
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
-        """See that the snapshot of ``step``, whole in ``arena``, becomes durable."""
+        """Make the snapshot of ``step``, whole in ``arena``, durable in the background."""
         ...
 
     def on_stage(self, callback: OnStage) -> None:
@@ -109,7 +112,7 @@ _current: Coordinator | None = None
 
 
 def use(coordinator: Coordinator | None) -> None:
-    """Let every Checkpointer made from now on have this coordinator (None: find one by itself)."""
+    """Set the coordinator of every Checkpointer made from now on (None: each finds its own)."""
     global _current
     _current = coordinator
 
@@ -120,7 +123,7 @@ def current() -> Coordinator | None:
 
 
 def checkpoint_directory(remote: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Path:
-    """``remote`` or $RESILIO_CHECKPOINT_DIR. Raises UsageError when there is neither, or when it cannot be one."""
+    """Return ``remote`` or $RESILIO_CHECKPOINT_DIR. Raises UsageError when both are missing, or it is not usable."""
     if remote:
         return directory_path(remote, "the directory of checkpoints")
     chosen = environment.get("RESILIO_CHECKPOINT_DIR")
@@ -130,7 +133,7 @@ def checkpoint_directory(remote: str | os.PathLike[str] | None, environment: Map
 
 
 def local_directory(local: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Path | None:
-    """``local`` or $RESILIO_LOCAL_CHECKPOINT_DIR; None: there is none. Raises UsageError when it cannot be one."""
+    """Return ``local`` or $RESILIO_LOCAL_CHECKPOINT_DIR, None without both. Raises UsageError when it is not usable."""
     if local:
         return directory_path(local, "local")
     chosen = environment.get(LOCAL_VARIABLE)
@@ -138,13 +141,16 @@ def local_directory(local: str | os.PathLike[str] | None, environment: Mapping[s
 
 
 def peer_disks_file(environment: Mapping[str, str]) -> Path | None:
-    """Return what the agent tells of other nodes' disks, where there is one: see ``peer_disks``."""
+    """Return the agent's file about other nodes' disks, if there is one: see ``peer_disks``."""
     known = environment.get(PEER_DISKS_VARIABLE)
     return Path(known) if known else None
 
 
 def is_read_ahead(begun: Path | None, step: int) -> bool:
-    """Is that step being read into the page cache (``read_ahead``), or was it? ``begun``: the file that names it."""
+    """Return whether that step is, or was, read into the page cache (``read_ahead``).
+
+    ``begun``: the file that names it.
+    """
     try:
         return begun is not None and begun.read_bytes() == b"%d" % step
     except OSError:

@@ -1,4 +1,4 @@
-"""Which coordinator a process has: its agent's under resilio-launch, else it decides with its peers."""
+"""The choice of a process's coordinator: its agent's under resilio-launch, else it decides with its peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run may begin anew: not where there were checkpoints, and none can be had."""
+"""Whether a run may begin from nothing: not where checkpoints existed, and none can be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint
 
 
 def check_not_all_damaged(directory: Path) -> None:
-    """Raise CorruptCheckpoint when there were steps and none is good: to begin anew then is not ours to decide."""
+    """Raise CorruptCheckpoint when steps exist and none is good: then only the user may decide to begin anew."""
     if checkpoint_index.committed_steps(directory):
         return
     if damaged := checkpoint_index.damaged_steps(directory):
@@ -26,7 +26,7 @@ def check_not_all_damaged(directory: Path) -> None:
 
 
 def why_newest_is_gone(directory: Path) -> str:
-    """Return that ``latest`` names a step which is not there any more, in words; "" when it is there."""
+    """Return the text that ``latest`` names a step which does not exist any more; "" when it exists."""
     step = step_of_latest(directory)
     if step is None or store_of(directory).exists(checkpoint_index.step_directory(directory, step)):
         return ""

@@ -31,7 +31,7 @@ _all: WeakSet[LocalCoordinator] = WeakSet()
 
 
 def await_saves(directory: Path) -> None:
-    """Until what this process saves to that directory is committed, or has failed."""
+    """Wait until this process's saves to that directory are committed, or have failed."""
     for one in list(_all):
         if one._directory == directory and one._busy is not None:
             one._busy.join()
@@ -82,13 +82,14 @@ class LocalCoordinator:
         self._out_of_patience = False
 
     def await_arenas(self) -> None:
-        """They are this process's alone."""
+        """Do nothing: the arenas belong to this process alone."""
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """Every committed step, newest first. Raises CorruptCheckpoint when there are only damaged ones.
+        """Return every committed step, newest first. Raises CorruptCheckpoint when there are only damaged ones.
 
-        Saves of this process that are on their way are waited for. A run that was killed may still be writing its last
-        one: see ``detached_savers``."""
+        It waits for saves of this process. A run that was killed may still be writing its last one: see
+        ``detached_savers``.
+        """
         await_saves(self._directory)
         detached_savers.wait_for_orphans(self._directory, say=self.place.rank == 0)
         found = checkpoint_index.committed(self._directory)
@@ -110,12 +111,15 @@ class LocalCoordinator:
                 self._say_once("others", writers.words(self._directory, writer))
 
     def restored(self, step: int, source: Tier | None, seconds: float) -> None:
-        """There is no agent to tell. But a process that restores is likely to save."""
+        """Start the saver: a process that restores is likely to save. There is no agent to tell."""
         if self._busy is None or not self._busy.is_alive():
             saver_process.start()
 
     def restore_failed(self, point: RestorePoint, error: str) -> None:
-        """Alone, the next older step may be tried. Among others it may not: they could have restored this one."""
+        """Return if the next older step may be tried.
+
+        Only a world of one may: other processes could have restored this one.
+        """
         if self.place.world_size > 1:
             raise CorruptCheckpoint(
                 f"step {point.step}: {error}; to go on from an older step in all processes alike, "
@@ -126,7 +130,7 @@ class LocalCoordinator:
     def before_save(self, step: int) -> None:
         """Wait for the save before.
 
-        Raises SaveRefused when it takes too long: at once where one save has already waited in vain for the same.
+        Raises SaveRefused when it takes too long; at once where another save has already waited in vain for the same.
         """
         if self._busy is not None:
             self._busy.join(0 if self._out_of_patience else self._patience_s)
@@ -140,7 +144,7 @@ class LocalCoordinator:
         saver_process.start()  # while the snapshot is copied
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
-        """Ask for it to be written: on return it no longer takes this process."""
+        """Order the snapshot to be written; on return the writing does not need this process any more."""
         place = self.place
         request = Save(
             step,
@@ -161,7 +165,7 @@ class LocalCoordinator:
         busy = threading.Thread(target=self._hear, args=(step, asked), name="resilio-saver")
         try:
             busy.start()
-        except RuntimeError:  # no thread can be had, and no caller would hear its result
+        except RuntimeError:  # no thread can be started, and no caller would get its result
             asked.cancel()
             raise
         self._busy, self._busy_with = busy, step

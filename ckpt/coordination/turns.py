@@ -1,4 +1,4 @@
-"""One thread at a time uses a Checkpointer. Callers that could never have a turn are refused at once."""
+"""Turns: one thread at a time uses a Checkpointer. Callers that would wait for ever are refused at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Turns:
 
     @property
     def is_forked(self) -> bool:
-        """Is this a forked child of the process that made the object?"""
+        """Return whether this is a forked child of the process that made the object."""
         return os.getpid() != self._pid
 
     def check_process(self) -> None:

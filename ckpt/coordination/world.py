@@ -1,4 +1,4 @@
-"""This process among the others of its run: as torch.distributed or MPI know it, else as the environment says.
+"""The place of this process in its run: as torch.distributed or MPI know it, else as the environment says.
 
 Neither library is imported here. Programs that start their processes by themselves (``torch.multiprocessing.spawn``)
 give rank and world size to ``init_process_group`` and set no variables.
@@ -82,7 +82,7 @@ def place_of(rank: int, world_size: int, environment: Mapping[str, str]) -> Plac
 
 
 def check_place(place: Place) -> None:
-    """Raise UsageError where the group that there is by now says something else."""
+    """Raise UsageError where the group that exists by now has another place for it."""
     known = group()
     if known is not None and known[1:] != (place.rank, place.world_size):
         raise UsageError(

@@ -1,7 +1,7 @@
-"""Our checkpoints under ``torch.distributed.checkpoint``: its ``save``, ``async_save`` and ``load`` with other storage.
+"""This package's checkpoints under ``torch.distributed.checkpoint``: storage for save, async_save and load.
 
-dcp.save(state, storage_writer=ResilioWriter("checkpoints", step=100))
-dcp.load(state, storage_reader=ResilioReader("checkpoints"))
+dcp.save(state, storage_writer=ResilioWriter("checkpoints", step=100)) dcp.load(state,
+storage_reader=ResilioReader("checkpoints"))
 """
 
 from resilio_hpc.ckpt.dcp.reader import ResilioReader

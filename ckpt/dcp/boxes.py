@@ -1,4 +1,4 @@
-"""Reading boxes of saved tensors into the tensors of a load: straight into them, or by way of memory of our own."""
+"""Reads boxes of saved tensors into the tensors of a load: directly, or through a buffer."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Origin(NamedTuple):
 def read_boxes(origin: Origin, reads: Sequence[BoxRead], alone: bool, local_rank: int, threads: int) -> None:
     """Fill all targets.
 
-    ``alone``: no other process of this node reads the same; ``local_rank``: see ``read_parts``.
-    Raises CorruptCheckpoint for bytes that are not as they were written, OSError for a device that fails.
+    ``alone``: no other process of this node reads the same; ``local_rank``: see ``read_parts``. Raises
+    CorruptCheckpoint for bytes that do not match their checksum, OSError for a device that fails.
     """
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(threads, "resilio-read"))
@@ -60,7 +60,7 @@ def read_boxes(origin: Origin, reads: Sequence[BoxRead], alone: bool, local_rank
         for rank in {read.saved.rank for read in reads}:
             readers[rank] = files.reader(manifest.shard_of(rank)[0])
         for batch in _batches([read for read in reads if read.box.size]):
-            # a whole tensor is probably wanted by the others of this node as well
+            # other processes of this node probably read a whole tensor as well
             for direct in (True, False):
                 some = [
                     (readers[entry[0].saved.rank], *entry)
@@ -79,7 +79,7 @@ def _is_own_part(read: BoxRead) -> bool:
 
 
 def _batches(reads: Sequence[BoxRead]) -> Iterator[list[tuple[BoxRead, Any]]]:
-    """Each with the tensor that its bytes go to at first."""
+    """Yield batches of reads, each with the tensor that its bytes go to first."""
     batch: list[tuple[BoxRead, Any]] = []
     bounced_bytes = 0
     for read in reads:
@@ -115,7 +115,7 @@ def _fill(
         assert memory is not None
         if read.box.shape == record.shape and (reader, record.offset) not in wholes:
             wholes[reader, record.offset] = (reader, record, memory)
-        else:  # also one that is wanted twice: two names of one tensor
+        else:  # also one that is read twice: two names of one tensor
             parts.append(Part(reader, record, read.box, memory, read.box.shape, (0,) * len(read.box.shape)))
     read_whole(step, list(wholes.values()), direct, pool, shared, peer)
     read_parts(step, parts, direct, pool, local_rank, shared, peer)

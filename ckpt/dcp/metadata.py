@@ -1,6 +1,6 @@
-"""What ``torch.distributed.checkpoint`` wants to know of a committed step, from its tables and trees alone.
+"""The metadata that ``torch.distributed.checkpoint`` needs of a committed step, from its tables and trees alone.
 
-Nothing of it is stored as such, so that steps of ``Checkpointer`` can be loaded as well.
+It is not stored as such, so steps of ``Checkpointer`` can be loaded as well.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ class SavedTensor(NamedTuple):
 
     @property
     def box(self) -> Box:
-        """Which part of the whole."""
+        """Return which part of the whole it is."""
         slab = self.record.slab
         return Box(slab.start if slab else (0,) * len(self.record.shape), self.record.shape)
 
     @property
     def whole(self) -> tuple[str, str, tuple[int, ...]]:
-        """Kind, dtype and shape of the whole: equal in all parts of one tensor."""
+        """Return kind, dtype and shape of the whole: equal in all parts of one tensor."""
         slab = self.record.slab
         return self.record.kind, self.record.dtype, slab.global_shape if slab else self.record.shape
 
 
 class SavedValue(NamedTuple):
-    """A plain value as ``tree.decode`` gives it, and the tensors that are inside of it, by their numbers."""
+    """A plain value as ``tree.decode`` returns it, and the numbers of the tensors inside of it."""
 
     value: Any
     tensors: dict[int, SavedTensor]
 
 
 class Refused(NamedTuple):
-    """Why a tensor that the step holds cannot be loaded."""
+    """The reason why a tensor of the step cannot be loaded."""
 
     why: str
 
 
 @dataclass
 class _Step:
-    """All tables of a step, and the one rank (``own``) whose values and tensors come first where ranks differ."""
+    """All tables of a step, and the one rank (``own``) whose values and tensors are preferred where ranks differ."""
 
     manifest: Manifest
     own: int
@@ -79,7 +79,9 @@ class _Step:
 
 
 def read(directory: Path, manifest: Manifest, rank: int, world_size: int) -> Metadata:
-    """``directory``: of the step. ``storage_data``: by MetadataIndex, a SavedTensor, SavedValue or Refused.
+    """Return the metadata; ``directory``: of the step.
+
+    ``storage_data``: MetadataIndex → SavedTensor, SavedValue or Refused.
 
     ``rank`` R has the plain values of rank R modulo the number of ranks that saved, as with ``Checkpointer``. Raises
     CorruptCheckpoint, LayoutMismatch for two places of one name, OSError.
@@ -107,7 +109,7 @@ def _table(directory: Path, manifest: Manifest, rank: int) -> RankTable:
 
 
 def _name_everything(directory: Path, step: _Step) -> None:
-    """Of trees that are the same in several ranks, the first one is read."""
+    """Name every place of the step; of trees that are the same in several ranks, only the first is read."""
     seen: set[Any] = set()
     paths: dict[str, dict[str, SavedTensor]] = {}
     for rank in (step.own, *range(len(step.tables))):
@@ -137,7 +139,7 @@ def _name_everything(directory: Path, step: _Step) -> None:
 
 
 def _places(step: _Step, text: bytes, table: RankTable) -> Iterator[tuple[str, dcp_names.Path, Any]]:
-    """Name, path and content of each place; a TensorRef only where torch.distributed.checkpoint has a tensor."""
+    """Yield name, path and content of each place; a TensorRef only where torch.distributed.checkpoint has a tensor."""
 
     def is_torch(ref: TensorRef) -> bool:
         return table.tensors[ref.index].kind == "torch"
@@ -185,7 +187,7 @@ def _add_tensor(step: _Step, name: str, firsts: dict[str, SavedTensor]) -> None:
 
 
 def _parts(step: _Step, held: Sequence[SavedTensor], whole: Any) -> tuple[list[SavedTensor], str]:
-    """Return the parts that make up a tensor, each once, or what stands for them and why they cannot be had."""
+    """Return the parts that make up a tensor, each once; or a placeholder and why they are missing."""
     mine = next((saved for saved in held if saved.rank == step.own), None)
     if all(saved.record.slab is None for saved in held):
         is_replicated = step.manifest.layout == "replicated"

@@ -1,7 +1,7 @@
-"""The names that ``torch.distributed.checkpoint`` gives to the places of a state, and which of them it takes whole.
+"""Names that ``torch.distributed.checkpoint`` gives to the places of a state, and the values that it takes whole.
 
-It takes a state apart down to tensors; a list that holds neither tensors nor dicts is one value, and so is whatever is
-neither list nor dict. A place's name is its path with dots: ``model.layers.0.weight`` (``_nested_dict.py`` of torch).
+It takes a state apart down to tensors; a list that holds neither tensors nor dicts is one value, and so is anything but
+a list or a dict. A place's name is its path with dots: ``model.layers.0.weight`` (``_nested_dict.py`` of torch).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _STATE = "$state"
 
 
 def name_of(path: Path) -> str:
-    """As in the keys of a flattened state dict."""
+    """Return the name of a path, as in the keys of a flattened state dict."""
     return ".".join(map(str, path))
 
 
 def path_of(name: str, planner_data: Any) -> Path:
-    """Where the state has what a planner calls so; its name alone for planners that do not say."""
+    """Return the path of a planner's name in the state; the name alone for planners that do not tell."""
     path = planner_data.get(name) if isinstance(planner_data, Mapping) else None
     if isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path) and name_of(path) == name:
         return path
@@ -32,7 +32,10 @@ def path_of(name: str, planner_data: Any) -> Path:
 
 
 def places(node: Any, is_torch: IsTorch, values: Collection[str] = (), path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every place of a decoded tree with what is there. ``values``: names of those that are one value in any case."""
+    """Yield every place of a decoded tree with its content.
+
+    ``values``: names of places that are one value in any case.
+    """
     if values and name_of(path) in values:
         yield path, node
     elif isinstance(node, dict):
@@ -55,12 +58,12 @@ def _is_one_value(items: list[Any], is_torch: IsTorch) -> bool:
 
 
 def mark(tree: bytes, values: Collection[str]) -> bytes:
-    """Return a tree that also names places that are one value each, though they do not look so."""
+    """Return a tree that also names places that are one value each, though their content looks otherwise."""
     return b'{"%s":%s,"values":%s}' % (_STATE.encode(), tree, json.dumps(list(values)).encode())
 
 
 def marked(tree: bytes) -> set[str]:
-    """Their names. Raises CorruptCheckpoint."""
+    """Return these names. Raises CorruptCheckpoint."""
     if not tree.startswith(b'{"%s"' % _STATE.encode()):
         return set()
     try:

@@ -1,4 +1,4 @@
-"""``torch.distributed.checkpoint`` reads our checkpoints: each process what its planner asks for, verified."""
+"""A storage reader for ``torch.distributed.checkpoint``: each process reads what its planner asks for, verified."""
 
 from __future__ import annotations
 
@@ -62,28 +62,31 @@ class ResilioReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """The directory of the step, as torch's logs name a checkpoint."""
+        """Return the directory of the step, as torch's logs name a checkpoint."""
         step = self.step if self._manifest is None else self._manifest.step
         return str(self.directory if step is None else checkpoint_index.step_directory(self.directory, step))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is it a path?"""
+        """Return whether it is a path."""
         return "://" not in os.fspath(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
+        """Reset for a load; ``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
         if checkpoint_id:
             self.directory = directory_path(checkpoint_id, "checkpoint_id")
         self._manifest = None
 
     def storage_meta(self) -> StorageMeta:
-        """Return what planners may want to know."""
+        """Return what planners may need to know."""
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
-    # torch takes a reader with **kwargs here for one that has a file of metadata per rank
+    # torch takes a reader with **kwargs here as one with a metadata file per rank
     def read_metadata(self, *args: Any, **ignored: Any) -> Metadata:
-        """From the tables and trees of all ranks. Raises CheckpointError and its kinds, OSError."""
+        """Return the metadata from the tables and trees of all ranks.
+
+        Raises CheckpointError and subclasses, OSError.
+        """
         writers.await_threads(self.directory)
         await_saves(self.directory)
         self._manifest = self._choose()
@@ -107,7 +110,7 @@ class ResilioReader(StorageReader):
             raise CheckpointError(f"step {self.step} is not in {self.directory}") from error
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take what ``read_metadata`` gave."""
+        """Take the result of ``read_metadata``."""
         self._found = metadata.storage_data
         self._incomplete = {
             name
@@ -137,10 +140,10 @@ class ResilioReader(StorageReader):
         return self._manifest.step
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the planner's tensors, then hand over its values.
+        """Fill the planner's tensors, then pass its values.
 
-        Raises CorruptCheckpoint for bytes that are not as they were written, LayoutMismatch where the step lacks
-        some of what is wanted, OSError. Tensors may already be changed then.
+        Raises CorruptCheckpoint for bytes that do not match their checksum, LayoutMismatch where the step lacks some of
+        the plan, OSError. Tensors may already be changed then.
         """
         of_tensors = [item for item in plan.items if item.type is LoadItemType.TENSOR]
         self._check_cover(of_tensors, planner)
@@ -189,7 +192,7 @@ class ResilioReader(StorageReader):
         return BoxRead(saved, box, target)
 
     def _check_cover(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-        """Planners ask for what there is, and leave the rest of a tensor as it was: refuse a step that lacks parts."""
+        """Refuse a step that lacks parts: planners ask for what exists, and leave the rest of a tensor unchanged."""
         boxes: dict[MetadataIndex, list[Box]] = defaultdict(list)
         for item in items:
             boxes[item.dest_index].append(Box(tuple(item.dest_offsets), tuple(item.lengths)))
@@ -219,7 +222,7 @@ def _is_inside(box: Box, shape: Shape) -> bool:
 
 
 def _elements(value: Any) -> int:
-    """Of the part of a tensor that this process has."""
+    """Return the number of elements of the part of a tensor that this process has."""
     if isinstance(value, ShardedTensor):
         return sum(shard.tensor.numel() for shard in value.local_shards())
     local = value.to_local() if is_dtensor(value) else value
@@ -227,7 +230,7 @@ def _elements(value: Any) -> int:
 
 
 def _new_tensors(saved: SavedValue) -> dict[int, BoxRead]:
-    """For the tensors inside of a plain value, by their numbers."""
+    """Return new tensors for those inside of a plain value, by number."""
     return {
         number: BoxRead(tensor, Box((0,) * len(tensor.record.shape), tensor.record.shape), _empty_like(tensor.record))
         for number, tensor in saved.tensors.items()

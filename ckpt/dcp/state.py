@@ -1,7 +1,7 @@
-"""A process's part of a ``torch.distributed.checkpoint`` save, put together again as the state that it was.
+"""A process's part of a ``torch.distributed.checkpoint`` save, joined to the state that it was.
 
-The planner has taken the state apart into items, of which this process writes some. The others are described as
-well, so that every process's tree is whole.
+The planner has taken the state apart into items, of which this process writes some. The others are described as well,
+so that every process's tree is whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _NUMBER = "0|[1-9][0-9]{0,17}"
 
 
 def flattened(local: SavePlan | None, final: SavePlan, planner: SavePlanner) -> Flattened:
-    """Return what goes into the snapshot. ``local``: what this process has; ``final``: what it is to write of that.
+    """Return the contents of the snapshot.
+
+    ``local``: the items of this process; ``final``: those that it is to write.
 
     Raises UsageError, with the name, for what a checkpoint cannot hold.
     """
@@ -53,9 +55,9 @@ def flattened(local: SavePlan | None, final: SavePlan, planner: SavePlanner) -> 
 
 
 def _slab(item: WriteItem, planner: SavePlanner, written: bool) -> Slab:
-    assert item.tensor_data is not None  # of a tensor it always is there
+    assert item.tensor_data is not None  # a tensor always has it
     chunk, whole = item.tensor_data.chunk, tuple(item.tensor_data.size)
-    # a part without elements may be said to begin behind the end
+    # a part without elements may have a start behind the end
     start = tuple(min(at, length) for at, length in zip(chunk.offsets, whole, strict=True))
     tensor = planner.resolve_data(item)
     if not isinstance(tensor, torch.Tensor):
@@ -67,7 +69,7 @@ def _slab(item: WriteItem, planner: SavePlanner, written: bool) -> Slab:
 
 
 class _Branch(dict[Any, Any]):
-    """A dict or a list of the state, on the way."""
+    """A dict or a list of the state under construction."""
 
 
 def _nested(entries: Mapping[Path, Any]) -> Any:
@@ -91,13 +93,13 @@ def _settled(node: Any) -> Any:
     if not made or any(type(key) is not int for key in made):
         return made
     items = [made.get(number, {}) for number in range(max(made) + 1)]
-    # planners lose empty dicts: a list without anything to be taken apart for had one
+    # planners drop empty dicts: a list without tensors or dicts in it had one
     reasons = len(made) < len(items) or any(isinstance(item, dict | Slab) for item in node.values())
     return items if reasons else [*items, {}]
 
 
 def _mend_optimizer(optimizer: Any, numbered: bool) -> None:
-    """Undo what the planner does: it loses an empty state, and makes text of the numbers of parameters."""
+    """Undo what the planner does: it drops an empty state, and turns the numbers of parameters into text."""
     state = optimizer.setdefault("state", {})
     if numbered and isinstance(state, dict):
         optimizer["state"] = {int(key) if re.fullmatch(_NUMBER, str(key)) else key: state[key] for key in state}

@@ -1,4 +1,4 @@
-"""Plain values on their way from and to a planner of ``torch.distributed.checkpoint``, which knows them as pickles.
+"""Plain values from and to a planner of ``torch.distributed.checkpoint``, which passes them as pickles.
 
 Such a pickle is made and read within this process. No byte of it goes into a checkpoint, and none comes out of one.
 """
@@ -17,14 +17,14 @@ from resilio_hpc.core.errors import UsageError
 
 
 def value_of(planner: SavePlanner, item: WriteItem) -> Any:
-    """Return the plain value that a planner would have written. Raises UsageError for bytes that are not one."""
+    """Return the plain value that a planner would have written. Raises UsageError for other bytes."""
     if isinstance(planner, DefaultSavePlanner) and _leaves_values_alone(type(planner)):
         return planner.lookup_object(item.index)
     stream = planner.resolve_data(item)
     if not isinstance(stream, io.BytesIO):
         raise UsageError(f"{item.index.fqn}: the planner gives a {type(stream).__name__}, not the bytes of a value")
     stream.seek(0)
-    try:  # torch and its unpickler raise whatever they like for bytes that are something else
+    try:  # torch and its unpickler raise any exception for other bytes
         with torch.serialization.safe_globals(CLASSES):
             return torch.load(stream, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -40,7 +40,7 @@ def _leaves_values_alone(kind: type[DefaultSavePlanner]) -> bool:
 
 
 def stream_of(value: Any) -> io.BytesIO:
-    """Return what a planner takes for a value."""
+    """Return a value as the stream that a planner takes."""
     stream = io.BytesIO()
     torch.save(value, stream)
     stream.seek(0)

@@ -1,4 +1,4 @@
-"""``torch.distributed.checkpoint`` writes our checkpoints: one shard file per process, committed by the coordinator.
+"""A storage writer for ``torch.distributed.checkpoint``: one shard file per process, committed by the coordinator.
 
 The processes meet in the collectives of torch alone. Each copies its part into an arena, checksummed, and writes its
 file from there; the record of the file goes to the coordinator with the results, and ``finish`` commits. When a process
@@ -75,22 +75,22 @@ class ResilioWriter(StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """The directory of the step, as torch's logs name a checkpoint."""
+        """Return the directory of the step, as torch's logs name a checkpoint."""
         return str(checkpoint_index.step_directory(self.directory, self.step))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is it a path?"""
+        """Return whether it is a path."""
         return "://" not in os.fspath(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
+        """Reset for a save; ``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
         if checkpoint_id:
             self.directory = directory_path(checkpoint_id, "checkpoint_id")
         self._plan = None
 
     def storage_meta(self) -> StorageMeta:
-        """Return what planners may want to know."""
+        """Return what planners may need to know."""
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -100,13 +100,13 @@ class ResilioWriter(StorageWriter):
         self._rank = int(kwargs.get("rank") or 0)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Remember what this process has, whichever process writes it."""
+        """Keep all that this process has, whichever process writes it."""
         if plan.usable:
             self._plan = plan
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Before any process writes: a new staging directory. Raises CheckpointError, OSError."""
+        """Make a new staging directory, before any process writes. Raises CheckpointError, OSError."""
         with _commits:
             checkpoint_index.open_staging(self.directory, self.step, *_life(), self._me())
         return plans
@@ -118,7 +118,7 @@ class ResilioWriter(StorageWriter):
         return writers.this_process(world.session(os.environ, world.place_of(*known[1:], os.environ)))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this process's file, durable when the future is there; the one result is its record.
+        """Write this process's file; it is durable when the future is ready, whose one result is its record.
 
         Raises UsageError for what a checkpoint cannot hold, OSError for a disk that is full or fails.
         """
@@ -147,7 +147,7 @@ class ResilioWriter(StorageWriter):
                 str(self._local or ""), f"process-{place.local_rank}", verify=self._retention.needs_verified_writes,
             )  # fmt: skip
             record = saver.persist(request, self._heard, None).record
-        # a node's own disk is looked for by the name that its agent has
+        # a node's own disk is found by its agent's name
         return msgspec.structs.replace(record, node=record.node and this_node(peer_disks_file(os.environ)))
 
     def _heard(self, progress: Progress) -> None:
@@ -155,7 +155,7 @@ class ResilioWriter(StorageWriter):
             print(f"resilio: rank {self._rank}: {progress.error}", file=sys.stderr, flush=True)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit what all processes have written. Raises CheckpointError, OSError; then nothing is committed."""
+        """Commit the files of all processes. Raises CheckpointError, OSError; then nothing is committed."""
         try:
             said = [msgspec.json.decode(result[0].storage_data, type=tuple[int, ShardRecord]) for result in results]
         except (IndexError, TypeError, msgspec.MsgspecError) as error:
@@ -182,7 +182,7 @@ class ResilioWriter(StorageWriter):
 
 
 def _life() -> tuple[int, int]:
-    """Epoch and round of this life of the run: the launcher's, else 0."""
+    """Return epoch and round of this life of the run: the launcher's, else 0."""
     found = [os.environ.get(name, "") for name in ("RESILIO_EPOCH", "RESILIO_ROUND")]
     epoch, round_ = (int(text) if text.isdigit() else 0 for text in found)
     return epoch, round_
@@ -191,11 +191,11 @@ def _life() -> tuple[int, int]:
 _told: set[str] = set()
 _idle: dict[Path, ArenaPair] = {}
 _idle_lock = threading.Lock()
-_commits = threading.Lock()  # no save clears away what another one is just about to commit
+_commits = threading.Lock()  # so that no save removes what another one is about to commit
 
 
 def _forget_all() -> None:
-    """In a forked child: its parent fills that memory."""
+    """Forget the arenas, in a forked child: its parent uses that memory."""
     global _idle_lock, _commits
     _idle_lock, _commits = threading.Lock(), threading.Lock()
     _idle.clear()
@@ -206,7 +206,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 @contextmanager
 def _arenas(owner: Owner, local: Path) -> Iterator[ArenaPair]:
-    """Give an arena without a name, kept for the next save: memory that is there already halves the time of a copy."""
+    """Give an arena without a name, kept for the next save: existing memory halves the time of a copy."""
     with _idle_lock:
         pair = _idle.pop(local, None)
     if pair is None:

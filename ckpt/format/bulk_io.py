@@ -1,4 +1,4 @@
-"""Large writes and reads of one file, verified on the way, past the page cache where the file system takes that.
+"""Large writes and reads of one file, verified on the way, past the page cache where the file system allows it.
 
 The cache spreads a large write over seconds (dirty pages are throttled) and costs a large read one more copy. A file
 system may refuse O_DIRECT when the file is opened or only when it is used; then everything goes through the cache.
@@ -17,10 +17,10 @@ from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import direct_io
 
 WRITE_CHUNK_BYTES, WRITE_DEPTH = 8 << 20, 4
-READ_CHUNK_BYTES, READ_DEPTH = 4 << 20, 4  # per thread: what is read waits in as much memory for its copy
+READ_CHUNK_BYTES, READ_DEPTH = 4 << 20, 4  # per thread: as many bytes wait in memory for their copy
 _AHEAD_BYTES = 128 << 10  # the kernel cuts a longer range off where a device's readahead is short
 _FAR_KIB = 2048
-ROOM_BYTES = 64 << 20  # for who reads or writes a file block by block: as many blocks as fit, at a time
+ROOM_BYTES = 64 << 20  # memory for a block-by-block reader or writer: as many blocks as fit are in flight
 CACHED_CHUNK_BYTES = 256 << 10  # stays in the processor's cache between its copy and its checksum
 
 Result = TypeVar("Result")
@@ -56,7 +56,7 @@ on (how many, how far apart in the tensor, how far apart in the target)."""
 
 
 class BoxSegment(NamedTuple):
-    """``size`` bytes from ``offset`` of the file, which are those of a tensor from ``start`` on, must have this CRC32C.
+    """``size`` bytes from ``offset`` of the file, a tensor's from ``start`` on, must have this CRC32C.
 
     Those of them that belong to ``strides`` go to their places in ``target``.
     """
@@ -72,10 +72,10 @@ class BoxSegment(NamedTuple):
 def write(
     fd: int, memory: memoryview, pieces: Sequence[PageRun], blocks: Sequence[Block], bytes_per_s: float = 0.0
 ) -> int | None:
-    """Write ``pieces`` to a file and verify ``blocks`` (by ``start``) before they are written, if they are.
+    """Write ``pieces`` to a file; before that, verify ``blocks`` (by ``start``), if given.
 
-    ``bytes_per_s``: no faster than that; 0: as fast as can be. The index of the first block that is not as it should
-    be, else None; what is written then is of no use. Raises OSError. Nothing is synced.
+    ``bytes_per_s``: the limit of speed; 0: none. Return the index of the first block that does not match, else None; a
+    file with a bad block must not be used. Raises OSError. Nothing is synced.
     """
     bad = _direct_or_cached(
         fd,
@@ -86,11 +86,11 @@ def write(
 
 
 def read(fd: int, segments: Sequence[Segment | BoxSegment], direct: bool = True) -> list[int]:
-    """Fill every target; the indices of those that do not match their checksum, whose targets are then of no use.
+    """Fill every target; return the indices of those that do not match their checksum and must not be used.
 
-    ``segments`` by offset. ``direct`` False: by way of the page cache, because others on this node read the same, or
-    because the file is in memory.
-    Raises CorruptCheckpoint for segments that overlap, OSError, with ENODATA for a file that ends too early.
+    ``segments`` by offset. ``direct`` False: through the page cache, because other processes of this node read the
+    same, or because the file is in memory. Raises CorruptCheckpoint for segments that overlap, OSError, with ENODATA
+    for a file that ends too early.
     """
     check_apart(segments)
 
@@ -103,24 +103,24 @@ def read(fd: int, segments: Sequence[Segment | BoxSegment], direct: bool = True)
 
 
 def check_apart(segments: Sequence[Segment | BoxSegment]) -> None:
-    """Raise CorruptCheckpoint for segments that overlap, or are not by offset."""
+    """Raise CorruptCheckpoint for segments that overlap, or are not sorted by offset."""
     if any(one.offset + size_of(one) > other.offset for one, other in pairwise(segments)):
         raise CorruptCheckpoint("two tensors of the checkpoint share bytes of a file")
 
 
 def size_of(segment: Segment | BoxSegment) -> int:
-    """Of its bytes in the file."""
+    """Return its number of bytes in the file."""
     return segment.size if isinstance(segment, BoxSegment) else len(segment.target)
 
 
 def read_ahead(fd: int, offset: int, size: int) -> None:
-    """Have the kernel read a range into the page cache; it goes on by itself. Raises OSError."""
+    """Let the kernel read a range into the page cache in the background. Raises OSError."""
     for at in range(offset, offset + size, _AHEAD_BYTES):
         os.posix_fadvise(fd, at, min(_AHEAD_BYTES, offset + size - at), os.POSIX_FADV_WILLNEED)
 
 
 def is_read_ahead_far(fd: int) -> bool:
-    """Return whether the kernel reads enough ahead by itself on that device.
+    """Return whether the kernel's own readahead on that device is long enough.
 
     It then takes larger pages than for ``read_ahead``, and each read of them costs about half as much.
     """
@@ -134,14 +134,14 @@ def is_read_ahead_far(fd: int) -> bool:
 
 
 def write_cached(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of it, by way of the page cache. Raises OSError."""
+    """Write all of it through the page cache. Raises OSError."""
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], offset + done)
 
 
 def open_direct(fd: int) -> int:
-    """Open a file once more, to be read past the page cache where that goes. Raises OSError."""
+    """Open a file once more, to read it past the page cache if possible. Raises OSError."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
@@ -156,6 +156,6 @@ def _direct_or_cached(fd: int, mode: int, act: Callable[[int], Result]) -> Resul
         finally:
             os.close(file)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # refused when it is opened, or when it is used
+        if error.errno != errno.EINVAL:  # it is refused at the open, or at the first use
             raise
     return act(fd)

@@ -1,4 +1,4 @@
-"""Ranges of bytes of a file: what lies between them, and its hash. Here: the HDF5 metadata around the data."""
+"""Ranges of bytes of a file: the gaps between them, and their hash. Here: the HDF5 metadata around the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def gaps(extents: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """Yield, in order, the (offset, size) of what no extent (offset, size) covers in a file of ``size`` bytes."""
+    """Yield, in order, the (offset, size) of each gap between extents (offset, size) in a file of ``size`` bytes."""
     at = 0
     for offset, length in sorted(extents):
         if length and offset > at:
@@ -23,7 +23,10 @@ def gaps(extents: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, i
 
 
 def hash_gaps(file: ReadFile | NewFile, extents: Iterable[tuple[int, int]], size: int) -> str:
-    """SHA-256, in hexadecimal, of the bytes of ``gaps`` and of where they are. Raises CorruptCheckpoint, OSError."""
+    """Return the SHA-256, in hexadecimal, of the bytes of ``gaps`` and of their places.
+
+    Raises CorruptCheckpoint, OSError.
+    """
     digest = hashlib.sha256()
     for offset, length in gaps(extents, size):
         digest.update(f"{offset}+{length};".encode())

@@ -1,4 +1,4 @@
-"""Open files of a checkpoint: what reads and writes of their bytes need, whichever store they lie in."""
+"""Interfaces of a checkpoint's open files, whichever store they lie in."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ class ReadFile(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Its size when it was opened."""
+        """Return the size when the file was opened."""
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Two numbers of 64 bits that only this content has, the same in all processes of this node."""
+        """Return two 64-bit numbers that identify this content in all processes of this node."""
 
     @property
     def reads_far_ahead(self) -> bool:
-        """Whether reads in order are fast without ``read_ahead``."""
+        """Return whether reads in order are fast without ``read_ahead``."""
 
     def pread(self, size: int, offset: int) -> bytes:
         """Return ``size`` bytes from ``offset`` on, fewer at the end of the file."""
 
     def read(self, segments: Sequence[Segment | BoxSegment], direct: bool = True) -> list[int]:
-        """As ``bulk_io.read``."""
+        """Do as ``bulk_io.read``."""
 
     def read_pages(self, memory: memoryview, offset: int) -> int:
-        """Fill whole pages of memory from a page of the file on, past caches if possible; how many bytes came."""
+        """Fill whole pages of memory from a page of the file on, past caches if possible; return the bytes read."""
 
     def read_ahead(self, offset: int, size: int) -> None:
-        """Have a range come closer, in the background."""
+        """Read a range into a cache in the background."""
 
     def close(self) -> None:
         """Close the file."""
 
 
 class HasFile(Protocol):
-    """The file may become another one with the same content: ask for it before each read."""
+    """Gives a file that may be replaced by another one with the same content: ask for it before each read."""
 
     @property
     def file(self) -> ReadFile:
-        """The file that is open now."""
+        """Return the file that is open now."""
 
 
 class NewFile(Protocol):
@@ -52,18 +52,18 @@ class NewFile(Protocol):
 
     @property
     def is_recycled(self) -> bool:
-        """Whether it has the bytes of a former file, which are to be written over."""
+        """Return whether it holds the bytes of a former file, which are to be overwritten."""
 
     def allocate(self, size_bytes: int) -> None:
-        """Take the whole room at once, so that a full disk shows now."""
+        """Allocate all of it at once, so that a full disk shows now."""
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Return what was written from ``offset`` on."""
+        """Return the bytes written from ``offset`` on."""
 
     def write_small(self, data: memoryview, offset: int) -> None:
-        """Write all of it, by way of a cache."""
+        """Write all of it through a cache."""
 
     def write(
         self, memory: memoryview, pieces: Sequence[PageRun], blocks: Sequence[Block], bytes_per_s: float = 0.0
     ) -> int | None:
-        """As ``bulk_io.write``."""
+        """Do as ``bulk_io.write``."""

@@ -1,7 +1,7 @@
-"""What a checkpoint says about itself: the table of one rank's tensors, and the manifest of a step.
+"""The description of a checkpoint: the table of one rank's tensors, and the manifest of a step.
 
-Structs on disk, so everything that is read is checked (``check_table``, ``check_manifest``): a checkpoint may come
-from a disk that lies, and its numbers are used as sizes, offsets and file names.
+They are structs on disk, so everything that is read is checked (``check_table``, ``check_manifest``): a checkpoint may
+come from a disk with errors, and its numbers are used as sizes, offsets and file names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 FORMAT = "resilio-checkpoint"
 VERSION = 2
 """What is written; 1, which is read as well, had larger blocks."""
-BLOCK_BYTES = 1 << 20  # with a checksum: a reader of one byte reads all of it
+BLOCK_BYTES = 1 << 20  # each has a checksum: a reader of one byte reads all of the block
 """A tensor has one CRC32C for each so many of its bytes."""
 _OLD_BLOCK_BYTES = 16 << 20
 
@@ -58,16 +58,16 @@ class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def block_bytes(self) -> int:
-        """Of each of its blocks but the last."""
+        """Return the size of each block except the last, in bytes."""
         return BLOCK_BYTES if len(self.checksums) == _count(self.size_bytes, BLOCK_BYTES) else _OLD_BLOCK_BYTES
 
     def block(self, number: int) -> tuple[int, int]:
-        """Return the (start, size) of one."""
+        """Return the (start, size) of one block."""
         start = number * self.block_bytes
         return start, min(self.block_bytes, self.size_bytes - start)
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Of each, in the order of ``checksums``."""
+        """Return the (start, size) of each block, in the order of ``checksums``."""
         return _cut(self.size_bytes, self.block_bytes)
 
 
@@ -95,7 +95,7 @@ class RankRecord(msgspec.Struct, frozen=True):
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """What the commit wants to know of a shard file beyond what the manifest says.
+    """What the commit needs of a shard file beyond the manifest's record.
 
     ``slabs``: a hash of which parts of which tensors its ranks hold; "": none. ``base`` and ``differs``: see
     ``replicas.Differences``.
@@ -107,7 +107,7 @@ class Checks(msgspec.Struct, frozen=True):
 
 
 class ShardRecord(msgspec.Struct, frozen=True):
-    """One shard file, durable: what the manifest says about it, and ``checks``. The controller passes it on unread.
+    """One durable shard file: its record for the manifest, and ``checks``. The controller passes it on unread.
 
     ``metadata_sha256``: of all bytes that are neither a tensor nor a rank's tree or table (``extents.hash_gaps``). No
     restore reads them; HDF5 programs do. ``node``: whose own disk had the file as well; "": none.
@@ -126,7 +126,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
 class Writer(msgspec.Struct, frozen=True):
     """A process that saves without a launcher. ``job``: a name that all processes of the run share.
 
-    ``machine``: where its ``pid`` counts; ``begun``: when it began, in ticks since that machine's boot.
+    ``machine``: where its ``pid`` counts; ``begun``: its start time, in ticks since that machine's boot.
     """
 
     job: str
@@ -154,7 +154,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Of all shard files."""
+        """Return the size of all shard files."""
         return sum(shard.size_bytes for shard in self.shards)
 
     def shard_of(self, rank: int) -> tuple[ShardRecord, RankRecord]:
@@ -167,7 +167,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class _Sealed(msgspec.Struct):
-    """The file: whatever bit of it flips, it is not taken for a manifest."""
+    """The file's content: with any bit flipped, it is no valid manifest."""
 
     format: str
     version: int
@@ -196,7 +196,7 @@ def _count(size_bytes: int, block_bytes: int) -> int:
 
 
 def sha256(data: bytes) -> str:
-    """Hash of a table or manifest, in hexadecimal."""
+    """Return the hash of a table or manifest, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -273,12 +273,12 @@ def check_manifest(manifest: Manifest, step: int) -> None:
 
 
 def is_shard_name(name: str) -> bool:
-    """Is it one that a shard file may have?"""
+    """Return whether a shard file may have this name."""
     return _SHARD_NAME.fullmatch(name) is not None
 
 
 def why_incomplete(shards: Sequence[ShardRecord], world_size: int) -> str:
-    """Why these shards are not one whole checkpoint of ``world_size`` ranks; "" when they are."""
+    """Return why these shards are not one whole checkpoint of ``world_size`` ranks; "" when they are."""
     names = [shard.file for shard in shards]
     for shard in shards:
         if not is_shard_name(shard.file):

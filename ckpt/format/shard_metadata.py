@@ -1,8 +1,8 @@
-"""The HDF5 metadata of a shard file, made by h5py; everything else is written at the offsets of its datasets.
+"""The HDF5 metadata of a shard file, made by h5py; all other bytes are written at the offsets of its datasets.
 
 Dataset ``/rank<R>/<path of the tensor>`` for each tensor, contiguous; ``/rank<R>/$tree`` and ``/rank<R>/$table`` (JSON
-as bytes, filled up with spaces) for the plain values and the table. The attribute ``dtype`` names what HDF5 has no name
-for: see ``stored_types``.
+as bytes, padded with spaces) for the plain values and the table. The attribute ``dtype`` names a dtype that HDF5 lacks:
+see ``stored_types``.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class RankPart:
-    """What a rank puts into the file.
+    """One rank's part of the file.
 
-    ``offset`` of its tensors: where their bytes are now. ``own``: the numbers of replicated ones that it writes, too,
-    since they differ from those of rank 0.
+    ``offset`` of its tensors: where their bytes are now. ``own``: the numbers of the replicated ones that it writes
+    too, since they differ from those of rank 0.
     """
 
     step: int
@@ -51,7 +51,7 @@ class RankPart:
 
 @dataclass(frozen=True)
 class FilePlace:
-    """Where something goes: ``size`` bytes from ``start`` of an arena on, or ``data``, to ``offset`` of the file."""
+    """A copy into the file: ``size`` bytes from ``start`` of an arena, or ``data``, to ``offset`` of the file."""
 
     offset: int
     size: int
@@ -60,14 +60,14 @@ class FilePlace:
 
 
 class HdfImage:
-    """An HDF5 file in memory that is nothing but metadata, with a hole for each tensor, tree and table.
+    """An HDF5 file in memory that holds only metadata, with a hole for each tensor, tree and table.
 
-    libhdf5 never touches the disk: it would not take an error of the disk well, and h5py keeps the interpreter locked
+    libhdf5 never writes to the disk: it does not handle errors of a disk well, and h5py keeps the interpreter locked
     while libhdf5 waits, so a file system that hangs would stop training.
     """
 
     def __init__(self, parts: Sequence[RankPart]) -> None:
-        """``places``: of each rank, what goes where, tree and table last.
+        """Make the image. ``places``: of each rank, what goes where, tree and table last.
 
         ``slabs``: see ``manifest.Checks``. Raises OSError.
         """
@@ -75,14 +75,14 @@ class HdfImage:
         self.ranks: list[RankRecord] = []
         try:
             self._skeleton = self._take_kept(parts) or self._make(parts)
-        except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
+        except (RuntimeError, ValueError) as error:  # h5py reports errors of libhdf5 by these
             raise OSError(errno.ENOMEM, f"libhdf5: {error}") from error
         self._fd = self._skeleton.fd
         self.slabs = self._skeleton.slabs
         self.size_bytes = os.fstat(self._fd).st_size
 
     def _take_kept(self, parts: Sequence[RankPart]) -> _Skeleton | None:
-        """Return that of the save before, where this one has the same tensors and its tree and table have room."""
+        """Return the former save's, if this one has the same tensors and its tree and table fit."""
         try:
             skeleton = _kept.pop()
         except IndexError:
@@ -111,7 +111,7 @@ class HdfImage:
         return skeleton
 
     def _fill(self, part: RankPart, room: _Room) -> bool:
-        """Where everything of this rank goes; False when its tree or table is too long for that."""
+        """Place everything of this rank; return False when its tree or table is too long."""
         tree = _padded(part.tree, room.tree)
         table = _padded(_table(part, room), room.table)
         if tree is None or table is None:
@@ -128,9 +128,9 @@ class HdfImage:
         return True
 
     def write(self, file: NewFile) -> str:
-        """Make a file as large as it will be, and write the metadata; the hash of these. Raises OSError.
+        """Give a file its final size and write the metadata; return the metadata's hash. Raises OSError.
 
-        A recycled one is written over between the tensors, too.
+        In a recycled file, the gaps between the tensors are overwritten too.
         """
         extents = [(place.offset, place.size) for places in self.places for place in places]
         file.allocate(self.size_bytes)
@@ -139,7 +139,7 @@ class HdfImage:
         return hash_gaps(file, extents, self.size_bytes)
 
     def _data(self) -> Iterator[tuple[int, int]]:
-        """(start, size) of all that is not a hole, in pieces."""
+        """Yield (start, size) of everything that is not a hole, in pieces."""
         yield from _pieces(self._runs())
 
     def _runs(self) -> Iterator[tuple[int, int]]:
@@ -148,7 +148,7 @@ class HdfImage:
             try:
                 at = os.lseek(self._fd, end, os.SEEK_DATA)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nothing but a hole until the end
+                if error.errno == errno.ENXIO:  # only a hole until the end
                     return
                 raise
             end = os.lseek(self._fd, at, os.SEEK_HOLE)
@@ -167,7 +167,7 @@ class HdfImage:
 
 @dataclass(frozen=True)
 class _Hole:
-    """Room in the file for a tree or a table, which spaces fill up."""
+    """Space in the file for a tree or a table, padded with spaces."""
 
     offset: int
     size: int
@@ -175,7 +175,7 @@ class _Hole:
 
 @dataclass(frozen=True)
 class _Room:
-    """Of a rank: where its tensors begin in the file (-1: another rank's is the one that is written)."""
+    """Where a rank's tensors begin in the file (-1: another rank's copy is written)."""
 
     tensors: tuple[int, ...]
     tree: _Hole
@@ -183,7 +183,10 @@ class _Room:
 
 
 class _Skeleton:
-    """The file in memory, and of which tensors it is. h5py takes 0.1 ms for each of them, so one serves many saves."""
+    """The file in memory, and the tensors it was made for.
+
+    h5py takes 0.1 ms for each, so it is kept for later saves.
+    """
 
     def __init__(self, fd: int, tensors: Tensors) -> None:
         self.fd, self.tensors = fd, tensors
@@ -250,7 +253,7 @@ class _Group:
         self._made: set[str] = set()
 
     def make_parents(self, name: str) -> None:
-        """Make the groups on the way to ``name``, once each."""
+        """Make the parent groups of ``name``, once each."""
         parent = name.rpartition("/")[0]
         if parent and parent not in self._made:
             self.make_parents(parent)
@@ -272,13 +275,16 @@ def _make_room(group: _Group, part: RankPart) -> _Room:
 
 
 def _make_hole(group: _Group, name: str, size: int) -> _Hole:
-    """With some room to grow: numbers in it have more digits another time."""
+    """Make a hole with some room to grow: later numbers may have more digits."""
     size += size // 64 + 64
     return _Hole(_make_dataset(group, name, Stored(BYTE, (size,))), size)
 
 
 def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
-    """Of a rank's tensors, below its group: the paths, numbered where a rank has several parts of one tensor."""
+    """Yield the names of a rank's tensors, below its group.
+
+    They are the paths, numbered where it has several parts of one tensor.
+    """
     seen: Counter[str] = Counter()
     for record in records:
         seen[record.path] += 1
@@ -286,7 +292,7 @@ def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
 
 
 def _make_dataset(group: _Group, name: str, stored: Stored, slab: SlabRecord | None = None) -> int:
-    """Allocate a contiguous dataset without writing to it; where its bytes begin in the file."""
+    """Allocate a contiguous dataset without writing to it; return the offset of its bytes in the file."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

@@ -1,4 +1,4 @@
-"""Where the bytes of a checkpoint are read from: what ``restore`` asks, and what all sources share.
+"""Interface of all sources of a checkpoint's bytes, which ``restore`` reads.
 
 Every block is verified as it is read. All raise CorruptCheckpoint for bytes that do not match their checksum, and
 OSError for a device that fails.
@@ -27,7 +27,7 @@ Wanted = tuple[TensorRecord, memoryview]
 
 
 class Piece(NamedTuple):
-    """``box`` of a saved tensor goes to the equally large box that begins at ``start`` of a wanted one."""
+    """``box`` of a saved tensor; it goes to the equally large box that begins at ``start`` of a wanted one."""
 
     reader: HasFile
     record: TensorRecord
@@ -40,7 +40,7 @@ WantedSlab = tuple[Sequence[Piece], memoryview, Shape]
 
 
 class CheckpointSource(Protocol):
-    """One rank's state, to be read. ``is_foreign``: as another number of processes saved it."""
+    """One rank's state, to be read. ``is_foreign``: another number of processes saved it."""
 
     step: int
     tree: bytes
@@ -49,33 +49,33 @@ class CheckpointSource(Protocol):
 
     @property
     def tier(self) -> Tier:
-        """Where it was read."""
+        """Return the tier it was read from."""
         ...
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
-        """Where ``box`` of the global tensor that ``record`` is a part of lies, whichever rank saved it.
+        """Return where ``box`` of ``record``'s global tensor lies, whichever ranks saved it.
 
         Raises LayoutMismatch when the checkpoint does not hold all of it, CorruptCheckpoint when it holds some twice.
         """
         ...
 
     def elsewhere(self, path: Sequence[Any]) -> Any:
-        """Return what others saved at a place of the state where this rank saved nothing, else containers.NOTHING.
+        """Return what other ranks saved at a place where this rank saved nothing, else containers.NOTHING.
 
-        As ``tree.decode`` gives it; ``tensors`` grows by the tensors that it refers to.
+        As ``tree.decode`` returns it; ``tensors`` grows by the tensors that it refers to.
         """
         ...
 
     def is_the_same_everywhere(self, record: TensorRecord) -> bool:
-        """Did all processes that saved a plain tensor under this path save the same?"""
+        """Return whether all processes that saved a plain tensor under this path saved the same."""
         ...
 
     def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
-        """As ``fill``, from pieces."""
+        """Do as ``fill``, from pieces."""
         ...
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-        """Copy every wanted tensor whole into its target, verified. Nothing writes to a target after the return."""
+        """Copy every wanted tensor whole into its target, verified. No thread writes to a target after the return."""
         ...
 
 
@@ -85,11 +85,11 @@ def checksum_at(record: TensorRecord, start: int) -> int:
 
 
 def mismatch(step: int, record: TensorRecord, start: int) -> CorruptCheckpoint:
-    """Return the error for a block that is not as it was written."""
+    """Return the error for a block that does not match its checksum."""
     return CorruptCheckpoint(f"step {step}: tensor {record.path} does not match its checksum at byte {start}")
 
 
 def populate_large(target: memoryview) -> None:
-    """Fresh pages all at once: faults one by one double the time of the copy."""
+    """Populate fresh pages all at once: faults one by one double the time of the copy."""
     if len(target) >= _POPULATE_BYTES:
         populate_missing(target)

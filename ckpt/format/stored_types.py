@@ -1,4 +1,4 @@
-"""How HDF5 holds a tensor: as a type that every HDF5 program converts by itself, or else as its bytes."""
+"""The HDF5 type of a tensor: one that every HDF5 program converts, or else its bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilio_hpc.ckpt.state import numpy_types
 
 _AS_THEY_ARE = {"bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _AS_THEY_ARE |= {"float16", "float32", "float64", "complex64", "complex128"}
-_FLOATS = {  # bytes, bits of the exponent, bits of the mantissa, bias: IEEE 754 in everything but their sizes
+_FLOATS = {  # bytes, bits of the exponent, bits of the mantissa, bias: like IEEE 754, with other sizes
     "bfloat16": (2, 8, 7, 127),
     "float8_e5m2": (1, 5, 2, 15),
 }
@@ -21,7 +21,7 @@ BYTE = h5py.h5t.STD_U8LE
 
 
 class Stored(NamedTuple):
-    """``name``: of the real dtype, where the HDF5 type does not say it."""
+    """An HDF5 type. ``name``: the real dtype's, where HDF5 has no type for it."""
 
     type: Any
     shape: tuple[int, ...]
@@ -29,9 +29,9 @@ class Stored(NamedTuple):
 
 
 def stored_as(record: TensorRecord) -> Stored:
-    """Return the HDF5 type and shape of a tensor. One that HDF5 lacks is bytes, with one more dimension.
+    """Return the HDF5 type and shape of a tensor; a dtype that HDF5 lacks becomes bytes, with one more dimension.
 
-    float8_e4m3fn and its like are among those: they have numbers where HDF5 would see infinities.
+    float8_e4m3fn and similar dtypes are among those: they have numbers where HDF5 would see infinities.
     """
     if record.dtype in _FLOATS:
         return Stored(_float(record.dtype), record.shape, record.dtype)
@@ -44,9 +44,9 @@ def stored_as(record: TensorRecord) -> Stored:
     return Stored(BYTE, (*record.shape, record.size_bytes // count if count else 1), record.dtype)
 
 
-@cache  # each name and type that is made anew may stay in memory for good
+@cache  # each new name and type may stay in memory for good
 def _plain(kind: str, dtype: str) -> Any:
-    """None: HDF5 has none for it. A structure of what it has is a compound, with the same bytes."""
+    """Return the HDF5 type, None where it has none. A structured dtype becomes a compound with the same bytes."""
     if kind == "torch":
         return h5py.h5t.py_create(numpy.dtype(dtype), logical=True) if dtype in _AS_THEY_ARE else None
     known = numpy_types.dtype_of(dtype)

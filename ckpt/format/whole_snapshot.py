@@ -1,4 +1,4 @@
-"""A snapshot of one rank that is whole in memory, as what is written to a shard file."""
+"""A snapshot of one rank, whole in memory, as it is written to a shard file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from resilio_hpc.ckpt.format.manifest import Layout, TensorRecord
 
 @dataclass(frozen=True)
 class Header:
-    """What an arena says about the snapshot in it. ``sequence`` grows with each snapshot of a rank."""
+    """An arena's header for the snapshot in it. ``sequence`` grows with each snapshot of a rank."""
 
     step: int
     sequence: int
@@ -29,7 +29,7 @@ class Header:
 
 
 class WholeSnapshot(Protocol):
-    """``tree``: the state without its tensors, in JSON."""
+    """A whole snapshot. ``tree``: the state without its tensors, in JSON."""
 
     step: int
     header: Header
@@ -37,11 +37,11 @@ class WholeSnapshot(Protocol):
 
     @property
     def tensors(self) -> Sequence[TensorRecord]:
-        """Where each tensor lies in ``view``."""
+        """Return the record of each tensor, with its place in ``view``."""
 
     @property
     def view(self) -> memoryview:
-        """All bytes, not copied and not verified."""
+        """Return all bytes, neither copied nor verified."""
 
     def slice(self, offset: int, size: int) -> memoryview:
         """Return some of them."""

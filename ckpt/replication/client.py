@@ -1,4 +1,4 @@
-"""The replicator's taking side: copies another node's snapshots into arenas of this one."""
+"""The fetching side of the replicator: copies another node's snapshots into arenas of this one."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ CONNECT_S = 3.0
 """For a node that has answered just before."""
 TELL_S = 1.0
 """How often the agent hears of a fetch that takes long."""
-_STREAMS = 4  # at once, of ranks that wait; copies beside training come one after the other
+_STREAMS = 4  # at once, of ranks that wait; copies during training come one after the other
 _LOOK_MS = 100
 
 
 class SnapshotTaker:
-    """Carries out one fetch at a time, in the order in which they were wanted. Nothing here waits."""
+    """Carries out one fetch at a time, in the order of the requests. No call waits."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class SnapshotTaker:
         silent_s: float = SILENT_S,
         tell_s: float = TELL_S,
     ) -> None:
-        """``arenas``: of this node's own ranks; ``copies``: of others'; ``spill``: see ArenaPair."""
+        """Take the parts; ``arenas``: of this node's own ranks; ``copies``: of others'; ``spill``: see ArenaPair."""
         self.silent_s, self._tell_s = silent_s, tell_s
         self.wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """For poll: readable when ``tick`` has something to do."""
-        self.pairs: dict[int, ArenaPair] = {}  # of copies, by rank: their pages stay mapped
+        self.pairs: dict[int, ArenaPair] = {}  # of copies, by rank; their pages stay mapped
         self.context, self.keys = context, keys
         self.arenas, self.copies, self.spill = arenas, copies, spill
         self._waiting: deque[Fetch] = deque()
@@ -71,29 +71,29 @@ class SnapshotTaker:
         self._answers: list[Answer] = []
 
     def answers(self) -> list[Answer]:
-        """How fetches have ended."""
+        """Return the results of fetches."""
         answers, self._answers = self._answers, []
         return answers
 
     def begin(self, order: Fetch) -> None:
-        """Fetch, when it is its turn."""
+        """Start the fetch, when it is its turn."""
         self._waiting.append(order)
         self._next()
 
     def forget_all_but(self, copies: Collection[tuple[int, int]]) -> None:
-        """Only these copies, (rank, step), are of the present life."""
+        """Forget all copies except these, (rank, step), which belong to the present life."""
         for held in arena.scan(self.copies):
             if (held.rank, held.step) not in copies:
                 arena.mark_empty(held.path, held.step)
 
     def cancel(self, numbers: Sequence[int]) -> None:
-        """Give these up; what is half here will be nothing."""
+        """Cancel these fetches; half-made copies count as nothing."""
         self._waiting = deque(order for order in self._waiting if order.number not in numbers)
         if self._now is not None and self._now.order.number in numbers:
             self._now.give_up()
 
     def tick(self) -> None:
-        """Take what has come to its end, and go on."""
+        """Take the results of finished fetches, and start the next."""
         if self._now is None:
             return
         if self._now.is_alive():
@@ -110,7 +110,7 @@ class SnapshotTaker:
         self._next()
 
     def _drop_all_but(self, ranks: list[int]) -> None:
-        """Whose copies are not kept here any more need no memory."""
+        """Drop copies of ranks that have another partner by now."""
         for rank in [rank for rank in self.pairs if rank not in ranks]:
             self.pairs.pop(rank).close()
         arena.remove_slots(self.copies, keep=ranks)
@@ -123,7 +123,7 @@ class SnapshotTaker:
 
 
 class _Fetching(threading.Thread):
-    """One fetch. ``answer`` holds when the thread has ended, and ``is_given_up`` is not."""
+    """One fetch. ``answer`` is set when the thread has ended, unless ``is_given_up``."""
 
     def __init__(self, taker: SnapshotTaker, order: Fetch) -> None:
         super().__init__(name="resilio-fetch", daemon=True)
@@ -131,7 +131,7 @@ class _Fetching(threading.Thread):
         self.answer: Fetched | FetchFailed = FetchFailed(order.number, "it was not begun")
         self.is_given_up = False
         self._taker = taker
-        self._lock = threading.Lock()  # for the next five, and for a snapshot to become whole
+        self._lock = threading.Lock()  # for the next five fields, and for the moment at which a snapshot becomes whole
         self._connections: set[socket.socket] = set()
         self._ranks = deque(order.ranks)
         self._missing = set(order.ranks)
@@ -139,13 +139,13 @@ class _Fetching(threading.Thread):
         self._error = ""
 
     def give_up(self) -> None:
-        """From the return on, nothing becomes whole any more."""
+        """Give up: after the return, no snapshot becomes whole."""
         with self._lock:
             self.is_given_up = True
             self._end()
 
     def _end(self) -> None:
-        """Nothing is waited for any more: the next fetch may be urgent."""
+        """Stop waiting for anything: the next fetch may be urgent."""
         self._ranks.clear()
         for connection in self._connections:
             with contextlib.suppress(OSError):
@@ -202,7 +202,7 @@ class _Fetching(threading.Thread):
             asked.close(100)
 
     def _answer(self, asked: zmq.Socket[bytes]) -> Have | None:
-        """None: it was given up. Raises CheckpointError, WireError."""
+        """Return the answer; None: it was given up. Raises CheckpointError, WireError."""
         deadline = time.monotonic() + self._taker.silent_s
         while self._goes_on:
             if asked.poll(_LOOK_MS):

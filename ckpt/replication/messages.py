@@ -1,4 +1,4 @@
-"""What an agent and its replicator say to each other (JSON lines), and what replicators of two nodes say (wire)."""
+"""Messages between an agent and its replicator (JSON lines), and between replicators of two nodes (wire)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SILENT_S = 10.0
 class ServeSnapshots(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → replicator, once and first: listen on ``host``. Answer: Serving.
 
-    ``arenas``: this node's own snapshots; ``copies``: those of others; ``spill``: where copies go that memory has no
-    room for; ``silent_s``: another node that says nothing for so long is gone.
+    ``arenas``: this node's own snapshots; ``copies``: those of others; ``spill``: where copies go that do not fit into
+    memory; ``silent_s``: another node that sends nothing for so long is gone.
     """
 
     secret: str
@@ -33,7 +33,7 @@ class ServeSnapshots(msgspec.Struct, tag=True, frozen=True, forbid_unknown_field
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → replicator: copy the snapshots of ``step`` of these ranks of a world from the replicator at ``endpoint``.
+    """agent → replicator: copy the snapshots of ``step`` of these ranks from the replicator at ``endpoint``.
 
     ``into_arenas``: they become snapshots of this node's own ranks, the first of which is local rank 0 of
     ``local_world_size``; else they are kept for the other node, which gives them when it has begun ``life``. Answer:
@@ -52,9 +52,9 @@ class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Begin(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → replicator: this node has begun ``life``, and its arenas hold only what belongs to it.
+    """agent → replicator: this node has begun ``life``, and its arenas hold only snapshots that belong to it.
 
-    Of the copies only these (rank, step) do. Before this is said, who asks because of that life has to wait.
+    Of the copies, only these (rank, step) belong to it. Until this message, requests because of that life have to wait.
     """
 
     life: Life
@@ -62,7 +62,7 @@ class Begin(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → replicator: give up these fetches, if they are not done. They have no answer any more."""
+    """agent → replicator: cancel these fetches, if they are not done. They get no answer any more."""
 
     numbers: list[int]
 
@@ -82,13 +82,13 @@ class Fetched(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 
 
 class StillFetching(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """replicator → agent, every second or so: it is being fetched."""
+    """replicator → agent, every second or so: the fetch goes on."""
 
     number: int
 
 
 class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """replicator → agent: some of it could not be had."""
+    """replicator → agent: some of it was not available."""
 
     number: int
     error: str
@@ -102,9 +102,9 @@ decode_answer = LineDecoder[Answer](Answer, "an answer of the replicator").decod
 
 
 class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Keep the snapshot of ``step`` of ``rank`` for me, of ``life``.
+    """Request: keep the snapshot of ``step`` of ``rank`` for the caller, of ``life``.
 
-    Answer: Have or Miss, but none before you have begun that one.
+    Answer: Have or Miss, but none before the other node has begun that life.
     """
 
     rank: int
@@ -114,11 +114,11 @@ class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Release(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """I need no more of it."""
+    """The caller needs it no more."""
 
 
 class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the bytes can be had once (see ``core.encrypted_stream``), by the first caller that sends ``token``."""
+    """Where the bytes are sent once (see ``core.encrypted_stream``), to the first caller that sends ``token``."""
 
     port: int
     token: bytes
@@ -126,7 +126,7 @@ class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def new(cls, port: int) -> Stream:
-        """One that cannot be guessed."""
+        """Return one with a token that cannot be guessed."""
         return cls(port, secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(KEY_BYTES))
 
 
@@ -140,7 +140,7 @@ class Have(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Miss(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """It cannot be had here (any more)."""
+    """It is not here (any more)."""
 
     error: str
 

@@ -1,7 +1,7 @@
 """Layout REPLICATED: a rank's tensors that differ from those of rank 0 are saved as its own.
 
-Rank 0's checksums tell, which are there before anything is written. The savers of other nodes read them from the
-staging directory.
+Rank 0's checksums, which exist before anything is written, show which differ. The savers of other nodes read them from
+the staging directory.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _decode = msgspec.json.Decoder(list[_Row]).decode
 
 @dataclass(frozen=True)
 class Differences:
-    """``numbers``: of each rank, those of its tensors that it saves itself.
+    """The result. ``numbers``: of each rank, those of its tensors that it saves itself.
 
-    ``first``: place and rank of the first one that a user should know of; ``base``: of what they were compared with, a
-    hash.
+    ``first``: place and rank of the first one that a user should know of; ``base``: a hash of what they were compared
+    with.
     """
 
     numbers: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Differences:
 
 
 def is_batch_statistic(path: str) -> bool:
-    """Is it a buffer that ranks of plain data parallel training have each their own of, as they should?"""
+    """Return whether it is a buffer that, in plain data parallel training, each rank has for itself."""
     return path.rpartition("/")[2].rpartition(".")[2] in _BATCH_STATISTICS
 
 
@@ -66,10 +66,10 @@ def compare(
     timeout_s: float,
     why_never: Callable[[], str] = lambda: "",
 ) -> Differences:
-    """Which tensors of these ranks differ from rank 0's, whose checksums are published or waited for.
+    """Return which tensors of these ranks differ from rank 0's, whose checksums are read, or waited for.
 
-    ``why_never``: why they will not come, as soon as that is known. Raises CheckpointError when they do not come within
-    ``timeout_s`` seconds, OSError.
+    ``why_never``: returns why they will not come, as soon as that is known. Raises CheckpointError when they do not
+    come within ``timeout_s`` seconds, OSError.
     """
     if world_size == 1 or arenas[0].header.layout != "replicated":
         return Differences()

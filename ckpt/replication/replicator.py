@@ -35,7 +35,7 @@ _TICK_MS = 500
 
 
 class Replicator:
-    """The sockets, and what comes in."""
+    """The sockets of a replicator, and its requests."""
 
     def __init__(self, serve: ServeSnapshots) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -48,7 +48,7 @@ class Replicator:
         self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill), serve.silent_s)
 
     def take(self, request: Request) -> None:
-        """Begin what the agent wants."""
+        """Start to carry out an agent's request."""
         if isinstance(request, Fetch):
             self._taker.begin(request)
         elif isinstance(request, Cancel):
@@ -58,7 +58,7 @@ class Replicator:
             self._giver.begin(request.life)
 
     def serve_once(self, stdin: int) -> bool:
-        """Wait for something to do, and do it, but for standard input. True: that can be read."""
+        """Wait for work and do it, except for standard input. Return True when that can be read."""
         poller = zmq.Poller()
         listener = self._giver.listener.fileno()
         for watched in (stdin, self._gatekeeper.socket, self._giver.socket, listener, self._taker.wakes):
@@ -75,7 +75,7 @@ class Replicator:
         return stdin in ready
 
     def answers(self) -> list[Answer]:
-        """Return what the agent is to hear."""
+        """Return the answers for the agent."""
         return self._taker.answers()
 
 

@@ -1,4 +1,4 @@
-"""The replicator's giving side: snapshots of this node's memory, read by other nodes."""
+"""The sending side of the replicator: other nodes read snapshots of this node's memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_STRANGERS = 256
 
 
 class _Kept:
-    """A pinned snapshot that a caller reads; it is let go when it was read, or released. For use from any thread."""
+    """A pinned snapshot that a caller reads; it is unpinned when it was read, or released. For use from any thread."""
 
     def __init__(self, fd: int, size: int, port: int, is_urgent: bool, stalled_s: float) -> None:
         self.stream = Stream.new(port)
@@ -43,11 +43,11 @@ class _Kept:
         self._is_over = False
 
     def is_forgotten(self, forgotten_s: float) -> bool:
-        """Is it over, or has no reader come for so long?"""
+        """Return whether it is over, or no reader has come for so long."""
         return self._is_over or (self._reader is None and time.monotonic() - self.since > forgotten_s)
 
     def give(self, connection: socket.socket) -> None:
-        """Send it, to the first caller."""
+        """Send it to the first caller."""
         with self._lock:
             if self._is_over or self._reader is not None:
                 return
@@ -58,14 +58,14 @@ class _Kept:
             connection.settimeout(self._stalled_s)
             encrypted_stream.give(connection, self.stream.key, map_shared(self._fd, self._size, False)[PAGE:])
         except OSError:
-            pass  # the reader is gone, or was told to go; it knows
+            pass  # the reader is gone, or was told to go
         finally:
             with self._lock:
                 self._reader = None
                 self._end()
 
     def release(self) -> None:
-        """Let it go; its reader hears no more."""
+        """Unpin it; its reader gets nothing more."""
         with self._lock:
             if self._reader is None:
                 self._end()
@@ -90,7 +90,10 @@ class SnapshotGiver:
         forgotten_s: float = FORGOTTEN_S,
         stalled_s: float = STALLED_S,
     ) -> None:
-        """``asked``: a ROUTER that listens. ``host``: where readers call. ``directories``: of arenas."""
+        """Take the sockets; ``asked``: a ROUTER that listens. ``host``: where readers connect.
+
+        ``directories``: of arenas.
+        """
         self._forgotten_s, self._stalled_s = forgotten_s, stalled_s
         self.socket = asked
         self.listener = socket.create_server((host, 0), backlog=_MAX_KEPT)
@@ -99,7 +102,8 @@ class SnapshotGiver:
         self._directories = directories
         self._kept: dict[bytes, _Kept] = {}
         self._life = ANY
-        self._early: dict[bytes, tuple[Want, float]] = {}  # with the time: who asks for a life not begun here
+        # requests for a life that has not begun here, with their times
+        self._early: dict[bytes, tuple[Want, float]] = {}
         self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
 
     def serve(self) -> None:
@@ -118,11 +122,11 @@ class SnapshotGiver:
                 self._release(caller)
 
     def accept(self) -> None:
-        """Let one reader in, who will say what for."""
+        """Accept one reader, which will say what it wants."""
         try:
             connection, _ = self.listener.accept()
         except OSError:
-            return  # it went away again
+            return  # the caller has left again
         if not self._strangers.acquire(blocking=False):
             connection.close()
             return
@@ -143,14 +147,14 @@ class SnapshotGiver:
                     kept.give(connection)
 
     def begin(self, life: Life) -> None:
-        """From now on snapshots are of this life."""
+        """From now on, snapshots are of this life."""
         self._life = life
         waiting, self._early = self._early, {}
         for caller, (message, _) in waiting.items():
             self._want(caller, message)
 
     def tick(self) -> None:
-        """Keep nothing for those who are gone."""
+        """Drop what is kept for callers that are gone."""
         now = time.monotonic()
         gone = [caller for caller, kept in self._kept.items() if kept.is_forgotten(self._forgotten_s)]
         gone += [caller for caller, (_, at) in self._early.items() if now - at > self._forgotten_s]
@@ -160,7 +164,8 @@ class SnapshotGiver:
     def _want(self, caller: bytes, message: Want) -> None:
         self._release(caller)
         if message.life > self._life and len(self._early) < _MAX_KEPT:
-            self._early[caller] = (message, time.monotonic())  # what is here may be of a life that others have left
+            # the snapshots here may be of a life that the others have left
+            self._early[caller] = (message, time.monotonic())
             return
         is_urgent = message.life == ANY  # ranks wait for it
         wanted = (message.rank, message.step, message.world_size)

@@ -1,4 +1,4 @@
-"""Reading a state back: from memory, a node's own disk, other nodes, or the shared directory; in any layout.
+"""Reads a state: from memory, a node's own disk, other nodes, or the shared directory; in any layout.
 
 Start reading at ``restore``.
 """

@@ -26,14 +26,14 @@ _NAMELESS_SAVES = 3
 
 
 class Mappings:
-    """Arenas that stay mapped from one save to the next: to map the pages anew takes longer than to copy them."""
+    """Arenas that stay mapped from one save to the next: a new mapping takes longer than the copy."""
 
     def __init__(self) -> None:
         self._mapped: dict[tuple[int, int], tuple[Path, memoryview]] = {}  # by device and inode
-        self._unused: Counter[tuple[int, int]] = Counter()  # in how many saves
+        self._unused: Counter[tuple[int, int]] = Counter()  # number of saves in which it was not used
 
     def view(self, fd: int, path: Path, size: int) -> memoryview:
-        """At least ``size`` bytes of the open file."""
+        """Return at least ``size`` bytes of the open file, mapped."""
         found = os.fstat(fd)
         file = (found.st_dev, found.st_ino)
         if file not in self._mapped or len(self._mapped[file][1]) < size:
@@ -42,9 +42,9 @@ class Mappings:
         return self._mapped[file][1]
 
     def let_go(self) -> None:
-        """After a save: of those that were removed or replaced, which would keep their memory.
+        """Unmap, after a save, files that were removed or replaced, whose memory would stay in use.
 
-        Of a file without a name that is not known; it is taken for replaced after some saves to others.
+        For a file without a name that is not known; it counts as replaced after some saves to others.
         """
         for file, (path, _) in list(self._mapped.items()):
             self._unused[file] += 1
@@ -60,11 +60,10 @@ class ArenaSource:
     tier = Tier.MEMORY
 
     def __init__(self, path: Path, mappings: Mappings | None = None, memory: memoryview | None = None) -> None:
-        """Open an arena; ``mappings``: where it is mapped, beyond this object's life.
+        """Open an arena; ``mappings``: keep its mapping beyond this object's life.
 
-        ``memory``: what of the arena is mapped already, from its begin.
-
-        Raises CorruptCheckpoint unless the arena holds a whole snapshot with a right table.
+        ``memory``: the part of the arena that is mapped already, from its begin. Raises CorruptCheckpoint unless the
+        arena holds a whole snapshot with a valid table.
         """
         self._path, self._mappings = path, mappings
         self._memory = memoryview(b"") if memory is None else memory
@@ -93,7 +92,7 @@ class ArenaSource:
 
     @cached_property
     def view(self) -> memoryview:
-        """All bytes of the arena, not copied and not verified."""
+        """Return all bytes of the arena, neither copied nor verified."""
         size = self.header.size_bytes
         if self._mappings is not None:
             return self._mappings.view(self._descriptor, self._path, size)[:size]
@@ -104,20 +103,20 @@ class ArenaSource:
         return self.view[offset : offset + size]
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-        """See Source. Read where it is not mapped: to map the pages first would take as long again."""
+        """See Source. An arena that is not mapped is read: a mapping would take as long again."""
         mapped = [each for each in wanted if each[0].offset + each[0].size_bytes <= len(self._memory)]
         others = [each for each in wanted if each[0].offset + each[0].size_bytes > len(self._memory)]
         copy_whole(self.step, self._memory, mapped, pool)
         read_whole(self.step, [(self, record, target) for record, target in others], False, pool)
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
-        """See Source: what other ranks hold in memory cannot be had here."""
+        """See Source: snapshots of other ranks are not available here."""
         raise CorruptCheckpoint(
             f"the snapshot in memory holds {list(record.shape)} of {record.path}, and another part of it is wanted"
         )
 
     def elsewhere(self, path: Sequence[Any]) -> Any:
-        """See Source: others' snapshots are not here."""
+        """See Source: snapshots of other ranks are not available here."""
         return NOTHING
 
     def is_the_same_everywhere(self, record: TensorRecord) -> bool:
@@ -128,7 +127,7 @@ class ArenaSource:
         """See Source; ``find`` found none."""
 
     def close(self) -> None:
-        """Close; what was mapped goes with the last slice of it."""
+        """Close; the memory is unmapped with its last slice."""
         self.__dict__.pop("view", None)
         self._memory.release()
         self.file.close()
@@ -150,5 +149,5 @@ def _is_at(path: Path, file: tuple[int, int]) -> bool:
 
 def _map(fd: int, size: int) -> memoryview:
     view = map_shared(fd, size, False)
-    populate(view)  # faults one by one cost seven times the copy
+    populate(view)  # faults one by one would cost seven times the copy
     return view

@@ -1,4 +1,4 @@
-"""The ring in shared memory of ``shared_blocks``: slots for blocks, and a table of what is in them."""
+"""The ring in shared memory of ``shared_blocks``: slots for blocks, and a table of their contents."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from resilio_hpc.ckpt.restore.block_table import BATCH, LIMITS, POLL_S, BlockTab
 from resilio_hpc.core.memory_left import refuse_to_fill_memory
 from resilio_hpc.native import copy_crc32c, direct_io, map_shared
 
-_GAP_BYTES = 64 << 10  # between two blocks that are still read in one go
+_GAP_BYTES = 64 << 10  # blocks with a larger gap between them are not read with one call
 
 Fetch = Callable[[memoryview, int], None]
 """Fills the memory with the bytes from that offset on. Raises OSError."""
 
 
 class Ring:
-    """The slots, and a table of what is in them.
+    """The slots and their table.
 
-    All who use its file hold a lock of it (flock). A slot is used again only once no process writes to it
-    any more: that of a reader who did not come to an end is given up.
+    Every user of its file holds a lock of it (flock). A slot is used again only once no process writes to it any more.
+    The slot of a reader that did not finish is not used again.
     """
 
     def __init__(self, path: Path, limits: RingLimits = LIMITS) -> None:
-        """Raise OSError where it cannot be had."""
+        """Open or make the ring. Raises OSError."""
         self._path, self._limits = path, limits
         size = size_bytes(limits)
         self._rooms = threading.local()
@@ -47,7 +47,7 @@ class Ring:
             with block_table.locked(self._fd, limits.lock_patience_s):
                 if os.fstat(self._fd).st_size < size:
                     refuse_to_fill_memory(size)
-                os.posix_fallocate(self._fd, 0, block_table.BYTES)  # who made it may have been killed
+                os.posix_fallocate(self._fd, 0, block_table.BYTES)  # the maker may have been killed before
                 os.ftruncate(self._fd, size)
                 self._memory = map_shared(self._fd, size, True)
             self.table = BlockTable(self._memory, self._fd, limits)
@@ -80,16 +80,17 @@ class Ring:
         fetch: Fetch | None = None,
         ahead: Sequence[Segment | BoxSegment] = (),
     ) -> list[int]:
-        """Return the indices of those that are to be read from the file: they did not match, or the ring was of no use.
+        """Return the indices of segments to read from the file: they did not match, or the ring was of no use.
 
-        ``fetch``: reads what the file has, but from elsewhere. ``ahead``: what of it is wanted soon; instead of waiting
-        for others, this thread reads that."""
+        ``fetch``: reads the file's bytes, but from elsewhere. ``ahead``: segments needed soon; this thread reads them
+        instead of waiting for others.
+        """
         fetch = fetch or partial(self._read_file, file)
         wanted, coming = _keys(file, segments), _keys(file, ahead)
         rest: list[int] = []
         reader = Reader()
         patient_until = self._patient_until()
-        with contextlib.suppress(OSError):  # TimeoutError is one, too
+        with contextlib.suppress(OSError):  # TimeoutError is an OSError too
             while wanted and time.monotonic() < patient_until:
                 look = self.table.look(wanted, reader)
                 here, mine = look.here, look.mine
@@ -112,7 +113,7 @@ class Ring:
         return time.monotonic() + 3 * self._limits.patience_s
 
     def _read_file(self, file: ReadFile, room: memoryview, begin: int) -> None:
-        """``room`` is the begin of this thread's, and is read in whole pages."""
+        """Read whole pages of the file to the begin of ``room``, which belongs to this thread."""
         pages = self._room()[: (len(room) + PAGE - 1) & -PAGE]
         if file.read_pages(pages, begin) < len(room):
             raise OSError(errno.ENODATA, "the file ends too early")
@@ -120,16 +121,19 @@ class Ring:
     def _fill(
         self, fetch: Fetch, mine: Mapping[int, Claim], segments: Sequence[Segment | BoxSegment]
     ) -> dict[int, Claim]:
-        """Those of ``mine`` that were read, neighbours in one go, and verified. Raises OSError: there is no memory."""
+        """Read ``mine``, neighbours with one call; return those that match their checksums.
+
+        Raises OSError: out of memory.
+        """
         filled: dict[int, Claim] = {}
         try:
             for claim in mine.values():
-                if claim.is_new:  # small pages: to gather huge ones would take longer
+                if claim.is_new:  # small pages: gathering huge ones would take longer
                     os.posix_fallocate(self._fd, self._start(claim.slot), BLOCK_BYTES)
             for run in _runs([(segments[index].offset, size_of(segments[index]), index) for index in mine]):
                 begin = run[0][0] & -PAGE
                 needed = run[-1][0] + run[-1][1] - begin
-                with contextlib.suppress(OSError):  # who reads from the file instead will say so
+                with contextlib.suppress(OSError):  # the reader of the file will report it
                     fetch(self._room()[:needed], begin)
                     for offset, size, index in run:
                         start, data = self._start(mine[index].slot), offset - begin
@@ -141,7 +145,7 @@ class Ring:
         return filled
 
     def _room(self) -> memoryview:
-        """Of this thread: large pages, since a device is told of each."""
+        """Return this thread's buffer, in large pages, since a device gets a request for each page."""
         if not hasattr(self._rooms, "memory"):
             size = BATCH * (BLOCK_BYTES + _GAP_BYTES) + 2 * PAGE
             room = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -156,21 +160,21 @@ class Ring:
         return block_table.BYTES + slot * BLOCK_BYTES
 
     def _copied(self, here: Mapping[int, Claim], segments: Sequence[Segment | BoxSegment]) -> set[int]:
-        """Those that are where they belong: no slot was another one's by the time it was copied."""
+        """Copy segments to their targets; return those whose slot still held the block after the copy."""
         order = sorted(here, key=lambda index: here[index].slot)
         moved = [segments[index]._replace(offset=self._start(here[index].slot)) for index in order]
         direct_io.copy_segments(self._memory, moved)
         return {index for index in order if self.table.entry(here[index].slot).token == here[index].token}
 
     def close(self) -> None:
-        """Leave the ring; the last one removes the file."""
+        """Leave the ring; the last process removes the file."""
         remove_if_unused(self._fd, self._path)
         self._memory.release()
         os.close(self._fd)
 
 
 def size_bytes(limits: RingLimits) -> int:
-    """Of the file of a ring."""
+    """Return the size of a ring's file."""
     return block_table.BYTES + limits.slots * BLOCK_BYTES
 
 
@@ -181,7 +185,7 @@ def _keys(file: ReadFile, segments: Sequence[Segment | BoxSegment]) -> dict[int,
 
 
 def _runs(blocks: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """(offset, size, ...) of blocks, by offset: those together that are to be read in one go."""
+    """Return (offset, size, ...) of blocks, by offset, in groups that are read with one call."""
     runs: list[list[tuple[int, int, int]]] = []
     for block in blocks:
         if runs and block[0] - sum(runs[-1][-1][:2]) <= _GAP_BYTES:
@@ -192,7 +196,7 @@ def _runs(blocks: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, i
 
 
 def remove_if_unused(fd: int, path: Path) -> None:
-    """Remove the file of a ring of this user's that no process uses. Raises nothing."""
+    """Remove this user's ring file if no process uses it. Raises nothing."""
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(fd, path) and os.fstat(fd).st_uid == os.geteuid():

@@ -31,17 +31,18 @@ BATCH = 4
 """Blocks that a thread reads in one go: what the disk likes to get."""
 PATIENCE_S = 2.0
 """Then a block that another process reads is read here, too."""
-READERS = 128  # threads; more are not waited for
-_SEEN_S = 0.2  # a reader who has looked since is alive
-_NEAR_BYTES = 256 << 20  # who is further behind reads on his own
-_LOCK_PATIENCE_S = 1.0  # who holds the lock does nothing but look into the table; this one was stopped
+READERS = 128  # threads; the positions of more are not recorded
+_SEEN_S = 0.2  # a reader that has looked since is alive
+_NEAR_BYTES = 256 << 20  # a reader further behind reads on its own
+# the lock is held for a look at the table only, so a process that holds it for longer was stopped
+_LOCK_PATIENCE_S = 1.0
 POLL_S = 0.0002
 _HEADER = struct.Struct("=QII")  # see _Header
 _CURSOR_AT, _CHANGES_AT, _HELD_AT = 0, 8, 12
 _CLAIMED, _CONTENT = struct.Struct("=Q"), struct.Struct("=QQQQQ")
 _ENTRY = struct.Struct("=QQQQQQ")  # written in this order
 _WORDS = _ENTRY.size // 8
-_READER = struct.Struct("=QQQQ")  # seen at; device, inode, offset of the first byte that is still wanted
+_READER = struct.Struct("=QQQQ")  # time of the last look; device, inode, offset of the first byte that is still needed
 _READERS_AT = PAGE
 BYTES = 2 * PAGE
 
@@ -53,10 +54,11 @@ _File = tuple[int, int]
 
 @dataclass(frozen=True)
 class RingLimits:
-    """Of a ring; ``slots`` is the same for all who share it.
+    """Limits of a ring; ``slots`` is the same for all its users.
 
-    ``near_bytes``: a reader further behind reads on its own. ``patience_s``: after so long a block that another process
-    reads is read here, too. ``seen_s``: a reader that has looked since is alive. ``lock_patience_s``: for the table.
+    ``near_bytes``: a reader further behind reads on its own. ``patience_s``: after so long, a block that another
+    process reads is read here too. ``seen_s``: a reader that has looked since is alive. ``lock_patience_s``: for the
+    table.
     """
 
     slots: int = SLOTS
@@ -71,9 +73,9 @@ LIMITS = RingLimits()
 
 
 class _Header(NamedTuple):
-    """``cursor``: the slot to be used next, if it can be.
+    """The header. ``cursor``: the slot to use next, if possible.
 
-    ``changes``: how often something came that readers wait for. ``held``: whether one of them waits for a slot.
+    ``changes``: a counter of news that readers wait for. ``held``: whether a reader waits for a slot.
     """
 
     cursor: int
@@ -82,10 +84,10 @@ class _Header(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a slot has.
+    """The contents of a slot.
 
-    ``claimed``: since when (CLOCK_MONOTONIC, ns) a process has been reading it; 0: it is there. ``token``: another one
-    each time; 0: the slot may have no memory yet.
+    ``claimed``: since when (CLOCK_MONOTONIC, ns) a process reads it; 0: the block is there. ``token``: new each time;
+    0: the slot may have no memory yet.
     """
 
     claimed: int
@@ -102,9 +104,9 @@ class Claim(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Which of the wanted blocks are in which slots.
+    """The result of a look: the wanted blocks and their slots.
 
-    Some that no process had, which are the looker's to read now; for ``BlockTable.await_change``.
+    Some were in no slot, and are the caller's to read now; for ``BlockTable.await_change``.
     """
 
     here: dict[int, Claim]
@@ -113,7 +115,7 @@ class Look(NamedTuple):
 
 
 class Reader:
-    """A thread, from when it wants blocks of a file until it has them all."""
+    """A thread, as long as it wants blocks of a file."""
 
     number: int | None = None
     """Of its entry; None: it has none, and no process waits for it."""
@@ -121,7 +123,7 @@ class Reader:
 
 
 class BlockTable:
-    """The one at the beginning of this memory. A mutex keeps the threads of a process apart."""
+    """The table at the beginning of this memory. A mutex serialises the threads of a process."""
 
     def __init__(self, memory: memoryview, fd: int, limits: RingLimits = LIMITS) -> None:
         """``memory``: at least ``BYTES`` of the file ``fd``."""
@@ -145,9 +147,9 @@ class BlockTable:
         return found
 
     def look_ahead(self, wanted: Mapping[int, Key]) -> dict[int, Claim]:
-        """Return some blocks that no process has, for the caller to read now, as ``look``.
+        """Return wanted blocks that are in no slot, for the caller to read now, before it needs them.
 
-        It does not want them yet.
+        The caller needs them later, as ``look_ahead`` says.
         """
         with self._locked():
             return self._look(wanted, time.monotonic_ns(), None).mine
@@ -183,10 +185,10 @@ class BlockTable:
         return Look(here, mine, self._header().changes)
 
     def _chooser(self, keys: list[Key], now: int, at: Key | None) -> Callable[[Key, Collection[int]], int | None]:
-        """Which slot to use next for a block, but for those that are taken.
+        """Return the choice of the next slot for a block, except slots in use.
 
-        None: those who are close behind want the content of all others. ``at``: what is wanted first by who asks; None:
-        nothing for now.
+        It returns None when close readers need the contents of all others. ``at``: the first block that the caller
+        needs; None: none for now.
         """
         places: dict[_File, list[int]] = defaultdict(list)
         for _, device, inode, offset in self._readers(now):
@@ -216,7 +218,7 @@ class BlockTable:
                     return slot
             if not is_slowest():
                 return None
-            # the others wait for it: what is wanted later than that block has to go, the last one first
+            # the other readers need it: blocks that are needed after it are replaced, the last one first
             later = [slot for slot in range(slots) if slot not in taken and keys[slot][:3] > key[:3]]
             return max(later, key=lambda slot: keys[slot][:3], default=None)
 
@@ -229,10 +231,10 @@ class BlockTable:
                 yield words[4 * number : 4 * number + 4]
 
     def _note(self, reader: Reader, first: Key, now: int) -> bool:
-        """How far the reader is; has it moved?"""
+        """Record how far the reader is; return whether it has moved."""
         if reader.number is None:
             seen = struct.unpack_from(f"={self._limits.readers * 4}Q", self._memory, _READERS_AT)[::4]
-            # another one that comes back after so long shares the entry: of the two, one may not be waited for
+            # another reader that comes back after so long shares the entry, and one of the two may not be waited for
             free = (number for number, at in enumerate(seen) if abs(now - at) > self._limits.patience_s * 1e9)
             reader.number = next(free, None)
         has_moved = 0 <= reader.offset < first[2]
@@ -242,7 +244,7 @@ class BlockTable:
         return has_moved
 
     def leave(self, reader: Reader) -> None:
-        """Leave: the reader has all that it wants, or reads it elsewhere."""
+        """Leave: the reader has all blocks, or reads them elsewhere."""
         with suppress(TimeoutError), self._locked():
             if reader.number is not None:
                 _READER.pack_into(self._memory, _READERS_AT + reader.number * _READER.size, 0, 0, 0, 0)
@@ -251,7 +253,7 @@ class BlockTable:
         change_word(self._memory, _CHANGES_AT)
 
     def _let_go(self) -> bool:
-        """Was any process held?"""
+        """Return whether a process was waiting for a slot, and clear that mark."""
         is_held = self._header().held != 0
         struct.pack_into("=I", self._memory, _HELD_AT, 0)
         return is_held
@@ -260,11 +262,11 @@ class BlockTable:
         return _Header(*_HEADER.unpack_from(self._memory))
 
     def await_change(self, look: Look) -> None:
-        """Until there may be something new since that look, and not for long."""
+        """Wait until something may be new since that look, for a short time at most."""
         await_word(self._memory, _CHANGES_AT, look.changes, self._limits.seen_s)
 
     def entry(self, slot: int) -> Entry:
-        """Return what a slot has now."""
+        """Return the contents of a slot."""
         claimed, token, *key = _ENTRY.unpack_from(self._memory, self._at(slot))
         return Entry(claimed, token, tuple(key))
 
@@ -272,11 +274,11 @@ class BlockTable:
         return _HEADER.size + slot * _ENTRY.size
 
     def claim(self, claim: Claim, now: int, key: Key) -> None:
-        """From now on a slot is being filled with that block."""
+        """Record that a slot is being filled with that block."""
         _ENTRY.pack_into(self._memory, self._at(claim.slot), now, claim.token, *key)
 
     def release(self, mine: Mapping[int, Claim], filled: Collection[int]) -> None:
-        """Those of ``mine`` that are ``filled`` are there; the others are not. Raises TimeoutError."""
+        """Record which of ``mine`` are ``filled``; the others are free. Raises TimeoutError."""
         with self._locked():
             for index, claim in mine.items():
                 if self.entry(claim.slot).token == claim.token:
@@ -288,7 +290,7 @@ class BlockTable:
 
 @contextmanager
 def locked(fd: int, patience_s: float = _LOCK_PATIENCE_S) -> Iterator[None]:
-    """Give the lock of a table, against other processes. Raises TimeoutError."""
+    """Hold the lock of a table, against other processes. Raises TimeoutError."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -305,5 +307,5 @@ def locked(fd: int, patience_s: float = _LOCK_PATIENCE_S) -> Iterator[None]:
 
 
 def lock(fd: int, kind: int) -> None:
-    """Of the open file, not of the process: others may have it open there, too. fcntl(2)."""
+    """Lock for the open file, not the process: another thread may have it open there too. fcntl(2)."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi", kind, os.SEEK_SET, 0, 1, 0))

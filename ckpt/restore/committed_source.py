@@ -1,4 +1,4 @@
-"""Reading one rank's state from the shard files of a committed step, in the layout that it was saved in or another."""
+"""Reads one rank's state from the shard files of a committed step, in the layout of the save or another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from resilio_hpc.core.tiers import Tier
 
 
 class CommittedSource:
-    """One rank's part of a committed step, read at the offsets of the tables."""
+    """One rank's part of a committed step, read at the offsets of its table."""
 
     def __init__(
         self,
@@ -41,12 +41,11 @@ class CommittedSource:
         cached: bool = False,
         peers: Path | None = None,
     ) -> None:
-        """``alone`` False: other ranks of this node read the same bytes.
+        """Open it; ``alone`` False: other ranks of this node read the same bytes.
 
-        ``local_rank``: see ``read_parts``. ``copies``: see ShardFiles. ``cached``: the page cache has them, or will.
-        ``peers``: see ``peer_disks``.
-
-        Raises LayoutMismatch when this step is not for such a world, CorruptCheckpoint, OSError.
+        ``local_rank``: see ``read_parts``. ``copies``: see ShardFiles. ``cached``: the files are, or will be, in the
+        page cache. ``peers``: see ``peer_disks``. Raises LayoutMismatch when this step is not for such a world,
+        CorruptCheckpoint, OSError.
         """
         self.step = manifest.step
         self.is_foreign = layout == "own" and manifest.world_size != world_size
@@ -93,7 +92,7 @@ class CommittedSource:
         return self._files.described(reader, partial(reader.tree, self._manifest.shard_of(rank)[1], table))
 
     def _resolve(self, reader: ShardReader, table: RankTable) -> Sequence[TensorRecord]:
-        """Replicated tensors have their bytes with rank 0, under the same path; slabs are looked for when wanted."""
+        """Return records with their bytes: those of replicated tensors are rank 0's; slabs are searched when wanted."""
         self._where = {record.path: reader for record in table.tensors}
         if all(record.offset >= 0 or record.slab for record in table.tensors):
             return table.tensors
@@ -134,7 +133,7 @@ class CommittedSource:
         return list(pieces.values())
 
     def _refuse_differences(self, held: TensorRecord) -> None:
-        """Raise LayoutMismatch for a replicated tensor of which ranks have each their own: that is no damage."""
+        """Raise LayoutMismatch for a replicated tensor that differs between ranks: that is no damage."""
         if held.slab is None and self._manifest.layout == "replicated":
             raise LayoutMismatch(
                 f"step {self.step}: the ranks saved different tensors as {held.path} in layout REPLICATED, so there is "
@@ -142,12 +141,12 @@ class CommittedSource:
             )
 
     def whole(self, record: TensorRecord) -> Piece:
-        """Where a tensor of ``tensors`` lies that is no slab."""
+        """Return the place of a tensor of ``tensors`` that is no slab."""
         start = (0,) * len(record.shape)
         return Piece(self._where[record.path], record, Box(start, record.shape), start)
 
     def is_the_same_everywhere(self, record: TensorRecord) -> bool:
-        """See Source: by the checksums."""
+        """See Source: compared by the checksums."""
         copies = [held for _, held in self._everywhere().get(record.path, [])]
         return bool(copies) and all(
             held.slab is None and _kind(held) == _kind(record) and held.checksums == record.checksums for held in copies
@@ -156,7 +155,7 @@ class CommittedSource:
     def elsewhere(self, path: Sequence[Any]) -> Any:
         """See Source. Reads the trees of the other ranks, one after the other, until one has it."""
         if self._manifest.layout == "replicated":
-            return containers.NOTHING  # all have the same
+            return containers.NOTHING  # all ranks have the same
         for rank in range(self._manifest.world_size):
             found = containers.look_up(self.tree_of(rank), path)
             if found is not containers.NOTHING:
@@ -170,11 +169,11 @@ class CommittedSource:
             self._trees[rank] = tree.renumber(tree.decode(self._tree_bytes(rank)), len(self._tensors))
             self._tensors += table.tensors
             for held in table.tensors:
-                self._where.setdefault(held.path, reader)  # what this rank has itself is not asked for here
+                self._where.setdefault(held.path, reader)  # this rank's own part is not asked for here
         return self._trees[rank]
 
     def _everywhere(self) -> Mapping[str, Sequence[tuple[ShardReader, TensorRecord]]]:
-        """Return what lies on disk under each path, of all ranks."""
+        """Return the tensors under each path, of all ranks."""
         if self._all is None:
             self._all = defaultdict(list)
             for rank in range(self._manifest.world_size):
@@ -193,11 +192,11 @@ class CommittedSource:
 
     @property
     def tier(self) -> Tier:
-        """See Source: of all that was read, the one that was furthest away."""
+        """See Source: the furthest tier of all that was read."""
         return self._files.tier
 
     def node_of(self, record: TensorRecord) -> str:
-        """Whose own disk has a tensor of ``tensors`` that this node's own has not; "": no node's."""
+        """Return the node whose own disk has a tensor of ``tensors`` that this node's own has not; "": none."""
         return self._files.node_of(self._where[record.path])
 
     def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:

@@ -1,7 +1,7 @@
-"""Objects that take their state by ``load_state_dict``, one after the other; should one refuse, all are what they were.
+"""Loads objects that have ``load_state_dict``, one after the other; if one refuses, all get their former state back.
 
 Each is called once: a data loader may go forward by as much as it is told. Only a module that has more than tensors, or
-a way of its own to load them, first loads what it has with the saved values beside it, so that it refuses in time.
+its own way to load them, first loads its own tensors with the saved values beside them, so that it refuses in time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SMALL_BYTES = 64 << 10
 
 
 class Undo:
-    """How to make everything what it was. Of large tensors it keeps nothing but which object had which."""
+    """The way back to the former state. Of large tensors it keeps only which object had which."""
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], None]] = []
 
     def add(self, step: Callable[[], None]) -> None:
-        """``step``: to be done before those that were added earlier."""
+        """Add ``step``, to be done before those that were added earlier."""
         self._steps.append(step)
 
     def roll_back(self) -> None:
@@ -40,10 +40,11 @@ class Undo:
             self._steps.pop()()
 
     def remember(self, live: Any) -> None:
-        """Remember what an object holds, and objects with state in it: attributes, containers, small tensors."""
+        """Remember the state of an object, and of objects in it: attributes, containers, small tensors."""
         seen: set[int] = set()
         waiting = [live]
-        tensors_too = not is_optimizer(live)  # torch's replace their tensors, of which there may be thousands
+        # torch's optimizers replace their tensors, of which there may be thousands
+        tensors_too = not is_optimizer(live)
         while waiting:
             value = waiting.pop()
             if id(value) in seen:
@@ -59,7 +60,7 @@ class Undo:
                 if tensors_too and value.nbytes <= _SMALL_BYTES:
                     self._remember_tensor(value)
             elif is_optimizer(value) and value is not live:
-                waiting.append(value.param_groups)  # what schedulers change
+                waiting.append(value.param_groups)  # schedulers change it
             elif has_state(value) and not _is_module(value):
                 self._remember_object(value, waiting)
 
@@ -83,7 +84,7 @@ class Undo:
         self.add(put_back)
 
     def _remember_tensor(self, value: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # one without memory
+        with contextlib.suppress(RuntimeError):  # a tensor without memory
             kept = value.detach().clone() if hasattr(value, "detach") else value.copy()
             put = value.detach().copy_ if hasattr(value, "detach") else lambda old: value.__setitem__(..., old)
             self.add(lambda: put(kept))
@@ -101,7 +102,10 @@ class _Load:
     fills_tensors: bool = False
 
     def run(self, state: Any = None) -> Any:
-        """``state``: another than ``build`` makes. Raises LayoutMismatch, with the place, for whatever it raises."""
+        """Load it; ``state``: in place of that of ``build``.
+
+        Raises LayoutMismatch, with the place, for any exception of the object.
+        """
         state = self.build() if state is None else state
         try:
             self.live.load_state_dict(state)
@@ -114,7 +118,7 @@ class _Load:
 
 @dataclass
 class Loads:
-    """What is to be loaded, in the order of the state."""
+    """The objects to load, in the order of the state."""
 
     _objects: list[_Load] = field(default_factory=list)
     _modules: list[_Load] = field(default_factory=list)
@@ -122,17 +126,17 @@ class Loads:
     def add(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any], fills_tensors: bool) -> None:
         """Add an object that is no module.
 
-        ``build``: its state, once what is new is read. ``fills_tensors``: it may write to large tensors in place, which
-        nothing undoes, and so comes after those that do not.
+        ``build``: makes its state, after the new tensors are read. ``fills_tensors``: it may write to large tensors in
+        place, which cannot be undone, so it comes after the others.
         """
         self._objects.append(_Load(live, path, build, fills_tensors))
 
     def add_module(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any]) -> None:
-        """``build``: its state, of its own tensors."""
+        """Add a module; ``build``: makes its state, of its own tensors."""
         self._modules.append(_Load(live, path, build))
 
     def load_objects(self, undo: Undo) -> None:
-        """All but the tensors of modules. Raises LayoutMismatch; ``undo`` then knows what has changed."""
+        """Load all but the tensors of modules. Raises LayoutMismatch; ``undo`` then knows what has changed."""
         for load in sorted(self._objects, key=lambda load: load.fills_tensors):
             undo.remember(load.live)
             state = load.run()
@@ -144,18 +148,18 @@ class Loads:
                 load.run()
 
     def load_modules(self) -> None:
-        """Modules, whose tensors have their values by now. Raises LayoutMismatch."""
+        """Load modules, whose tensors have their values by now. Raises LayoutMismatch."""
         for load in self._modules:
             load.run()
 
 
 def _put_back(load: _Load, before: Any) -> None:
-    with contextlib.suppress(LayoutMismatch):  # a module that refuses what it has still has it
+    with contextlib.suppress(LayoutMismatch):  # a module that refuses its own state still has it
         load.run(before)
 
 
 def _may_refuse(module: Any) -> bool:
-    """Has it a state beside its tensors, or code of its own that loads it?"""
+    """Return whether it has state beside its tensors, or its own code to load it."""
     import torch
 
     plain = torch.nn.Module

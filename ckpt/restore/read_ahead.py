@@ -1,7 +1,7 @@
-"""Reading ahead: the kernel reads what this node's ranks will restore while they initialise (RES-6, RES-14).
+"""Read-ahead: the kernel reads what this node's ranks will restore while they initialise (RES-6, RES-14).
 
 ``python -m resilio_hpc.ckpt.restore.read_ahead REQUEST`` (a ReadAhead as JSON) is a process of its own, because the
-file system may hang. What was read waits in the page cache, which the kernel takes back where memory runs short; ranks
+file system may hang. What was read stays in the page cache, which the kernel takes back where memory runs short; ranks
 that are faster than the disk wait for the rest as for any read.
 """
 
@@ -34,10 +34,10 @@ _MEMORY_FACTOR = 4  # the ranks' tensors and two snapshots are still to come, be
 
 
 class ReadAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Read the parts of ``ranks`` of a world. ``step``: NEWEST, the one that was committed last.
+    """Request: read the parts of ``ranks`` of a world. ``step``: NEWEST, the one that was committed last.
 
-    ``begun``: a file that holds the number of the step as soon as it is being read; ranks look there. ``others``:
-    nodes from whose disks ranks read what is not on their own (``peer_disks``); that is not read ahead.
+    ``begun``: a file that holds the number of the step as soon as it is being read; ranks look there. ``others``: nodes
+    from whose disks ranks read what is not on their own (``peer_disks``); that is not read ahead.
     """
 
     directory: str
@@ -50,7 +50,10 @@ class ReadAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """So much of a step was read, or is about to be; 0: nothing, for the reason given, or because there is no step."""
+    """The result: bytes of a step that were read, or are about to be.
+
+    0: none, for the reason given, or without a step.
+    """
 
     step: int
     size_bytes: int
@@ -59,7 +62,10 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_ahead(request: ReadAhead, left: MemoryLeft | None) -> Done:
-    """``left``: the memory that may still be taken. Raises CheckpointError, OSError; may hang with the file system."""
+    """Read ahead; ``left``: the memory that may still be used.
+
+    Raises CheckpointError, OSError; may hang with the file system.
+    """
     started = time.monotonic()
     manifest = _manifest(Path(request.directory), request.step)
     if manifest is None:
@@ -72,7 +78,7 @@ def read_ahead(request: ReadAhead, left: MemoryLeft | None) -> Done:
         if left is not None and left.left_bytes < _MEMORY_FACTOR * size:
             return Done(manifest.step, 0, 0.0, f"{left.left_bytes >> 20} MiB of memory are left for {size >> 20} MiB")
         write_atomic(Path(request.begun), b"%d" % manifest.step, durable=False)
-        for some in zip_longest(*map(_pieces, parts)):  # no rank waits until all of another one is read
+        for some in zip_longest(*map(_pieces, parts)):  # in turns, so that no rank waits for all of another's
             for file, offset, length in filter(None, some):
                 file.read_ahead(offset, length)
         return Done(manifest.step, size, time.monotonic() - started)
@@ -90,11 +96,11 @@ def _manifest(directory: Path, step: int) -> Manifest | None:
 
 
 def _parts(request: ReadAhead, manifest: Manifest, stack: contextlib.ExitStack) -> list[list[_Range]]:
-    """Of each rank what it will read: (file, offset, size), in the order of the file, each once."""
+    """Return the ranges that each rank will read: (file, offset, size), in the order of the file, each once."""
     directory = Path(request.directory)
     copies: Mapping[str, Path] = {}
     if request.local:
-        with contextlib.suppress(OSError):  # the ranks, which will read past it too, tell of it
+        with contextlib.suppress(OSError):  # the ranks, which read it too, will report it
             copies = local_disk.copies(Path(request.local), directory, manifest)
     known: set[tuple[tuple[int, int], int]] = set()
     parts = []
@@ -125,7 +131,7 @@ def _pieces(part: list[_Range]) -> Iterator[_Range]:
 
 
 def main() -> int:
-    """Read, and tell how it went in one line on standard output."""
+    """Read, and print the result in one line on standard output."""
     answers = helper_process.begin()
     if answers is None:
         return 0

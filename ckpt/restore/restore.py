@@ -1,7 +1,7 @@
-"""Bringing a saved state back: into the tensors of a given state, in place, or as new tensors.
+"""Restores a saved state: into the tensors of a given state, in place, or as new tensors.
 
-First the whole state is matched against the description; then what is new is read, and objects get their state. Only
-when all that can refuse has not, live tensors are filled and values assigned: a refusal leaves everything as it was.
+First the whole state is matched against the description; then new tensors are read, and objects get their state. Only
+when nothing can refuse any more, live tensors are filled and values assigned: a refusal leaves everything as it was.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Build = Callable[[], Any]
 
 
 def restore(source: CheckpointSource, state: Any, pool: ThreadPoolExecutor) -> Any:
-    """Return the state that ``source`` holds, in ``state``'s own tensors and containers where it has them.
+    """Return the state in ``source``, in ``state``'s own tensors and containers where it has them.
 
     ``state`` None: everything new. Raises LayoutMismatch or UsageError naming the place: nothing is changed then.
-    CorruptCheckpoint or OSError: live tensors may be overwritten, all else is what it was.
+    CorruptCheckpoint or OSError: live tensors may be overwritten, all else is unchanged.
     """
     matching = _Matching(source)
     build = matching.match(NOTHING if state is None else state, matching.saved, ())
@@ -61,7 +61,7 @@ class _Matching:
         self.saved, self._parameters = tree.read(source.tree)
         self.targets = Targets(self._records)
         self.loads = Loads()
-        self._is_new = False  # what is matched belongs to an object, which takes it from us
+        self._is_new = False  # what is matched now belongs to an object, which gets it later
         self._is_shared_out_anew = False
         self._optimizers: list[Path] = []
 
@@ -79,11 +79,11 @@ class _Matching:
         return found
 
     def _in_parts(self, saved: Any) -> bool:
-        """Return whether it holds parts of tensors, which others may take."""
+        """Return whether it holds parts of tensors, which can be cut anew."""
         return any(ref.index < len(self._records) and self._records[ref.index].slab is not None for ref in refs(saved))
 
     def match(self, live: Any, saved: Any, path: Path) -> Build:
-        """How to make ``saved`` out of ``live`` once the bytes are read."""
+        """Return how to make ``saved`` out of ``live`` once the bytes are read."""
         if live is not NOTHING and type(live) not in SCALARS and has_state(live):
             return self._object(live, saved, path)
         if isinstance(saved, TensorRef):
@@ -119,7 +119,7 @@ class _Matching:
         return lambda: live
 
     def _slab(self, live: Any, saved: TensorRef, record: TensorRecord, path: Path) -> Build:
-        """Return what copies a part of a tensor into a part of it, the same or another.
+        """Return the copy of a part of a tensor into a part of it, the same or another.
 
         ``live`` may also be a plain tensor: all of it.
         """
@@ -211,7 +211,7 @@ class _Matching:
         return lambda: live
 
     def _optimizer(self, live: Any, saved: dict[Any, Any], path: Path) -> dict[Any, Any]:
-        """Its state in the order of its own parameters. Raises LayoutMismatch."""
+        """Return an optimizer's state in the order of its own parameters. Raises LayoutMismatch."""
         if saved["state"]:
             self._optimizers.append(path)
         saved, numbers = saved_optimizer.arranged(live, saved, place(path))
@@ -230,7 +230,7 @@ class _Matching:
         return record.shape if record.slab is None else record.slab.global_shape
 
     def _template(self, live: Any, saved: dict[Any, Any]) -> Any:
-        """For a torch optimizer whose state was saved in parts: where the parts of its own layout go.
+        """Return, for a torch optimizer whose state was saved in parts, the parts of its own layout.
 
         Its own state does not exist before the first step, and is laid out as the parameters are.
         """
@@ -252,7 +252,7 @@ class _Matching:
         return {"state": state} if state else NOTHING
 
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
-        """Return a module's state_dict() shows its live tensors, so the bytes go straight into them."""
+        """Match a module: its state_dict() shows its live tensors, so the bytes go straight into them."""
         state = tensors.state_on_meta(live, place(path)) or live.state_dict()
         missing = [k for k in state if k not in saved and self._elsewhere((*path, k)) is NOTHING]
         unexpected = [k for k in saved if k not in state and not self._in_parts(saved[k])]
@@ -269,7 +269,7 @@ class _Matching:
         return lambda: live
 
     def check_optimizers(self) -> None:
-        """Check that optimizers number the same parameters: with others the same number is another one."""
+        """Check that optimizers number the same parameters: otherwise the same number means another one."""
         if self._is_shared_out_anew and self._optimizers:
             raise LayoutMismatch(
                 f"{place(self._optimizers[0])}: layers are shared out anew, and an optimizer knows parameters by "
@@ -278,7 +278,7 @@ class _Matching:
 
 
 def _filled(live: Any, saved: Any, values: Sequence[Any]) -> Any:
-    """Return a sequence with these values: the live one, where it can hold them as the saved one did."""
+    """Return a sequence with these values: the live one, if it can hold them as the saved one did."""
     if type(live) is type(saved) is list:
         live[:] = values
         return live

@@ -1,6 +1,6 @@
-"""The shard files of a committed step, open.
+"""The open shard files of a committed step.
 
-Copies on the node's own disk where they are good, then what is good of those on other nodes' disks, else the real ones.
+Good copies on the node's own disk come first, then good ones on other nodes' disks, then the committed files.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Read = TypeVar("Read", bound=tuple[Any, ...])
 
 
 class ShardFiles:
-    """A copy counts while what is read from it is what the manifest and the tables say.
+    """Opens shard files. A copy is used while everything read from it matches the manifest and the tables.
 
-    One that does not is removed, and its reader reads the committed file from then on. Of a file on
-    another node's disk the tensors come from there, and tables and trees, which are small, from the committed one.
+    A copy that does not match is removed, and its reader reads the committed file from then on. Of a file on another
+    node's disk the tensors come from there, and tables and trees, which are small, from the committed one.
     """
 
     def __init__(self, directory: Path, copies: Mapping[str, Path], peers: PeerDisks) -> None:
-        """``directory``: of the committed step. ``copies``: by the name of a file, the directory with a copy of it."""
+        """Open a step; ``directory``: its own. ``copies``: file name → the directory with a copy of it."""
         self._directory = directory
         self._copies, self._peers = copies, peers
         self._readers: dict[str, ShardReader] = {}
@@ -37,7 +37,7 @@ class ShardFiles:
 
     @property
     def tier(self) -> Tier:
-        """Of the last of the tiers that something was read from: see ``source.CheckpointSource``."""
+        """Return the furthest tier that anything was read from: see ``source.CheckpointSource``."""
         if len(self._local) == len(self._readers):
             return Tier.LOCAL
         return Tier.PEER if len(self._local) + len(self._elsewhere) == len(self._readers) else Tier.COMMITTED
@@ -57,7 +57,7 @@ class ShardFiles:
         return self._readers[shard.file]
 
     def node_of(self, reader: ShardReader) -> str:
-        """Whose own disk has a file that this node's own has not; "": no node's."""
+        """Return the node whose own disk has a file that this node's own has not; "": none."""
         return "" if reader in self._local else reader.shard.node
 
     def _open_copy(self, shard: ShardRecord) -> ShardReader | None:
@@ -70,7 +70,7 @@ class ShardFiles:
             return None
 
     def described(self, reader: ShardReader, act: Callable[[], Result]) -> Result:
-        """Return what ``act`` reads of tables and trees, or once more from the committed file.
+        """Return the result of ``act``, which reads tables and trees; on damage, again from the committed file.
 
         Raises CorruptCheckpoint, OSError.
         """
@@ -83,7 +83,7 @@ class ShardFiles:
         return act()
 
     def read(self, reader: ShardReader | None, act: Callable[[PeerFile | None], Result]) -> Result:
-        """Return the same of tensors; ``act`` is given the copy on another node's disk where that is to be read.
+        """Return the result of ``act``, which reads tensors; it gets the copy on another node's disk, if any.
 
         ``reader``: see ``by_copy``.
         """
@@ -116,7 +116,7 @@ class ShardFiles:
             print(f"resilio: {text}; {self._directory} is read instead", file=sys.stderr, flush=True)
 
     def by_copy(self, reads: Iterable[Read]) -> Mapping[ShardReader | None, list[Read]]:
-        """Return reads, which begin with a reader, by the copy that they are of; None: of committed files."""
+        """Return reads, which begin with a reader, by the copy that they use; None: committed files."""
         found: dict[ShardReader | None, list[Read]] = {}
         for read in reads:
             is_copy = read[0] in self._local or read[0] in self._elsewhere
@@ -128,9 +128,9 @@ class ShardFiles:
         try:
             path.unlink()
         except FileNotFoundError:
-            return  # its writer was faster, or another rank, which has told
+            return  # its writer was faster, or another rank, which has reported it
         except OSError:
-            pass  # of a disk that is read-only, or has failed; the next life finds it so, too
+            pass  # the disk is read-only, or has failed; the next life finds that too
         print(f"resilio: {path} is bad, {self._directory} is read instead: {error}", file=sys.stderr, flush=True)
 
     def close(self) -> None:

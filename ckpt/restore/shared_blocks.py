@@ -1,11 +1,9 @@
 """Blocks that several processes of a node read at about the same time.
 
-Each is read once, past the page cache, into a ring in shared memory, from which all of them copy.
-
-A reader of a block verifies it. No process depends on another: no lock is held while a disk works; a block whose reader
-does not finish is read again by the process that wants it; a copy counts when the slot has still the same content after
-it. So a process may be killed or stopped at any time, and processes need not agree on what they want. Where the ring
-cannot be had (no room in /dev/shm, another user's file), all read by way of the page cache.
+Each is read once, past the page cache, into a ring in shared memory, from which all of them copy. A reader of a block
+verifies it. No process depends on another: no lock is held while a disk works; a block whose reader does not finish is
+read again by the process that needs it; a copy is valid if the slot has still the same content after it. So a killed or
+stopped process delays no other.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ THREADS = 2
 """Of each process: while one copies, the other one keeps the disk busy."""
 SHARE_BYTES = 8 << 20
 """What a thread goes for at a time: all of them are close to each other, and the ring is not run over."""
-_SHARES_AHEAD = 2  # half the ring, with those that the threads are at: who is behind finds them there for as long
-_SMALL_BYTES = 64 << 10  # less goes through the page cache: the way around costs more than it saves
+_SHARES_AHEAD = 2  # with those of the threads, half the ring: a process that is behind finds them there for as long
+_SMALL_BYTES = 64 << 10  # smaller ones go through the page cache: the ring costs more than it saves
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 class SharedBlocks:
-    """For one step. ``read`` is as ``bulk_io.read``, and may be called by several threads."""
+    """The shared blocks of one step. ``read`` is like ``bulk_io.read``, and may be called by several threads."""
 
     def __init__(
         self,
@@ -46,9 +44,12 @@ class SharedBlocks:
         limits: RingLimits = LIMITS,
         small_bytes: int = _SMALL_BYTES,
     ) -> None:
-        """``name``: the same in all processes that read the same step. Nothing is made before the first ``read``.
+        """Prepare; ``name``: the same in all processes that read the same step.
 
-        ``small_bytes``: what is smaller goes through the page cache."""
+        Nothing is made before the first ``read``.
+
+        ``small_bytes``: smaller segments go through the page cache.
+        """
         self._limits, self._small_bytes = limits, small_bytes
         self._path = directory / f"{_prefix()}{name}"
         self._lock = threading.Lock()
@@ -63,10 +64,10 @@ class SharedBlocks:
         peer: PeerFile | None = None,
         soon: Sequence[Segment | BoxSegment] = (),
     ) -> list[int]:
-        """Fill every target; the indices of those that do not match their checksum.
+        """Fill every target; return the indices of those that do not match their checksum.
 
-        ``peer``: the first comer reads there. ``soon``: see ``wanted_soon``. Raises CorruptCheckpoint for segments that
-        overlap, OSError.
+        ``peer``: the first reader reads there. ``soon``: see ``wanted_soon``. Raises CorruptCheckpoint for segments
+        that overlap, OSError.
         """
         bulk_io.check_apart(segments)
         ring = self._ring_now()
@@ -113,9 +114,9 @@ class SegmentRead(Protocol):
 
 
 def wanted_soon(shares: Sequence[Sequence[SegmentRead]], number: int) -> list[Segment | BoxSegment]:
-    """Return what a thread that goes for the share of that number may read ahead while it would wait for others.
+    """Return what the thread with the share of that number may read ahead while it would wait for others.
 
-    The next shares of the same file, behind those that this process's other threads go for.
+    These are the next shares of the same file, behind those of this process's other threads.
     """
     first = number + THREADS
     soon = [read for share in shares[first : first + _SHARES_AHEAD] for read in share]
@@ -123,7 +124,7 @@ def wanted_soon(shares: Sequence[Sequence[SegmentRead]], number: int) -> list[Se
 
 
 def name_of(directory: Path, manifest: Manifest) -> str:
-    """For ``SharedBlocks``: of a committed step in this directory."""
+    """Return a name for ``SharedBlocks``, of a committed step in this directory."""
     text = f"{directory.absolute()}\0{manifest.step}\0{manifest.epoch}\0{manifest.round}"
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
 
@@ -148,7 +149,7 @@ def read_segments(
     peer: PeerFile | None,
     soon: Sequence[Segment | BoxSegment] = (),
 ) -> list[int]:
-    """As ``bulk_io.read``, in the best way that there is.
+    """Do as ``bulk_io.read``, in the best available way.
 
     ``shared``: with other processes, unless directly; ``peer``: not from the file; ``soon``: see ``wanted_soon``.
     """

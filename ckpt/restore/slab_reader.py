@@ -1,7 +1,7 @@
-"""Reading a box of a saved tensor into a box of another: only the blocks that it touches, each verified.
+"""Reads a box of a saved tensor into a box of another: only the blocks that it touches, each verified.
 
-Whole blocks whose bytes lie together in the target are read straight into it. Of all others the native reader hands
-out the runs that belong to the box, in the pass that computes the checksum (``native/scatter.h``).
+Whole blocks whose bytes lie together in the target are read straight into it. Of all others the native reader copies
+the runs that belong to the box, in the pass that computes the checksum (``native/scatter.h``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from resilio_hpc.ckpt.state.slab import Box, Shape
 from resilio_hpc.ckpt.tiers.peer_disks import PeerFile
 
 _SHARE_BYTES = 64 << 20
-_LONG = 4  # blocks: of longer parts those at the edges are read with them, though a neighbour reads them, too
+_LONG = 4  # blocks: longer parts are read with the blocks at their edges, which a neighbour reads too
 
 
 class Part(NamedTuple):
-    """``box`` of a saved tensor goes to the equally large box that begins at ``start`` of ``target``.
+    """``box`` of a saved tensor; it goes to the equally large box that begins at ``start`` of ``target``.
 
     ``target``: contiguous memory of a tensor of ``shape`` with the same dtype.
     """
@@ -45,8 +45,8 @@ class Part(NamedTuple):
 class _BlockRead(NamedTuple):
     """A block that a part touches.
 
-    ``turn``: another one than 0 where another part wants the same tensor, too. ``file``: the same numbers in all
-    processes, so that all go through the files in the same order.
+    ``turn``: other than 0 where another part reads the same tensor too. ``file``: the same numbers in all processes, so
+    that all go through the files in the same order.
     """
 
     direct: bool
@@ -113,13 +113,16 @@ def read_parts(
 
 
 def _begin(local_rank: int) -> float:
-    """0, 1/2, 1/4, 3/4, 1/8 …: neighbours, who want the same most often, are far apart, and so are all together."""
+    """Return 0, 1/2, 1/4, 3/4, 1/8 …: where a process begins.
+
+    Neighbours, which most often read the same, begin far apart, and so do all together.
+    """
     digits = f"{local_rank:b}"
     return float(int(digits[::-1], 2) / 2 ** len(digits))
 
 
 def read_part(step: int, part: Part) -> None:
-    """As ``read_parts``, one part and directly, in this thread."""
+    """Read one part directly, in this thread, like ``read_parts``."""
     for share in _shares(list(_reads(part, 0, True)) if part.box.size else [], _SHARE_BYTES):
         _read_share(step, share)
 
@@ -140,7 +143,7 @@ def _read_share(
 
 
 def _shares(reads: Sequence[_BlockRead], size: int) -> Iterator[list[_BlockRead]]:
-    """Yield what a thread reads in one go: neighbours in one file, up to ``size`` bytes of them."""
+    """Yield shares for threads: neighbours in one file, up to ``size`` bytes."""
     share: list[_BlockRead] = []
     for read in reads:
         if share and (read[:4] != share[0][:4] or read.offset - share[0].offset >= size):
@@ -168,13 +171,13 @@ def _reads(part: Part, turn: int, direct: bool | None) -> Iterator[_BlockRead]:
             segment = Segment(offset, part.target[to + start - first : to + start - first + size], checksum)
         else:
             segment = BoxSegment(offset, part.target, checksum, size, start, strides)
-        # other processes of this node want what is left of a tensor: columns, and blocks at the edges
+        # other processes of this node read what is left of a tensor: columns, and blocks at the edges
         alone = is_apart and (is_inside or is_long)
         yield _BlockRead(alone if direct is None else direct, turn, file, part.reader, offset, start, segment, part)
 
 
 def strides_of(part: Part) -> Strides:
-    """Where the runs of bytes of the box lie, in the saved tensor and in the target: as few and as long as can be."""
+    """Return the runs of bytes of the box in the saved tensor and in the target: as few and as long as possible."""
     saved, item = part.record.shape or (1,), _item(part.record)
     begin, counts = (part.box.start, part.box.shape) if part.record.shape else ((0,), (1,))
     shape, start = (part.shape, part.start) if part.record.shape else ((1,), (0,))
@@ -186,7 +189,8 @@ def strides_of(part: Part) -> Strides:
         to += start[number] * target
         count = counts[number]
         inner = levels[0] if levels else (run, 1, 1)
-        if (inner[0] * inner[1], inner[0] * inner[2]) == (source, target):  # goes on where the level inside of it ends
+        # it goes on where the level inside of it ends
+        if (inner[0] * inner[1], inner[0] * inner[2]) == (source, target):
             if levels:
                 levels[0] = (inner[0] * count, *inner[1:])
             else:
@@ -199,14 +203,14 @@ def strides_of(part: Part) -> Strides:
 
 
 def _extent(strides: Strides) -> int:
-    """Bytes from the first one of the box to its last one, in the file."""
+    """Return the bytes from the first one of the box to its last one, in the file."""
     return strides[2] + sum((count - 1) * source for count, source, _ in strides[3])
 
 
 def _touched(strides: Strides, size: int) -> Iterator[int]:
-    """Yield the numbers of the blocks, of that ``size``, in which the box has a byte, in order."""
+    """Yield the numbers of the blocks of ``size`` in which the box has a byte, in order."""
     first, _, run, levels = strides
-    far = [level for level in levels if level[1] > size]  # between the runs of others no block has its place
+    far = [level for level in levels if level[1] > size]  # no whole block fits between the runs of others
     length = _extent((0, 0, run, levels[len(far) :]))
     last = -1
     for at in product(*(range(0, count * step, step) for count, step, _ in far)):
@@ -221,5 +225,5 @@ def _item(record: TensorRecord) -> int:
 
 
 def _whole_bytes(record: TensorRecord) -> int:
-    """Of the tensor that it is a part of."""
+    """Return the bytes of the tensor that it is a part of."""
     return _item(record) * prod(record.slab.global_shape if record.slab is not None else record.shape)

@@ -1,6 +1,6 @@
 """The tensors that a restore fills: which saved tensor goes into which, and reading them.
 
-What is new is read first, since no code sees it yet. What is live comes last, after all else that can refuse.
+New tensors are read first, since no code uses them yet. Live ones come last, after all else that can refuse.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Path = tuple[Any, ...]
 class _Target:
     """A tensor to be filled. ``early``: it is new. ``index``: of the saved tensor, whole, or -1: from ``pieces``.
 
-    ``side``: memory that its bytes were read to, where they are not read into it."""
+    ``side``: a buffer for its bytes, where they are not read into it.
+    """
 
     path: Path
     live: Any
@@ -42,7 +43,7 @@ class _Target:
 
     @property
     def content(self) -> Any:
-        """Equal for the same bytes, as far as their checksums tell."""
+        """Return a value that is equal for the same bytes, as far as their checksums tell."""
         if self.index >= 0:
             return self.record.dtype, self.record.shape, self.record.checksums
         parts = sorted((piece.start, piece.box, piece.record.checksums) for piece in self.pieces)
@@ -53,25 +54,28 @@ class _Target:
 
 
 class Targets:
-    """Filled by ``add`` and its like, then, in this order: ``check``, ``give_memory``, ``read_new``, ``read_live``."""
+    """The tensors to fill, by ``add`` and similar methods.
+
+    Then, in this order: ``check``, ``give_memory``, ``read_new``, ``read_live``.
+    """
 
     def __init__(self, records: Sequence[TensorRecord]) -> None:
         """Begin; ``records``: all that the source has, by number; it may grow."""
         self._records = records
         self._targets: list[_Target] = []
         self._wanted_new: set[int] = set()
-        self._read: dict[int, Any] = {}  # by number, what the bytes of a tensor were read into
+        self._read: dict[int, Any] = {}  # by number, the memory that a tensor's bytes were read into
         self._fresh: dict[int, Any] = {}
         self._meta: dict[int, Any] = {}
 
     # -- what goes where -----------------------------------------------------------------------------------------------
 
     def want(self, index: int) -> None:
-        """Want a new tensor: see ``fresh``."""
+        """Order a new tensor: see ``fresh``."""
         self._wanted_new.add(index)
 
     def fresh(self, index: int) -> Any:
-        """Return the same one for all who ask for it, once it is read; never a live one."""
+        """Return the new tensor, the same for all callers, once it is read; never a live one."""
         if index not in self._fresh:
             record = self._records[index]
             self._fresh[index] = tensors.empty(record.kind, record.dtype, record.shape)
@@ -79,13 +83,13 @@ class Targets:
         return self._fresh[index]
 
     def add(self, path: Path, live: Any, early: bool, index: int) -> None:
-        """Have a saved tensor go into ``live``, whole."""
+        """Order that a saved tensor goes into ``live``, whole."""
         self._targets.append(_Target(path, live, early, index, self._records[index]))
 
     def add_pieces(
         self, path: Path, live: Any, early: bool, record: TensorRecord, pieces: Sequence[Piece], shape: Shape
     ) -> None:
-        """``live``, of ``shape``, is put together."""
+        """Order that ``live``, of ``shape``, is filled from ``pieces``."""
         self._targets.append(_Target(path, live, early, -1, record, pieces, shape))
 
     def note_meta(self, live: Any) -> None:
@@ -110,7 +114,7 @@ class Targets:
                     target.side = tensors.empty(target.record.kind, target.record.dtype, tuple(target.tensor.shape))
 
     def _overlapping(self) -> list[tuple[_Target, _Target]]:
-        """Neighbours in memory that share bytes."""
+        """Return neighbours in memory that share bytes."""
         placed = sorted(
             (*tensors.memory_range(target.tensor), number)
             for number, target in enumerate(self._targets)
@@ -128,7 +132,7 @@ class Targets:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def give_memory(self, undo: Undo) -> None:
-        """To live tensors that have none. Raises UsageError."""
+        """Allocate memory for live tensors that have none. Raises UsageError."""
         for live in self._meta.values():
             made = tensors.give_memory(live)
             undo.add(partial(tensors.exchange, live, made))
@@ -136,7 +140,7 @@ class Targets:
             target.tensor = _local(target.live)
 
     def read_new(self, source: CheckpointSource, pool: ThreadPoolExecutor) -> None:
-        """Read what is not there yet, and what has to be compared first. Raises CorruptCheckpoint, OSError."""
+        """Read the new tensors, and those that have to be compared first. Raises CorruptCheckpoint, OSError."""
         early = [target for target in self._targets if target.early or target.side is not None]
         for target in early:
             is_first = target.index >= 0 and target.side is None and target.index not in self._read
@@ -156,10 +160,10 @@ class Targets:
                 tensors.copy_into(target.tensor, self._read[target.index])
 
     def read_live(self, source: CheckpointSource, pool: ThreadPoolExecutor) -> None:
-        """All others, in place.
+        """Read all others, in place.
 
-        Raises LayoutMismatch where views share elements that the checkpoint has differently, and nothing is changed
-        then; CorruptCheckpoint, OSError.
+        Raises LayoutMismatch where views share elements that differ in the checkpoint, and nothing is changed then;
+        CorruptCheckpoint, OSError.
         """
         self._assign_compared()
         late = [target for target in self._targets if not target.early and target.side is None]
@@ -236,6 +240,6 @@ def _view(tensor: Any) -> Any:
 
 
 def _local(live: Any) -> Any:
-    """Return what of it lies in this process."""
+    """Return the part of it that lies in this process."""
     slab = slab_of(live)
     return live if slab is None else slab.tensor

@@ -1,4 +1,4 @@
-"""Reading saved tensors whole: in the order of the files, neighbours in one go, each block verified."""
+"""Reads saved tensors whole: in the order of the files, neighbours with one call, each block verified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COPY_BYTES = 32 << 20
 
 
 def copy_whole(step: int, memory: memoryview, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-    """As ``read_whole``, from memory that has each tensor where it lies in the file."""
+    """Do as ``read_whole``, from memory that has each tensor where it lies in the file."""
 
     def copy(share: list[_BlockCopy]) -> None:
         for record, target, parts in share:
@@ -38,7 +38,7 @@ def copy_whole(step: int, memory: memoryview, wanted: Sequence[Wanted], pool: Th
 
 
 class _BlockCopy(NamedTuple):
-    """Blocks of a tensor that follow one another, as (start, size), and the tensor's memory."""
+    """Consecutive blocks of a tensor, as (start, size), and the tensor's memory."""
 
     record: TensorRecord
     target: memoryview
@@ -46,7 +46,7 @@ class _BlockCopy(NamedTuple):
 
 
 def _copy_shares(wanted: Sequence[Wanted]) -> Iterator[list[_BlockCopy]]:
-    """Yield what a thread copies in one go."""
+    """Yield shares for threads."""
     share: list[_BlockCopy] = []
     room = _COPY_BYTES
     for record, target in wanted:
@@ -87,11 +87,10 @@ def read_whole(
     shared: SharedBlocks | None = None,
     peer: PeerFile | None = None,
 ) -> None:
-    """Fill memory of the size of each tensor, which lies in the file of that reader; each thread a part of its own.
+    """Fill memory of the size of each tensor, which lies in the file of its reader; threads share the work.
 
-    ``shared``: how to read what is not read directly; None: by way of the page cache. ``peer``: of all that is wanted,
-    where it is read in the place of the file. Raises CorruptCheckpoint for bytes that are not as they were written,
-    OSError for a device that fails.
+    ``shared``: how to read what is not read directly; None: through the page cache. ``peer``: the copy to read in place
+    of the file. Raises CorruptCheckpoint for bytes that do not match their checksum, OSError for a device that fails.
     """
     if direct:
         shared = None
@@ -120,7 +119,7 @@ def read_whole(
 
 
 def _shares(parts: Sequence[_BlockRead], size: int) -> Iterator[list[_BlockRead]]:
-    """Yield what a thread reads in one go: neighbours in one file, up to ``size`` bytes."""
+    """Yield shares for threads: neighbours in one file, up to ``size`` bytes."""
     share: list[_BlockRead] = []
     for part in parts:
         if share and (part.reader is not share[0].reader or part.offset - share[0].offset >= size):

@@ -28,7 +28,7 @@ _MARK = re.compile(r"\.orphan-([0-9a-f]{1,32})")
 
 
 class Progress:
-    """Of what a session has staged, as far as can be seen from here."""
+    """The progress of what a session has staged, as far as it is visible here."""
 
     def __init__(self, directory: Path, session: str) -> None:
         self._directory = directory
@@ -37,7 +37,7 @@ class Progress:
         self._changed = time.monotonic()
 
     def idle_s(self) -> float:
-        """For how long nothing has changed, seconds."""
+        """Return for how many seconds nothing has changed."""
         now, seen = time.monotonic(), self._look()
         if seen != self._seen:
             self._seen, self._changed = seen, now
@@ -53,7 +53,7 @@ class Progress:
 
 @contextmanager
 def marked(directory: Path, session: str) -> Iterator[None]:
-    """Finish the save of a process that is dead: what follows is the rest of it.
+    """Mark, for the time of the block, that the save of a dead process is being finished.
 
     Raises nothing itself.
     """
@@ -69,15 +69,15 @@ def marked(directory: Path, session: str) -> Iterator[None]:
 
 
 def is_marked(directory: Path, session: str) -> bool:
-    """Return False where a new run did not wait any longer: then nothing may be committed."""
+    """Return whether the mark stands. False: a new run has stopped waiting, so nothing may be committed."""
     return store_of(directory).exists(_mark(directory, session))
 
 
 def wait_for_orphans(directory: Path, session: str = "", say: bool = False, stall_s: float = STALL_S) -> None:
-    """Until no orphan of another session than ``session`` will commit any more.
+    """Wait until no orphan of another session than ``session`` can commit any more.
 
-    ``say``: tell the user. ``stall_s``: one that changes nothing for so long, in seconds, is given up. Raises nothing:
-    what cannot be seen or moved away is not waited for.
+    ``say``: tells the user. ``stall_s``: an orphan that changes nothing for so long, in seconds, is given up. Raises
+    nothing: what cannot be seen or moved away is not waited for.
     """
     with contextlib.suppress(OSError):
         for name in sorted(store_of(directory).names(directory)):

@@ -46,7 +46,7 @@ ALONE_STALL_S = 10.0
 
 
 class Save(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Write this process's part of ``step`` and see that it is committed. Answer: Committed or SaverFailed."""
+    """Request: write this process's part of ``step`` and see it committed. Answer: Committed or SaverFailed."""
 
     step: int
     round: int
@@ -64,7 +64,10 @@ class Save(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Shard(msgspec.Struct, frozen=True):
-    """A process's note to rank 0: my shard is durable. ``session`` tells this run from one that died here before."""
+    """A process's note to rank 0 that its shard is durable.
+
+    ``session`` tells this run from one that died here before.
+    """
 
     session: str
     record: ShardRecord | None = None
@@ -81,7 +84,7 @@ def receive(link: socket.socket) -> tuple[bytes, list[int]]:
             packet, descriptors, _, _ = socket.recv_fds(link, _PACKET_BYTES, 1)
             return packet, descriptors
         except ConnectionResetError:
-            continue  # it has died before it read all that it was sent; what it sent itself comes next
+            continue  # it died before it read all answers; its own requests come next
 
 
 def save(
@@ -91,16 +94,15 @@ def save(
     say: Callable[[Progress], None],
     mappings: Mappings | None = None,
 ) -> Answer:
-    """Carry out a request; ``say`` hears how it goes.
+    """Carry out a request; ``say`` is called with its progress.
 
-    Raises nothing: all that wait for this save must hear of it.
-
-    ``alone`` is set when the process that asked is dead. ``mappings``: see ``saver.serve``.
+    Raises nothing: all that wait for this save must get its end. ``alone`` is set when the process that asked is dead.
+    ``mappings``: see ``saver.serve``.
     """
     started = time.monotonic()
     try:
         note = _note_path(request, request.rank)
-        store_of(note).remove(note)  # of an earlier save of this step
+        store_of(note).remove(note)  # left by an earlier save of this step
         if request.rank == 0:
             detached_savers.wait_for_orphans(Path(request.directory), request.session)
         _persist(request, arena, say, mappings)
@@ -118,7 +120,7 @@ def save(
 
 
 def note_failure(request: Save, error: str) -> None:
-    """So that the other processes need not wait for us until their time is over, and that what is left can go."""
+    """Note the failure: other processes need not wait for this one, and staged files can go."""
     if request.writer is not None:
         writers.take_back(_note_path(request, request.rank).parent, request.writer)
     if request.world_size > 1:
@@ -196,13 +198,16 @@ def _shard_of(rank: int, request: Save, others_are_dead: Callable[[], bool]) -> 
 
 
 def _await_commit(request: Save, alone: threading.Event) -> None:
-    """Rank 0's commit renames the staging directory away; then the step is there. Its next save removes it."""
+    """Wait for rank 0's commit, which renames the staging directory away.
+
+    Its next save removes the staging directory.
+    """
     staging = _note_path(request, 0).parent
     deadline = time.monotonic() + request.peers_timeout_s
     store = store_of(staging)
     while store.is_directory(staging, follow=True):
         if alone.is_set():
-            return  # rank 0 has what it needs of us, and no process waits
+            return  # rank 0 has this part, and no process waits
         if time.monotonic() > deadline:
             raise CheckpointError(f"rank 0 has not committed within {request.peers_timeout_s:g} s")
         if why := _why_rank_0_failed(request):
@@ -239,18 +244,18 @@ def _read(path: Path, session: str) -> _Shard | None:
 
 
 def main() -> None:
-    """Serve until the process that asks is gone; what it asked last is finished first."""
+    """Serve until the process that asks is gone; its last request is finished first."""
     answers = helper_process.begin(outlives_parent=True)
     assert answers is not None
     from resilio_hpc.ckpt.store import shard_file  # noqa: F401 - what takes longest to import, before it is needed
 
     link = socket.socket(fileno=0)
-    with contextlib.suppress(OSError):  # no process hears it; what was asked is still there to be read
+    with contextlib.suppress(OSError):  # no process reads the answers; its requests are still there to be read
         answers.write(READY)
     alone, mappings = threading.Event(), Mappings()
 
     def tell(word: Progress | Answer) -> None:
-        with contextlib.suppress(OSError):  # no process hears it
+        with contextlib.suppress(OSError):  # no process reads it
             answers.write(encode_line(word))
 
     def work(request: Save, arena: int) -> None:
@@ -287,7 +292,7 @@ def _expect_no_more(directory: Path, last: Future[None]) -> None:
 
 
 def _let_go_of_output() -> None:
-    """Close the output: the reader of what the dead process printed waits for its end."""
+    """Close the output: a reader of the dead process's output waits for its end."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

@@ -1,4 +1,4 @@
-"""What an agent and its saver say to each other: JSON lines on the saver's standard input and output."""
+"""Messages between an agent and its saver: JSON lines on the saver's standard input and output."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from resilio_hpc.core.json_lines import LineDecoder
 
 
 class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → saver: write this node's shard file of ``step`` from pinned arenas. Answer: Persisted or SaverFailed.
-
-    ``local``: by way of this directory on the node's own disk; "": there is none. Local or LocalFailed comes before the
-    answer then. ``holder``: whose files they are, on this machine. ``bytes_per_s``: to the shared file system, at most;
-    0: as fast as it takes them. ``verify``: see ``retention.Retention.needs_verified_writes``.
-    ``rank_0_s``: how long to wait for rank 0's checksums, in layout REPLICATED. ``writer``: see ``Manifest``.
-    """
+    """agent → saver: write this node's shard file of ``step`` from pinned arenas. Answer: Persisted or SaverFailed."""
 
     step: int
     epoch: int
@@ -51,14 +45,14 @@ class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 class Abandon(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → saver: the round is over.
 
-    A Persist asked before that waits for rank 0's checksums fails: they may never come. No answer of its own.
+    A Persist before it that waits for rank 0's checksums fails: they may never come. It has no answer of its own.
     """
 
 
 class Local(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """saver → agent: the file is durable on the node's own disk, and the arenas are not needed any more.
 
-    Not an answer: the request goes on.
+    It is no answer: the request goes on.
     """
 
     step: int
@@ -69,7 +63,7 @@ class Local(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 class LocalFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """saver → agent: the node's own disk did not take the file; it goes straight to the shared one.
 
-    ``error``: why, and what to do. Not an answer either.
+    ``error``: why, and what to do. It is no answer either.
     """
 
     step: int
@@ -85,10 +79,10 @@ class Persisted(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=Tru
 
 
 class Committed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """saver → agent: the step is committed; ``seconds`` is what the commit itself took.
+    """saver → agent: the step is committed; ``seconds``: what the commit itself took.
 
-    ``short``: why that file system is about to be full, where it is. ``differs``: the first place where replicated
-    tensors are not alike. ``others``: that another job writes there, too.
+    ``short``: a warning that the file system is about to be full, or "". ``differs``: the first place where replicated
+    tensors differ. ``others``: a warning that another job writes there too.
     """
 
     step: int

@@ -1,8 +1,8 @@
 """The saver: a process of its own, at low priority, that writes snapshots from shared memory to disk.
 
 ``python -m resilio_hpc.ckpt.saver.saver`` reads requests (see ``messages``) as JSON lines from standard input, answers
-each on standard output, in order, and ends with its input or its parent. With a disk of the node's own, what is written
-goes there first, and from there to the shared file system.
+each on standard output, in order, and ends with its input or its parent. With a disk of the node's own, files are
+written to that disk first, and then copied to the shared file system.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ def serve(
     patience: Patience = PATIENCE,
     why_never: Callable[[], str] = lambda: "",
 ) -> Answer:
-    """Carry out one request; ``say`` hears how it goes. What disks and arenas do is an answer, never raised.
+    """Carry out one request; ``say`` is called with its progress.
+
+    Errors of disks and arenas are answers, never raised.
 
     ``mappings``: where arenas stay mapped, if many requests are served; ``patience``: with the node's own disk;
-    ``why_never``: why rank 0 will not write its part, once that is known.
+    ``why_never``: returns why rank 0 will not write its part, once that is known.
     """
     try:
         if isinstance(request, Commit):
@@ -79,7 +81,7 @@ def persist(
     patience: Patience = PATIENCE,
     why_never: Callable[[], str] = lambda: "",
 ) -> Persisted:
-    """Write this node's shard file into the staging directory of that step and round, by way of its own disk if asked.
+    """Write this node's shard file into the staging directory of that step and round, if asked through its own disk.
 
     Once it is on that disk the arenas may be overwritten, so what that disk then loses is lost: this save fails.
     """
@@ -128,7 +130,7 @@ def _open_arenas(request: Persist, stack: ExitStack, mappings: Mappings | None) 
 def _staging(request: Persist) -> Path:
     """Return the directory on the shared file system for the files of this save."""
     directory = Path(request.directory)
-    if request.node_rank == 0:  # before the new ones need their room
+    if request.node_rank == 0:  # before the new ones need their space
         with contextlib.suppress(OSError):
             sweep(directory, request.step, request.epoch, request.round, request.session)
     staging = staging_directory(directory, request.step, request.epoch, request.round, request.session)
@@ -166,7 +168,7 @@ def _check(request: Commit, directory: Path) -> None:
     """Raise CheckpointError where the shards do not belong together, OSError."""
     staging = staging_directory(directory, request.step, request.epoch, request.round, request.session)
     if not store_of(staging).is_directory(staging, follow=True):
-        return  # the step is committed, or the commit says what is wrong
+        return  # the step is committed, or the commit tells what is wrong
     if len({shard.checks.base for shard in request.shards if shard.checks}) > 1:
         raise CheckpointError(
             f"step {request.step}: the nodes compared their tensors with those of two different saves"
@@ -194,11 +196,11 @@ _trends: dict[Path, SpaceTrend] = {}
 
 
 class _Orders:
-    """The lines of standard input, which are looked at while one is carried out, too."""
+    """The lines of standard input, which are also read while a request is carried out."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._data = bytearray()  # of a line that is not whole: a commit of thousands of nodes has many reads
+        self._data = bytearray()  # a line that is not complete: a commit of thousands of nodes takes many reads
         self._waiting: deque[Request | Abandon | WireError] = deque()
 
     def __iter__(self) -> Iterator[Request | Abandon | WireError]:
@@ -207,7 +209,10 @@ class _Orders:
                 yield self._waiting.popleft()
 
     def why_abandoned(self, request: Request) -> str:
-        """Why ``request`` is of no use any more, or "": its round is over, or another step was asked for meanwhile."""
+        """Return why ``request`` is of no use any more, or "".
+
+        Its round is over, or another step was requested meanwhile.
+        """
         while select.select([self._descriptor], [], [], 0)[0] and self._read():
             pass
         for order in self._waiting:
@@ -218,7 +223,7 @@ class _Orders:
         return ""
 
     def _read(self) -> bool:
-        """Wait for a part of the input; False at its end."""
+        """Read a part of the input; return False at its end."""
         data = os.read(self._descriptor, 1 << 20)
         self._data += data
         if b"\n" not in data:

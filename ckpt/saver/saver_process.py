@@ -1,9 +1,4 @@
-"""This process's end of its saver: a process of its own, or where none can be had, a thread of this one.
-
-All Checkpointers share one, and while it works for another of them, one more is started: a file system that hangs stops
-no save to another one. One that dies is replaced. A forked child (a DataLoader's worker) has none before it saves: its
-parent's knows nothing of it, and ends with the parent even if the child lives on.
-"""
+"""This process's connection to its saver: a process of its own, or a thread of this one where none can be started."""
 
 from __future__ import annotations
 
@@ -31,16 +26,16 @@ _NEVER = threading.Event()
 
 
 def start() -> None:
-    """Have a process running before it is needed: it takes a while until it has imported everything."""
+    """Start a process before it is needed: its imports take a while."""
     if not _idle and (child := _new()) is not None:
         _idle.append(child)
 
 
 def ask(request: Save, arena: Path) -> Asked:
-    """On return the request will be carried out, whatever becomes of this process.
+    """Send a request; on return it will be carried out, whatever happens to this process.
 
-    Unless it is this one that has to do it. Call what is returned, in a thread: it waits for the answer. Raises OSError
-    when the arena cannot be had.
+    Unless this process itself has to do it. Call the result in a thread: it waits for the answer. Raises OSError when
+    the arena cannot be sent.
     """
     descriptor = os.open(arena, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -60,7 +55,7 @@ class Asked:
         self._request, self._arena, self._child = request, arena, child
 
     def __call__(self, heard: Callable[[Progress], None]) -> Answer:
-        """Wait for the answer; ``heard`` is called with what comes before."""
+        """Wait for the answer; ``heard`` is called with the messages before it."""
         child, request = self._child, self._request
         if child is None:
             return _save_here(request, self._arena, heard)
@@ -76,7 +71,7 @@ class Asked:
         return SaverFailed(request.step, why)
 
     def cancel(self) -> None:
-        """No process will wait for the answer: that process is killed."""
+        """Cancel by killing the child: no thread will wait for the answer."""
         if self._child is not None:
             self._child.end()
 
@@ -88,7 +83,7 @@ def _save_here(request: Save, arena: Path, heard: Callable[[Progress], None]) ->
 
 
 def _end_of(child: _Child) -> str:
-    """How one ended that is dead. Where it never was ready, another would not be, either."""
+    """Return how a dead child ended. If it never was ready, another would not be, either."""
     child.answer(lambda progress: None)
     how = child.end(_END_S)
     if not child.was_ready:
@@ -114,7 +109,7 @@ def _use_threads(why: str) -> None:
 
 
 class _Child:
-    """One life of the process. Raises OSError where it cannot be started."""
+    """One child process. Raises OSError where it cannot be started."""
 
     def __init__(self) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -145,7 +140,7 @@ class _Child:
         return True
 
     def answer(self, heard: Callable[[Progress], None]) -> Answer | None:
-        """Wait for the answer to what was sent; None when there will be none."""
+        """Wait for the answer to the last request; None when there will be none."""
         while packet := receive(self._link)[0]:
             if packet == READY:
                 self.was_ready = True
@@ -159,7 +154,7 @@ class _Child:
         return None
 
     def end(self, patience_s: float = 0.0) -> str:
-        """How it ended, in words; it is killed when it lives on for ``patience_s``."""
+        """End the child and return how it ended; it is killed after ``patience_s``."""
         self._close.detach()
         self._link.close()
         try:
@@ -174,17 +169,20 @@ class _Child:
         return f"was killed by signal {-code}"
 
     def forget(self) -> None:
-        """In a forked child: only its parent holds the socket, whose end tells the process that the parent is dead."""
+        """Close the socket, in a forked child: only the parent may hold it.
+
+        Its end tells that the parent is dead.
+        """
         self._link.close()
         if hasattr(self, "_close"):
             self._close.detach()
-            self._process.returncode = 0  # not ours to wait for
+            self._process.returncode = 0  # it is another process's child
 
 
 def _close(process: subprocess.Popen[bytes], link: socket.socket, idle: threading.Event) -> None:
-    """No process saves any more, or this interpreter ends.
+    """Close the link: no process saves any more, or this interpreter ends.
 
-    It finishes what it was asked, what it has for the next goes.
+    The child finishes its requests and then ends.
     """
     link.close()
     if idle.is_set():
@@ -195,7 +193,7 @@ def _close(process: subprocess.Popen[bytes], link: socket.socket, idle: threadin
 
 
 def _environment() -> dict[str, str]:
-    """Return its environment: it imports what this process would, and needs neither MPI's nor algebra's threads."""
+    """Return the child's environment: it imports like this process, without threads of MPI and linear algebra."""
     path = [*(str(Path(place).absolute()) for place in sys.path if place), _PACKAGE_PARENT]
     own = {"PYTHONPATH": os.pathsep.join(path), "MPI4PY_RC_INITIALIZE": "false", "OPENBLAS_NUM_THREADS": "1"}
     return {**os.environ, **own}

@@ -1,7 +1,6 @@
-"""The saver's way by a disk of the node's own: to that disk, and from there to the shared file system.
+"""Saves through a disk of the node's own: first to that disk, and from there to the shared file system.
 
-A thread does all that touches that disk. So one that stops answering costs a save its short way, or that save, but no
-later one.
+One thread does all work on that disk. So a disk that hangs costs a save its shortcut, or that save, but no later one.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from resilio_hpc.core import bounded
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 _LOST = "memory had been let go by then, so this save is lost"
-_hung: dict[str, Future[ShardRecord | OSError]] = {}  # by the disk's directory: what did not come to an end there
+_hung: dict[str, Future[ShardRecord | OSError]] = {}  # by the disk's directory: work that has not ended
 
 
 @dataclass
 class LocalWay:
     """One save.
 
-    ``let_go``: called as soon as the arenas are not needed any more, before ``say``; ``staging``: gives the directory
-    on the shared file system; ``patience``: after that the node's disk is taken for hung; ``own``: see
+    ``let_go``: called as soon as the arenas are not needed any more, before ``say``; ``staging``: returns the directory
+    on the shared file system; ``patience``: after that the node's disk counts as hung; ``own``: see
     ``shard_file.write_shard``.
     """
 
@@ -48,12 +47,12 @@ class LocalWay:
     patience: Patience = PATIENCE
     own: Mapping[int, frozenset[int]] = field(default_factory=dict)
     _disk: LocalDisk | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # for the next two
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # for the next two fields
     _copy: Path | None = None  # the file on that disk, once it is durable
     _given_up: bool = False
 
     def take(self) -> ShardRecord | OSError:
-        """Have it done. The record of the file; or what is wrong with that disk, while memory has everything.
+        """Run it. Return the record of the file; or that disk's error, while memory still holds everything.
 
         Raises CorruptCheckpoint for what that disk lost afterwards, OSError for the shared file system.
         """
@@ -73,7 +72,10 @@ class LocalWay:
                 return bounded.no_answer(patience_s)
 
     def _disk_answers(self) -> bool:
-        """Then it is the shared file system that hangs. An error is an answer, too."""
+        """Return whether the disk answers, so that the shared file system is the one that hangs.
+
+        An error is an answer too.
+        """
         if self._disk is None:
             return False
         try:
@@ -85,14 +87,14 @@ class LocalWay:
         return True
 
     def _give_up(self, patience_s: float) -> None:
-        """Raise CorruptCheckpoint when memory was let go."""
+        """Give up the disk. Raises CorruptCheckpoint when the arenas were released already."""
         with self._lock:
             self._given_up = True
             if self._copy is not None:
                 raise CorruptCheckpoint(f"{self._copy.parent}: {bounded.no_answer(patience_s).strerror}; {_LOST}")
 
     def _go(self) -> ShardRecord | OSError:
-        """Return what the thread does."""
+        """Do the work, in the thread."""
         from resilio_hpc.ckpt.store.shard_file import write_shard
 
         started = time.monotonic()

@@ -28,7 +28,7 @@ from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.native import crc32c
 
 STATE_AT = 2048
-HUGE_AT, HUGE = 2056, b"HUGE\0\0\0\0"  # whether it is in huge pages; says nothing about what is in it
+HUGE_AT, HUGE = 2056, b"HUGE\0\0\0\0"  # whether it is in huge pages; says nothing about its content
 EMPTY, WRITING, WHOLE = b"EMPTY\0\0\0", b"WRITING\0", b"WHOLE\0\0\0"
 
 _MAGIC = b"RESIL-AR"
@@ -95,7 +95,7 @@ def unpack(page: bytes) -> Header | None:
 
 
 def slot_path(directory: Path, rank: int, slot: int) -> Path:
-    """Where slot 0 or 1 of a rank lies."""
+    """Return the path of slot 0 or 1 of a rank."""
     return directory / f"rank{rank}.slot{slot}"
 
 
@@ -123,7 +123,7 @@ def header_of(fd: int) -> Header | None:
 
 
 def scan(directory: Path) -> list[HeldSnapshot]:
-    """Every whole snapshot in the arenas of this node, by rank, newest last. Reads headers only."""
+    """Return every whole snapshot in the arenas of this node, by rank, newest last. Reads headers only."""
     held = []
     for path in _slots(directory):
         header = read_header(path)
@@ -155,7 +155,7 @@ class Pin:
         self._fds = fds
 
     def release(self) -> None:
-        """Let the slots be overwritten again, unless another process keeps them. Twice is once."""
+        """Let the slots be overwritten again, unless another process keeps them. A second call does nothing."""
         while self._fds:
             os.close(self._fds.pop())
 
@@ -181,7 +181,7 @@ def pin(directory: Path, step: int) -> Pin | None:
 
 
 def invalidate(directory: Path, step: int) -> None:
-    """Mark every snapshot of ``step`` as empty: the copy is bad."""
+    """Mark every snapshot of ``step`` as empty, since the copy is bad."""
     for held in scan(directory):
         if held.step == step:
             mark_empty(held.path, step)
@@ -194,7 +194,7 @@ def mark_empty(path: Path, step: int) -> None:
     except OSError:
         return
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: a pinned snapshot may turn out bad as well
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: a pinned snapshot may turn out to be bad as well
         header = header_of(fd)
         if header is not None and header.step == step:
             os.pwrite(fd, EMPTY, STATE_AT)
@@ -238,7 +238,7 @@ def _slots(directory: Path) -> list[Path]:
 
 
 def lock_snapshot(held: HeldSnapshot) -> int | None:
-    """Return a file descriptor that keeps this very snapshot, or None when it is being overwritten."""
+    """Return a file descriptor that keeps this snapshot; None when it is being overwritten."""
     try:
         fd = os.open(held.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

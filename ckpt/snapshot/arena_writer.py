@@ -1,4 +1,4 @@
-"""A rank's side of its two arenas: choosing a slot, making it ready, filling it."""
+"""A rank's side of its two arenas: it chooses a slot, makes it ready, and fills it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAP_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose arenas these are: written into every header."""
+    """The owner of arenas, written into every header."""
 
     rank: int
     local_rank: int
@@ -46,13 +46,16 @@ class Slot:
     """One arena file, open for its owner. All methods raise OSError (ENOSPC when there is no room)."""
 
     def __init__(self, path: Path | None, spill: Path, on_disk: bool, lock_pages: LockPages) -> None:
-        """``path`` None: a file without a name, which ends with the process. ``spill``: directory for files on disk."""
+        """Open a slot. ``path`` None: a file without a name, which ends with the process.
+
+        ``spill``: directory for files on disk.
+        """
         self.map: memoryview | None = None
         self._lock_pages = lock_pages
         self._unlock_pages: Callable[[], None] | None = None
         self._fd = -1
         self._is_allocated = False
-        self.present_bytes = 0  # of ``map``, from its begin: no access to these is a fault
+        self.present_bytes = 0  # of ``map``, from its begin: an access to these is no fault
         self._spill = spill
         self.on_disk = on_disk
         self.why_on_disk = ""
@@ -65,7 +68,7 @@ class Slot:
             if not path.is_symlink() or path.readlink() != target:
                 path.unlink(missing_ok=True)
                 path.symlink_to(target)
-        self.on_disk = path.is_symlink()  # left so by a former life of this rank
+        self.on_disk = path.is_symlink()  # a former life of this rank left it so
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path
 
     def _open_nameless(self) -> tuple[int, Path]:
@@ -86,21 +89,21 @@ class Slot:
 
     @property
     def place(self) -> Path:
-        """Where it lies, for people: a file without a name has no path that says so."""
+        """Return its place, for people: a file without a name has no path that tells it."""
         return self._spill if self.on_disk else _SHARED_MEMORY
 
     @property
     def header(self) -> Header | None:
-        """The header when a whole snapshot is here."""
+        """Return the header when a whole snapshot is here."""
         return arena.header_of(self._fd)
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file."""
+        """Return the size of the file."""
         return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
-        """Take the right to write; False while a process has pinned this slot."""
+        """Take the right to write; return False while a process has pinned this slot."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -113,7 +116,7 @@ class Slot:
 
     @property
     def has_huge_pages(self) -> bool:
-        """Is it mapped in no time? So it is where the kernel gave huge pages, or the mount does (``huge=always``)."""
+        """Return whether its mapping takes no time: the kernel gave huge pages, or the mount does (``huge=always``)."""
         if self.on_disk:
             return False
         return huge_memory.mount_has_huge_pages(self._fd) or os.pread(self._fd, len(HUGE), HUGE_AT) == HUGE
@@ -124,7 +127,7 @@ class Slot:
             os.pwrite(self._fd, EMPTY, STATE_AT)
 
     def make_room(self, size: int) -> memoryview:
-        """Writable memory of at least ``size`` bytes, every page of it present (locked; the snapshot is lost).
+        """Return writable memory of at least ``size`` bytes, with every page present (locked; the snapshot is lost).
 
         Allocated first, so that full memory is an error here and not a SIGBUS later; pages are faulted in now because
         a fault costs ten times the copy. In huge pages where they can be had: 2 MiB in one fault, and a device that
@@ -138,7 +141,7 @@ class Slot:
             if present > size:
                 os.ftruncate(self._fd, size)
         if not self._is_allocated:
-            self._allocate(size)  # also for an old file: a former life may have died half-way here
+            self._allocate(size)  # also for an old file: a former life may have died half-way
         memory = self._mapped()
         if not self._is_allocated:
             populate(memory)
@@ -149,7 +152,7 @@ class Slot:
         return memory[:]
 
     def map_snapshot(self, size: int, is_wanted: Callable[[], bool]) -> None:
-        """Map the pages of a whole snapshot of that size, until they are not wanted any more; only of one in memory."""
+        """Map the pages of a whole snapshot of that size, while ``is_wanted`` says so; only of one in memory."""
         if self.on_disk:
             return
         memory = self._mapped()
@@ -164,7 +167,7 @@ class Slot:
         return self.map
 
     def _allocate(self, size: int) -> None:
-        """Piece by piece, with a look at what is left: all ranks of a node do this at the same time."""
+        """Allocate piece by piece, each after a look at the free memory: all ranks of a node do it at the same time."""
         if self.on_disk and not is_in_memory(self._fd):
             os.posix_fallocate(self._fd, 0, size)
             return
@@ -180,16 +183,16 @@ class Slot:
                     has_huge_pages = huge_memory.allocate(self._fd, self._mapped(), at, at + piece, has_huge_pages)
         except OSError:
             self._unmap()
-            os.ftruncate(self._fd, min(present, size))  # what was taken goes back, and no process maps the hole
+            os.ftruncate(self._fd, min(present, size))  # the allocation is given back, and no process maps the hole
             raise
         os.pwrite(self._fd, HUGE if has_huge_pages else bytes(len(HUGE)), HUGE_AT)
 
     def begin(self) -> None:
-        """From here until ``finish`` the slot holds nothing (locked)."""
+        """Empty the slot until ``finish`` (locked)."""
         os.pwrite(self._fd, WRITING, STATE_AT)
 
     def finish(self, header: Header) -> None:
-        """Write the header of the complete content, then, last, the word that makes it count."""
+        """Write the header of the complete content, then, last, the state word that makes it valid."""
         assert self.map is not None
         fields = arena.pack(header)
         self.map[: len(fields)] = fields
@@ -209,7 +212,7 @@ class Slot:
         if self._unlock_pages is not None:
             self._unlock_pages()
             self._unlock_pages = None
-        self.map = None  # unmapped when no code reads any part of it any more
+        self.map = None  # unmapped when no code uses any part of it any more
         self._is_allocated = False
         self.present_bytes = 0
 
@@ -232,7 +235,7 @@ class ArenaPair:
         """
         self.owner = owner
         self._lock = threading.Lock()
-        self._is_asked = False  # for what is being mapped
+        self._is_asked = False  # of the mapping under way
         self._slots = [
             Slot(
                 None if directory is None else arena.slot_path(directory, owner.rank, number),
@@ -245,16 +248,16 @@ class ArenaPair:
 
     @property
     def on_disk(self) -> bool:
-        """Did memory have no room for some slot?"""
+        """Return whether memory had no room for some slot."""
         return any(slot.on_disk for slot in self._slots)
 
     @property
     def why_on_disk(self) -> str:
-        """Why memory had no room, as far as this life knows."""
+        """Return why memory had no room, as far as this life knows."""
         return next((slot.why_on_disk for slot in self._slots if slot.why_on_disk), "as before")
 
     def reserve(self, step: int, size: int) -> tuple[Slot, memoryview, int]:
-        """Lock the slot that ``step`` goes to: the slot, its memory (state ``writing``), and the new sequence number.
+        """Lock the slot for ``step``; return it, its memory (state ``writing``), and the new sequence number.
 
         Raises OSError, with the place, when there is no room, SaveRefused when both slots are pinned.
         """
@@ -282,7 +285,7 @@ class ArenaPair:
         The same step again, or a later one of a life that was rolled back.
         """
         others = [(other.path, other.header) for other in self._slots if other is not slot]
-        slot.finish(header)  # from here on a rank for which it was brought may save into the other one
+        slot.finish(header)  # from here on a rank for which it was fetched may save into the other slot
         slot.unlock()
         for path, held in others:
             if held is not None and held.step >= header.step:
@@ -294,14 +297,14 @@ class ArenaPair:
         slot.unlock()
 
     def drop_after(self, step: int) -> None:
-        """Training goes on from ``step``: forget every later snapshot, of a life that is over."""
+        """Forget every snapshot later than ``step``, of a life that is over: training goes on from ``step``."""
         for slot in self._slots:
             held = slot.header
             if held is not None and held.step > step:
                 arena.mark_empty(slot.path, held.step)
 
     def prefault(self, size: int = 0) -> None:
-        """Make a slot that was never used as large as the other one and ``size``, in the background of training."""
+        """Make an unused slot as large as the other one and ``size``, in the background of training."""
         with self._lock:
             size = max(size, *(slot.size_bytes for slot in self._slots))
             for slot in self._slots:
@@ -313,7 +316,10 @@ class ArenaPair:
                     return
 
     def prefault_beside(self, size: int = 0, slots: int = 1) -> None:
-        """Do the same for so many slots, in a thread of its own. Raises nothing: the save that needs them says so."""
+        """Do the same for so many slots, in a thread of its own.
+
+        Raises nothing: the save that needs them reports it.
+        """
 
         def act() -> None:
             with contextlib.suppress(OSError):
@@ -335,7 +341,7 @@ class ArenaPair:
                 found[0].map_snapshot(found[1].size_bytes, lambda: not self._is_asked)
 
     def memory(self, step: int) -> memoryview:
-        """Of the arena that holds ``step`` what is mapped by now, from its begin; all where that takes no time."""
+        """Return the mapped memory of the arena with ``step``, from its begin; all of it where that takes no time."""
         self._is_asked = True
         with self._lock:
             found = self._holder(step)
@@ -368,7 +374,7 @@ def _make_room(slot: Slot, size: int) -> memoryview:
 
 
 def _worth(header: Header | None, step: int) -> int:
-    """How much a slot's content is worth when ``step`` is about to be saved: the least goes first."""
+    """Return how much a slot's content is worth when ``step`` is about to be saved: the lower one is overwritten."""
     if header is None:
         return -2
     return -1 if header.step > step else header.step

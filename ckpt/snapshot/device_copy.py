@@ -1,8 +1,8 @@
 """Copies from CUDA devices (AMD's count as such) into page-locked memory, on streams of their own.
 
-A copy follows all that the device's current stream was given before, and what changes the tensor afterwards waits for
-it on the device. So the host waits for nothing here, unless it asks. ``Device`` is what is needed of a device; ``Cuda``
-asks torch for it.
+A copy follows all work that the device's current stream had before, and later changes of the tensor wait for it on the
+device. So the host waits for nothing here, unless it asks. ``Device`` is the interface of a device; ``Cuda`` implements
+it with torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.native import crc32c
 
 _SHARE_BYTES = 32 << 20
-_PART_BYTES = 16 << 20  # of a tensor that is not contiguous the device holds as much once more
+_PART_BYTES = 16 << 20  # the device needs as much memory again for a tensor that is not contiguous
 """Checksums of so much are computed in one go, while more is arriving."""
 
 
@@ -35,7 +35,7 @@ Begun = tuple[list[ChecksumSlot], Future[list[int]]]
 
 
 class Mark(Protocol):
-    """A moment in a device's stream of copies."""
+    """A point in a device's stream of copies."""
 
     def wait(self) -> None:
         """Return when all copies before it are complete."""
@@ -43,17 +43,20 @@ class Mark(Protocol):
 
 
 class Device(Protocol):
-    """``where`` is whatever ``place`` says of a tensor. None of these but ``Mark.wait`` waits for the device."""
+    """The interface of a kind of devices; ``where`` is a result of ``place``.
+
+    Only ``Mark.wait`` waits for the device.
+    """
 
     refusal: str
     """Why memory cannot be page-locked; "": it can, as far as is known."""
 
     def place(self, value: Any) -> Any:
-        """On which device this tensor is; None: on none of this kind."""
+        """Return on which device this tensor is; None: on none of this kind."""
         ...
 
     def follow(self, where: Any) -> None:
-        """Let copies from now on see what the current stream was given until now."""
+        """Let later copies see the results of the current stream's work so far."""
         ...
 
     def copy(self, part: Any, target: memoryview) -> None:
@@ -61,15 +64,17 @@ class Device(Protocol):
         ...
 
     def mark(self, where: Any) -> Mark:
-        """After all copies so far."""
+        """Return a mark after all copies so far."""
         ...
 
     def hold(self, where: Any, mark: Mark) -> None:
-        """Let what the current stream is given from now on wait for ``mark``."""
+        """Let later work of the current stream wait for ``mark``."""
         ...
 
     def lock_pages(self, memory: memoryview) -> Callable[[], None] | None:
-        """Have the device write straight into this memory; what ends that, before it is unmapped.
+        """Lock the pages, so that the device writes straight into them.
+
+        Return what unlocks them, before they are unmapped.
 
         None: there is no device in use, or it refuses: then copies take longer, and the host waits for them.
         """
@@ -77,7 +82,7 @@ class Device(Protocol):
 
 
 class Cuda:
-    """``Device`` by way of torch, imported only by who has its tensors."""
+    """``Device`` by torch, imported only by a process that has torch's tensors."""
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
@@ -136,7 +141,7 @@ class Cuda:
 
 
 class _Recorded:
-    """A ``Mark``: an event of CUDA."""
+    """A ``Mark``: a CUDA event."""
 
     def __init__(self, event: Any) -> None:
         self.event = event
@@ -151,7 +156,7 @@ CUDA = Cuda()
 
 
 class Transfer(NamedTuple):
-    """A tensor of a device that goes to byte ``at`` of the arena, and where its blocks' checksums go."""
+    """A tensor of a device, the byte ``at`` of the arena where it goes, and the slots of its blocks' checksums."""
 
     value: Any
     at: int
@@ -159,20 +164,20 @@ class Transfer(NamedTuple):
 
 
 class DeviceCopies:
-    """What one snapshot copies from devices into its arena, which is ``room``."""
+    """The copies of one snapshot from devices into its arena, ``room``."""
 
     def __init__(self, device: Device, room: memoryview, pool: ThreadPoolExecutor) -> None:
         self._device, self._room, self._pool = device, room, pool
         self._marks: dict[Any, Mark] = {}
 
     def follow(self, where: Any) -> None:
-        """Let copies see all that this device's current stream was given. Raises CheckpointError."""
+        """Let copies see the results of this device's current stream so far. Raises CheckpointError."""
         with _failures():
             self._device.follow(where)
             self._marks[where] = self._device.mark(where)
 
     def begin(self, where: Any, transfers: Iterable[Transfer]) -> list[Begun]:
-        """Begin to copy tensors of one device that is followed. Raises CheckpointError, and so do the results."""
+        """Begin to copy tensors of one device, after ``follow``. Raises CheckpointError, and so do the results."""
         begun: list[Begun] = []
         slots: list[ChecksumSlot] = []
         extents: list[tuple[int, int]] = []
@@ -204,12 +209,12 @@ class DeviceCopies:
         return begun
 
     def hold(self) -> None:
-        """Devices change nothing from now on until they have copied what was begun."""
+        """Hold the devices: they change nothing until they have copied what was begun."""
         for where, mark in self._marks.items():
             self._device.hold(where, mark)
 
     def settle(self) -> None:
-        """Nothing is written to the arena any more, whatever went wrong: wait for the devices themselves."""
+        """Wait for the devices, so that nothing is written to the arena any more, whatever went wrong."""
         for where in self._marks:
             with contextlib.suppress(RuntimeError):  # a device that failed writes nothing either
                 self._device.mark(where).wait()
@@ -222,7 +227,7 @@ class DeviceCopies:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """Give what torch raises for a device that fails, or that has no memory for a part that is not contiguous."""
+    """Turn torch's errors into CheckpointError: of a device that fails, or that has no memory for a part."""
     try:
         yield
     except RuntimeError as error:
@@ -230,11 +235,9 @@ def _failures() -> Iterator[None]:
 
 
 def parts(value: Any, size_bytes: int) -> Iterator[Any]:
-    """Yield the tensor cut up, in row-major order, into parts of at most that size (or an element).
+    """Yield the tensor in parts, in row-major order, of at most that size (or an element); none of an empty one.
 
-    None of an empty one.
-
-    To copy a part that is not contiguous takes as much memory of the device.
+    The copy of a part that is not contiguous takes as much memory of the device.
     """
     if not value.nbytes:
         return

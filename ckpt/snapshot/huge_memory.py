@@ -1,4 +1,4 @@
-"""Files in shared memory whose every page is there, in huge pages where the kernel has them."""
+"""Files in shared memory with every page present, in huge pages where the kernel has them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from resilio_hpc.native import make_huge
 
 
 def mount_has_huge_pages(fd: int) -> bool:
-    """Return whether this file gets them by itself (``huge=always``, ``huge=within_size``)."""
+    """Return whether the mount gives this file huge pages by itself (``huge=always``, ``huge=within_size``)."""
     return os.fstat(fd).st_blksize > PAGE
 
 
 def allocate(fd: int, memory: memoryview, begin: int, end: int, in_huge_pages: bool = True) -> bool:
-    """Have the bytes from ``begin`` to ``end`` there: whether all are in huge pages, those that begin one excepted.
+    """Allocate the bytes from ``begin`` to ``end``; return whether all are in huge pages.
 
-    ``memory``: the file from its begin, by ``map_shared``. From Linux 6.1 on the kernel gathers a huge page around a
-    page that is there. Raises OSError (ENOSPC).
+    Pages that begin the range of a huge one are excepted. ``memory``: the file from its begin, by ``map_shared``. From
+    Linux 6.1 on, the kernel gathers a huge page around a page that is there. Raises OSError (ENOSPC).
     """
     if in_huge_pages and not mount_has_huge_pages(fd):
         for huge_page in range(begin, end, HUGE_PAGE):

@@ -1,4 +1,4 @@
-"""Putting a flattened state into an arena: one pass of copies, each block's checksum computed on the way."""
+"""Copies a flattened state into an arena: one pass of copies, which also computes each block's checksum."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def copy_threads(local_world_size: int) -> int:
-    """Return a rank's share of the cores that it may use, and not more than memory bandwidth rewards."""
+    """Return a rank's share of the cores that it may use, at most as many as memory bandwidth can feed."""
     return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // max(local_world_size, 1)))
 
 
 class StateChanged(CheckpointError):
-    """A tensor was changed while it was being copied."""
+    """Raised when a tensor changed while it was being copied."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class StateChanged(CheckpointError):
 
 @dataclass(frozen=True)
 class Plan:
-    """Where everything of a snapshot goes in its arena. ``room_bytes`` includes a bound for the table."""
+    """The layout of a snapshot in its arena. ``room_bytes`` includes a bound for the table."""
 
     offsets: tuple[int, ...]
     tree_offset: int
@@ -56,7 +56,7 @@ class Plan:
 
 
 def plan(leaves: Iterable[Leaf], tree_size: int) -> Plan:
-    """Large tensors begin on a page (for direct I/O later), small ones on a cache line."""
+    """Return the layout: large tensors begin on a page (for direct I/O later), small ones on a cache line."""
     at, offsets, table_bound = PAGE, [], 1024
     for leaf in leaves:
         alignment = PAGE if leaf.held_bytes >= LARGE_BYTES else 64
@@ -72,7 +72,7 @@ def plan(leaves: Iterable[Leaf], tree_size: int) -> Plan:
 
 
 class _Copy(NamedTuple):
-    """A block to be copied (see ``native.copy_blocks``), and where its checksum goes."""
+    """A block to be copied (see ``native.copy_blocks``), and the slot of its checksum."""
 
     block: tuple[int, Any, int, int]
     slot: ChecksumSlot
@@ -84,7 +84,10 @@ def _note(slots: Iterable[ChecksumSlot], crcs: Sequence[int]) -> None:
 
 
 class Snapshot:
-    """A snapshot on its way into an arena: made, with the copies that cannot wait; then, once, ``finish``."""
+    """A snapshot on its way into an arena.
+
+    The constructor makes the copies that cannot wait; then, once, ``finish``.
+    """
 
     def __init__(
         self,
@@ -97,10 +100,8 @@ class Snapshot:
     ) -> None:
         """Take the snapshot.
 
-        ``overlapped``: what is on a device, and what only an optimizer's step changes, is copied in the background from
-        here on.
-
-        Raises OSError or CheckpointError; then the former snapshot is what it was.
+        ``overlapped``: tensors on devices, and tensors that only an optimizer's step changes, are copied in the
+        background from here on. Raises OSError or CheckpointError; then the former snapshot is unchanged.
         """
         self._pair, self._step, self._state, self._pool = pair, step, state, pool
         leaves = state.leaves
@@ -135,13 +136,13 @@ class Snapshot:
 
     @property
     def is_copied(self) -> bool:
-        """Is nothing being copied in the background?"""
+        """Return whether nothing is being copied in the background."""
         return not self._copies
 
     def hold_devices(self) -> bool:
-        """Have devices wait, before what they are given from now on, until they have copied what was saved.
+        """Let devices copy what was saved before they do their later work.
 
-        True: that is enough. False: the host copies, too, and only the end of ``finish`` tells that it is done.
+        Return True if that is enough. False: the host copies too, and only the end of ``finish`` tells that it is done.
         """
         if self._versions_held is None:
             self._versions_held = self._current_versions()
@@ -149,13 +150,13 @@ class Snapshot:
         return not self._waits_on_host
 
     def finish(self) -> tuple[Path, int]:
-        """Wait for the copies and make the snapshot whole: the arena, and the size of the snapshot.
+        """Wait for the copies and make the snapshot whole; return the arena, and the size of the snapshot.
 
         Raises StateChanged when a tensor changed before its copy was complete; the snapshot is lost then.
         """
         try:
             self._collect()
-            versions = self._current_versions()  # first: what is held meanwhile may change from then on
+            versions = self._current_versions()  # first: tensors that are held meanwhile may change from then on
             for number, before, now in zip(self._late, self._versions, self._versions_held or versions, strict=True):
                 if before != now:
                     raise StateChanged(self._state.leaves[number].path)
@@ -166,14 +167,17 @@ class Snapshot:
         return self._slot.path, end
 
     def _current_versions(self) -> list[int]:
-        """They grow when torch changes a tensor in place."""
+        """Return torch's version counters, which grow when it changes a tensor in place."""
         return [self._state.leaves[number].value._version for number in self._late]
 
     def _on_host(self, numbers: Sequence[int]) -> list[int]:
         return [number for number in numbers if self._places[number] is None]
 
     def _copy_from_devices(self, early: Sequence[int], overlapped: bool) -> list[Begun]:
-        """Begin all copies from devices. What may change before the next optimizer's step is held right away."""
+        """Begin all copies from devices.
+
+        Tensors that may change before the next optimizer's step are held right away.
+        """
         begun: list[Begun] = []
         places = dict.fromkeys(place for place in self._places if place is not None)
         for where in places:

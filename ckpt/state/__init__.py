@@ -1,4 +1,4 @@
 """A training state as a tree of tensors and values, and parts of global tensors.
 
-Knows no files. Start reading at ``tree``.
+It knows no files. Start reading at ``tree``.
 """

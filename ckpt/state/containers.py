@@ -13,17 +13,17 @@ SEQUENCES = frozenset({list, tuple, deque})
 
 
 def is_container(node: Any) -> bool:
-    """Is it one of these, of no class derived from them?"""
+    """Return whether it is one of these, not of a class derived from them."""
     return type(node) in DICTS or type(node) in SEQUENCES
 
 
 def holds_scalars_only(node: Any) -> bool:
-    """Is there nothing but numbers, text and None in a container? Fast for millions of them."""
+    """Return whether a container holds only numbers, text and None. Fast for millions of them."""
     return set(map(type, node.values() if isinstance(node, dict) else node)) <= SCALARS
 
 
 def parts(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Keys or positions of a container, each with what is there; nothing where that is scalars only."""
+    """Yield the keys or positions of a container with their contents; nothing where they are scalars only."""
     if is_container(node) and not holds_scalars_only(node):
         yield from node.items() if isinstance(node, dict) else enumerate(node)
 
@@ -48,7 +48,7 @@ def alike_dict(node: Any, values: dict[Any, Any]) -> Any:
 def map_leaves(node: Any, change: Callable[[Any], Any]) -> Any:
     """Return a nest of containers in which ``change`` was applied to all else.
 
-    One of scalars only stays the same object.
+    A container of scalars only stays the same object.
     """
     if not is_container(node) or holds_scalars_only(node):
         return change(node) if not is_container(node) else node

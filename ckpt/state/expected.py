@@ -1,4 +1,4 @@
-"""About how large a state's snapshot will be, asked before the first step: optimizers have no state yet."""
+"""The expected size of a state's snapshot, before the first step, when optimizers have no state yet."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from resilio_hpc.ckpt.state.tensors import is_tensor
 
 
 def expected_bytes(state: Any) -> int:
-    """Bytes of the tensors of a state once it has been trained, each counted once; objects' state_dict() is not called.
+    """Return the bytes of a state's tensors once it has been trained, each counted once.
 
-    An optimizer without state is taken to get as many tensors of a parameter's size as its kind has: two in the Adam
-    family, one for momentum and one for whatever else is not SGD.
+    It does not call state_dict(). An optimizer without state is expected to get as many tensors of a parameter's size
+    as its kind has: two in the Adam family, one for momentum and one for any other that is not SGD.
     """
     found: dict[Any, int] = {}
     _collect(state, found)
@@ -33,7 +33,7 @@ def _collect(value: Any, found: dict[Any, int]) -> None:
         _collect(slab.tensor, found)
     elif is_tensor(value):
         with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError, TypeError):
-            # of a kind without memory of its own, such as a ShardedTensor: whatever needs it refuses it by name
+            # a kind without memory of its own, such as a ShardedTensor: code that needs it refuses it by name
             key = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
             found[key, value.nbytes] = int(value.nbytes)
     elif torch is not None and isinstance(value, torch.nn.Module):
@@ -54,5 +54,5 @@ def _collect_optimizer(optimizer: Any, found: dict[Any, int]) -> None:
 
 
 def holds_optimizer(state: Any) -> bool:
-    """Is there a torch optimizer in it?"""
+    """Return whether it holds a torch optimizer."""
     return is_optimizer(state) or any(holds_optimizer(item) for _, item in containers.parts(state))

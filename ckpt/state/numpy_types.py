@@ -20,7 +20,7 @@ _MAX_DEPTH = 16
 
 def text_of(dtype: Any) -> str:
     """Return the text of a numpy dtype. Raises UsageError for one that a checkpoint cannot hold."""
-    # to numpy, structures are equal that are aligned and that are not
+    # to numpy, aligned and unaligned structures are equal
     return _known(dtype) if dtype.names is None and dtype.subdtype is None else _checked(dtype)
 
 
@@ -124,7 +124,7 @@ def scalar_of(text: str, data: bytes) -> Any:
     dtype = dtype_of(text)
     if len(data) != dtype.itemsize:
         raise ValueError(f"{len(data)} bytes for a scalar of {dtype.itemsize}")
-    if dtype.kind == "S":  # out of an array they would come without zeros at the end
+    if dtype.kind == "S":  # out of an array they would lack zeros at the end
         return numpy.bytes_(data)
     if dtype.kind == "U":
         order = "be" if dtype.str[0] == ">" else "le"
@@ -133,7 +133,10 @@ def scalar_of(text: str, data: bytes) -> Any:
 
 
 def bytes_of(scalar: Any) -> bytes:
-    """Of a numpy scalar. Between the fields of a structure, where numpy leaves what was in memory, zeros."""
+    """Return the bytes of a numpy scalar.
+
+    Zeros stand between the fields of a structure, where numpy leaves old memory.
+    """
     import numpy
 
     if scalar.dtype.names is None:
@@ -144,5 +147,5 @@ def bytes_of(scalar: Any) -> bytes:
 
 
 def raw_view(array: Any) -> Any:
-    """Return the same elements as raw bytes, so that copies take the bytes between fields, too."""
+    """Return the same elements as raw bytes, so that copies include the bytes between fields."""
     return array.view(f"V{array.dtype.itemsize}") if array.dtype.names is not None else array

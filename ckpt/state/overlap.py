@@ -1,7 +1,7 @@
-"""Copies that run beside the next forward and backward pass: which tensors may wait, and who has to wait for them.
+"""Copies that run during the next forward and backward pass: which tensors may wait, and what waits for them.
 
-Parameters and optimizer state change in ``optimizer.step()`` and nowhere else (RES-13), so their copies may go on until
-then. Torch calls a hook at the beginning of every optimizer's step; it waits here.
+Parameters and optimizer state change only in ``optimizer.step()`` (RES-13), so their copies may go on until then. Torch
+calls a hook at the beginning of every optimizer's step, which waits here.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Fenced(Protocol):
 
 
 def is_optimizer(value: Any) -> bool:
-    """Is it a torch optimizer, whose steps call our hook?"""
+    """Return whether it is a torch optimizer, whose steps call the hook."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.optim.Optimizer)
 
 
 def owned(leaves: Sequence[Leaf], optimizers: Sequence[Any]) -> list[bool]:
-    """For each leaf: do only the steps of these optimizers change it, and does torch count its changes?"""
+    """Return, for each leaf, whether only steps of these optimizers change it, and torch counts its changes."""
     keys: set[Key] = set()
     for optimizer in optimizers:
         keys.update(_key(value) for group in optimizer.param_groups for value in group["params"])
@@ -46,7 +46,7 @@ def owned(leaves: Sequence[Leaf], optimizers: Sequence[Any]) -> list[bool]:
 
 
 def may_wait(leaf: Leaf) -> bool:
-    """May another thread copy it: is it on the CPU in one piece, and not small?"""
+    """Return whether another thread may copy it: it is on the CPU, in one piece, and not small."""
     value = leaf.value
     return bool(
         leaf.size_bytes >= LARGE_BYTES
@@ -72,7 +72,7 @@ _hook: Any = None
 
 
 def _forget_all() -> None:
-    """In a forked child: what the parent copies is the parent's memory, and its lock may be held for ever."""
+    """Drop all, in a forked child: the parent copies the parent's memory, and its lock may be held for ever."""
     global _fenced, _lock
     _fenced, _lock = WeakSet(), threading.Lock()
 
@@ -81,7 +81,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def fence_before_steps(who: Fenced) -> None:
-    """From now on every step of every torch optimizer of this process calls ``who.fence()`` first."""
+    """Let every step of every torch optimizer of this process call ``who.fence()`` first."""
     global _hook
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 

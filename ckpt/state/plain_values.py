@@ -1,7 +1,7 @@
 """Plain Python values as JSON, and back: of the same type, to the last bit. Containers of tensors are in ``tree``.
 
-JSON has fewer types than Python. What it lacks becomes an object with one key that begins with ``$``
-(``{"$bytes": "base64"}``). Nothing in it is code: decoding builds values of the types named here and no others.
+JSON has fewer types than Python. Other types become an object with one key that begins with ``$`` (``{"$bytes":
+"base64"}``). Nothing in it is code: decoding builds values of the types named here and no others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_json_text(text: str) -> bool:
 
 
 def are_json(values: Any, kinds: set[type]) -> bool:
-    """Are all of these the JSON of themselves, as ``encode`` would make it? ``kinds``: their types.
+    """Return whether each of these is its own JSON, as ``encode`` would make it. ``kinds``: their types.
 
     Fast for lists of millions of numbers, which are common.
     """
@@ -96,7 +96,7 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def _in_order(values: Any) -> list[Any]:
-    """Of a set: the same for equal sets, so that the same state has the same text."""
+    """Return a set's values in an order that is the same for equal sets, so that the same state has the same text."""
     kinds = set(map(type, values))
     return sorted(values) if kinds in ({int}, {str}) else sorted(values, key=repr)
 
@@ -113,8 +113,8 @@ def _encode_library_value(value: Any) -> Any:
     if numpy is not None:
         if isinstance(value, numpy.dtype):
             return {"$numpy_dtype": numpy_types.text_of(value)}
-        if type(value) is numpy.str_:  # in an array numpy takes zeros off the end
-            return {"$numpy_str": encode("".join(value))}  # str() takes them off, too
+        if type(value) is numpy.str_:  # in an array numpy strips zeros off the end
+            return {"$numpy_str": encode("".join(value))}  # str() strips them, too
         if type(value) is numpy.bytes_:
             return {"$numpy_bytes": _text(bytes(value))}
         if isinstance(value, numpy.generic) and type(value) is value.dtype.type:
@@ -123,7 +123,7 @@ def _encode_library_value(value: Any) -> Any:
 
 
 def name_of(kind: type) -> str:
-    """Return a class as messages name it."""
+    """Return a class's name for messages."""
     return f"{kind.__qualname__} ({kind.__module__}.{kind.__qualname__})"
 
 
@@ -146,7 +146,7 @@ def _advice(value: Any) -> str:
 
 
 def decode(tag: str, node: Any, whole: Callable[[Any], Any]) -> Any:
-    """Return the value of ``{tag: node}``; ``whole`` decodes what is inside of sets.
+    """Return the value of ``{tag: node}``; ``whole`` decodes the contents of sets.
 
     Raises KeyError for a tag of no plain value, ValueError or TypeError for a node that ``encode`` does not make.
     """
@@ -166,7 +166,7 @@ def _data(text: str) -> bytes:
 
 
 def _string(node: Any) -> str:
-    """Of a node that ``encode`` makes of a str."""
+    """Return the str of a node that ``encode`` made."""
     if isinstance(node, dict):
         return bytes.fromhex(node["$str"]).decode("utf-8", "surrogatepass")
     if type(node) is not str:
@@ -259,7 +259,7 @@ _KINDS: dict[type, _Kind] = {
     slice: _Kind("$slice", _slice_part, _slice),
     type(...): _Kind("$ellipsis", lambda _: 0, lambda _: ...),
 }
-_RARE_KINDS: dict[type, _Kind] = {  # each value is read back before it is believed
+_RARE_KINDS: dict[type, _Kind] = {  # each value is read back as a check
     type(pathlib.Path()): _Kind("$path", lambda path: encode(str(path)), lambda node: pathlib.Path(_string(node))),
     pathlib.PurePosixPath: _paths(pathlib.PurePosixPath),
     pathlib.PureWindowsPath: _paths(pathlib.PureWindowsPath),

@@ -1,4 +1,4 @@
-"""Random number generators of this process as plain values, so that they are this rank's own in every layout."""
+"""The random number generators of this process as plain values, so that each rank keeps its own in every layout."""
 
 from __future__ import annotations
 
