@@ -1,1 +1,4 @@
-"""Ground floor: errors, commands, durable files, ledger, wire, rank link. Imports nothing of ours from above."""
+"""Ground floor: errors, commands, durable files, ledger, wire, rank link.
+
+It imports nothing from the other packages.
+"""

@@ -1,6 +1,7 @@
-"""Calls that may hang with their disk or file system: in a thread of their own, and waited for only so long.
+"""Calls that may hang with their disk or file system: each runs in its own thread, with a bounded wait.
 
-Nothing ends a thread that waits in the kernel. Its caller goes another way; should the call return, the thread ends.
+Nothing ends a thread that waits in the kernel. Its caller goes on without it; if the call returns later, the thread
+ends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Waiter = Callable[[Sequence[Future[Any]], float], object]
 
 
 def begin(act: Callable[[], Result]) -> Future[Result]:
-    """Begin ``act`` in a thread that keeps no process from ending; the future has what it returns or raises."""
+    """Start ``act`` in a thread that does not keep the process alive; the future gets its result or exception."""
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -31,7 +32,7 @@ def begin(act: Callable[[], Result]) -> Future[Result]:
 
 
 def in_time(act: Callable[[], Result], seconds: float, wait: Waiter = wait) -> Result:
-    """Return what ``act`` returns, raise what it raises; TimeoutError (an OSError) where it takes longer."""
+    """Return or raise what ``act`` does; TimeoutError (an OSError) where it takes longer."""
     future = begin(act)
     wait([future], seconds)
     if not future.done():

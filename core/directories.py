@@ -1,4 +1,4 @@
-"""Directories that users name: refused in one line where they cannot be what is meant."""
+"""Directories named by users: unusable ones are refused in one line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 def directory_path(given: str | os.PathLike[str], name: str) -> Path:
     """Return the absolute path of a directory.
 
-    ``name``: what it is called in messages, such as an argument or a variable.
-
-    Raises UsageError for a URL, which would become a local folder of that name, for an empty name, for one with a NUL,
-    and for one that is not UTF-8, which the JSON in files and messages could not hold.
+    ``name``: its name in messages, such as an argument or a variable. Raises UsageError for a URL, which would become a
+    local folder of that name, for an empty name, for one with a NUL, and for one that is not UTF-8, which the JSON in
+    files and messages could not hold.
     """
     try:
         text = os.fspath(given)

@@ -17,7 +17,7 @@ from resilio_hpc.core import regular_file
 from resilio_hpc.core.file_system import is_of_this_machine
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_libc = ctypes.CDLL(None, use_errno=True)  # each one more is garbage for a while
+_libc = ctypes.CDLL(None, use_errno=True)  # each further object is garbage for a while
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644, durable: bool = True) -> None:
@@ -42,10 +42,11 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644, durable: bool = Tru
 
 
 def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
-    """Create ``path`` with its whole content, unless it exists: then False. Exclusive on NFS too.
+    """Create ``path`` with its whole content; return False if it exists. Exclusive on NFS too.
 
-    There link(2) is, too, but where the answer to it is lost, the client asks again and is told that the name exists.
-    Who has won is then told by the number of links of the file that only we know (open(2), O_EXCL).
+    There link(2) is exclusive too. But where the answer to it is lost, the client asks again and is told that the name
+    exists. The winner is then known by the number of links of the temporary file, whose name no other process knows
+    (open(2), O_EXCL).
     """
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -67,7 +68,7 @@ def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
 
 @contextmanager
 def new_file(path: Path, mode: int = 0o666, former: Path | None = None) -> Iterator[int]:
-    """Give a descriptor of a file that appears as ``path``, whole and durable, at the end; otherwise nothing remains.
+    """Give a descriptor of a file that appears as ``path``, whole and durable, at the end; else nothing remains.
 
     ``former``: a file of the same file system that is needed no more. It becomes the new one where it is ours alone,
     and is to be written over, since it has its old content; else it is removed.
@@ -89,7 +90,7 @@ def new_file(path: Path, mode: int = 0o666, former: Path | None = None) -> Itera
 
 
 def _taken(former: Path, temporary: Path) -> int | None:
-    """Take it from its old name before it is looked at. A directory that is a link is another's."""
+    """Take the file from its old name, before any check. A directory that is a link belongs to another program."""
     try:
         folder = os.open(former.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -110,10 +111,10 @@ def _taken(former: Path, temporary: Path) -> int | None:
 
 
 def is_ours_alone(fd: int) -> bool:
-    """Whether a file that is open for writing has one name, this user's, and no other process has it open or mapped.
+    """Return whether only this process can use a file that is open for writing: no other has it open or mapped.
 
-    The kernel grants a lease then, and only then (fcntl(2), F_SETLEASE). It knows of this machine alone, so on file
-    systems that others may have mounted it is never sure.
+    It must also have one name, and be this user's. The kernel grants a lease then, and only then (fcntl(2),
+    F_SETLEASE). It knows of this machine alone, so on file systems that others may have mounted it is never sure.
     """
     if not is_of_this_machine(fd):
         return False
@@ -131,14 +132,14 @@ def is_ours_alone(fd: int) -> bool:
 def make_directory(path: Path, mode: int = 0o777) -> None:
     """Create a directory, with those above it that are missing, durable on return.
 
-    The name of the lowest one that is there is synced too: its maker may have died before it was.
+    The name of the lowest one that exists is synced too: its maker may have died before it was.
     """
     missing = []
     there = path
     while not there.is_dir():
         missing.append(there)
         there = there.parent
-    with contextlib.suppress(PermissionError):  # above our own there may be directories that may not be read
+    with contextlib.suppress(PermissionError):  # some of the directories above may not be readable
         sync_directory(there.parent)
     for new in reversed(missing):
         new.mkdir(mode, exist_ok=True)
@@ -146,13 +147,13 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two names of one file system change places, at once; False where it cannot do that (NFS), else OSError.
+    """Exchange two names of one file system, at once; return False where it cannot do that (NFS), else OSError.
 
     renameat2(2), RENAME_EXCHANGE. Not durable before their directories are synced.
     """
     try:
         rename = _libc.renameat2
-    except AttributeError:  # a C library that does not know it
+    except AttributeError:  # the C library lacks it
         return False
     if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True

@@ -27,7 +27,10 @@ _LENGTH_BYTES = 4
 
 
 def give(connection: socket.socket, key: bytes, memory: memoryview) -> None:
-    """Send all of ``memory``. Raises OSError; TimeoutError when nothing is taken for the socket's timeout."""
+    """Send all of ``memory``.
+
+    Raises OSError; TimeoutError when the other side takes nothing for the socket's timeout.
+    """
     cipher = AESGCM(key)
     room = memoryview(bytearray(_CHUNK_BYTES + _TAG_BYTES))
     for number, at in enumerate(range(0, len(memory), _CHUNK_BYTES)):
@@ -38,9 +41,9 @@ def give(connection: socket.socket, key: bytes, memory: memoryview) -> None:
 
 
 def take(connection: socket.socket, key: bytes, memory: memoryview, goes_on: Callable[[], bool]) -> bool:
-    """Fill ``memory``; False when it did not go on to the end.
+    """Fill ``memory``; return False when ``goes_on`` ended it early.
 
-    Raises CheckpointError for bytes that are not what was given, OSError, TimeoutError.
+    Raises CheckpointError for bytes that do not match what was sent, OSError, TimeoutError.
     """
     if len(key) != _KEY_BYTES:
         raise CheckpointError("the other node gave no key")
@@ -60,14 +63,17 @@ def take(connection: socket.socket, key: bytes, memory: memoryview, goes_on: Cal
 
 
 class SealedConnection:
-    """One end.
+    """One end of a connection.
 
-    Methods raise CheckpointError for what the other side did not send, OSError, TimeoutError after the socket's
-    timeout, ConnectionError when the other side ends. Not for several threads at a time.
+    Methods raise CheckpointError for bytes that the other side did not send, OSError, TimeoutError after the socket's
+    timeout, ConnectionError when the other side ends. Not safe for threads.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, calls: bool) -> None:
-        """Agree on keys. ``calls``: this side called the other. Whether it has the key shows with its first word."""
+        """Agree on keys. ``calls``: this side made the connection.
+
+        The first message proves that the other side has the key.
+        """
         mine = secrets.token_bytes(_KEY_BYTES)
         connection.sendall(mine)
         theirs = bytearray(_KEY_BYTES)
@@ -81,7 +87,7 @@ class SealedConnection:
         self._room = memoryview(bytearray(_LENGTH_BYTES + _CHUNK_BYTES + _TAG_BYTES))
 
     def send(self, data: bytes | memoryview) -> None:
-        """At most 1 MiB."""
+        """Send at most 1 MiB."""
         sealed = self._room[: _LENGTH_BYTES + len(data) + _TAG_BYTES]
         sealed[:_LENGTH_BYTES] = (len(data) + _TAG_BYTES).to_bytes(_LENGTH_BYTES, "big")
         self._out.encrypt_into(_nonce(self._sent), data, None, sealed[_LENGTH_BYTES:])
@@ -89,14 +95,14 @@ class SealedConnection:
         self._connection.sendall(sealed)
 
     def receive(self) -> bytes:
-        """Return what was sent in one go."""
+        """Return the bytes of one ``send``."""
         sealed = self._sealed()
         plain = bytearray(len(sealed) - _TAG_BYTES)
         self._open(sealed, memoryview(plain))
         return bytes(plain)
 
     def receive_into(self, memory: memoryview) -> None:
-        """Fill what has a known size."""
+        """Fill memory with data of a known size."""
         sealed = self._sealed()
         if len(sealed) - _TAG_BYTES != len(memory):
             raise CheckpointError(f"{len(sealed) - _TAG_BYTES} bytes came in the place of {len(memory)}")

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 
 class ResilioError(Exception):
-    """Base of all our errors. ``str(error)`` says what was wrong, with which value, and what to do."""
+    """Base of all errors of this package. ``str(error)`` says what was wrong, with which value, and what to do."""
 
 
 class UsageError(ResilioError):
@@ -29,7 +29,7 @@ class UsageError(ResilioError):
 
 
 class Untrusted(UsageError):
-    """A file or directory that is not this user's or root's alone: it is neither executed nor believed."""
+    """A file or directory that others than this user or root may have written: it is neither executed nor trusted."""
 
 
 class CommandError(ResilioError):
@@ -68,7 +68,7 @@ class CheckpointError(ResilioError):
 
 
 class SaveRefused(CheckpointError):
-    """No snapshot was taken, because those before it are still being written. The same save may be made again."""
+    """No snapshot was taken, because earlier ones are still being written. The same save may be made again."""
 
 
 class CorruptCheckpoint(CheckpointError):
@@ -85,14 +85,14 @@ _OF_FILES = frozenset(
 
 
 def is_damage(error: OSError) -> bool:
-    """Return whether an error tells of a file; others tell of this process or machine: no room, no permission."""
+    """Return whether an error is about the file. Others are about this process or machine: no room, no permission."""
     return error.errno in _OF_FILES
 
 
 def os_error_text(error: OSError, where: str) -> str:
     """Return what went wrong and where, for a user.
 
-    ``where``, also for the temporary files in it, or a path elsewhere.
+    ``where``: the path, which also stands for the temporary files in it.
     """
     name = os.fsdecode(error.filename or "")
     return f"{error.strerror or error}: {where if not name or name.startswith(f'{where}/') else name}"

@@ -1,4 +1,4 @@
-"""What kind of file system an open file is on, by statfs(2)."""
+"""The kind of file system that an open file is on, by statfs(2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_in_memory(fd: int) -> bool:
 
 
 def is_of_this_machine(fd: int) -> bool:
-    """Is it sure that no other machine has it mounted itself?"""
+    """Return whether surely no other machine has it mounted."""
     return _kind(fd) in (_TMPFS, _EXT, _XFS, _BTRFS, _F2FS)
 
 

@@ -1,4 +1,4 @@
-"""A rank that has finished must be able to end: a way round a deadlock in torch's gloo backend (seen with 2.13).
+"""A workaround for a deadlock in torch's gloo backend (seen with 2.13), so that a rank that has finished can end.
 
 When the last reference to a gloo process group goes while Python's lock is held (DDP's reducer being freed is enough),
 its destructor waits for its own thread; that thread may be freeing the last collective, for which it needs the lock.
@@ -20,7 +20,7 @@ MODULE = "torch.distributed.distributed_c10d"
 
 
 def keep_alive() -> None:
-    """Gloo process groups, those made already and those to come, live as long as their process.
+    """Keep all gloo process groups, present and future, alive until their process ends.
 
     Does nothing where torch is not imported, and nothing further when called again.
     """
@@ -42,13 +42,13 @@ def keep_alive() -> None:
 
 def _keep(group: object, backend: object) -> None:
     if "gloo" in str(backend).lower() or str(backend).lower() == "undefined":
-        import ctypes  # here, since every rank that is executed anew runs the rest of this file
+        import ctypes  # imported here, since every rank that is executed anew runs the rest of this file
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def keep_alive_when_imported() -> None:
-    """``keep_alive()`` as soon as this process imports torch's collectives, if it ever does."""
+    """Call ``keep_alive()`` as soon as this process imports torch's collectives, if ever."""
     sys.meta_path.insert(0, _OnImport())
 
 

@@ -1,4 +1,4 @@
-"""Reading JSON that may be torn, old, or written by another program: typed answers, never an exception."""
+"""Reads JSON that may be torn, old, or of another program: typed answers, never an exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """``text`` on one line and at most ``limit`` characters long, safe for a terminal."""
+    """Return ``text`` on one line and at most ``limit`` characters long, safe for a terminal."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in cut)
 
@@ -26,7 +26,7 @@ class Fields:
 
     @classmethod
     def of(cls, value: object) -> Fields:
-        """Return the fields of ``value``, none when it is no object."""
+        """Return the fields of ``value``; no fields when it is no object."""
         return cls(value if isinstance(value, dict) else {})
 
     def number(self, name: str) -> float | None:
@@ -40,7 +40,7 @@ class Fields:
             return None
 
     def time(self, name: str) -> float | None:
-        """Unix seconds that a calendar of four-digit years has."""
+        """Return a time in Unix seconds within a calendar of four-digit years."""
         value = self.number(name)
         return value if value is not None and 0.0 <= value < _YEAR_10000 else None
 
@@ -51,7 +51,7 @@ class Fields:
         return value if fits else None
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a string, as it is: see ``printable``."""
+        """Return a string, unchanged: see ``printable``."""
         value = self.data.get(name)
         return value if isinstance(value, str) else default
 
@@ -70,7 +70,7 @@ class Fields:
         return Fields.of(self.data.get(name))
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field exists and is not null."""
         return self.data.get(name) is not None
 
 

@@ -8,7 +8,7 @@ from resilio_hpc.core.struct_codec import Message, StructCodec
 
 
 class LineDecoder(StructCodec[Message]):
-    """Of one union of message structs."""
+    """Splits lines and decodes them as one union of message structs."""
 
     def __init__(self, union: Any, what: str) -> None:
         super().__init__(union, what, tail=b"\n")

@@ -1,7 +1,7 @@
-"""The ledger: append-only JSON lines of what happened, one file per writer, so no locks are needed.
+"""The ledger: append-only JSON lines of events, one file per writer, so no locks are needed.
 
-A line is ``{"v": 1, "time": unix seconds, "writer": name, "event": kind, ...}``. Readers ignore fields they do not
-know and skip what is no such line: a writer may have been killed in the middle of one.
+A line is ``{"v": 1, "time": unix seconds, "writer": name, "event": kind, ...}``. Readers ignore unknown fields and skip
+other lines: a writer may have been killed in the middle of one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))  # made once: thousands of no
 
 @dataclass(frozen=True)
 class Event:
-    """One ledger line. ``time`` is in Unix seconds of the writer's clock; ``fields`` is the rest."""
+    """One ledger line. ``time``: Unix seconds of the writer's clock; ``fields``: the rest."""
 
     time: float
     writer: str
@@ -54,14 +54,14 @@ class Ledger:
 
 
 class LedgerReader:
-    """Reads a ledger directory as it grows: each ``read_new`` gives the events since the one before, by time."""
+    """Reads a ledger directory as it grows: each ``read_new`` returns the events since the last, by time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read: dict[Path, int] = {}  # bytes of whole lines
 
     def read_new(self) -> list[Event]:
-        """Return new events of all writers. What cannot be read is skipped. Raises Untrusted."""
+        """Return new events of all writers. Unreadable files are skipped. Raises Untrusted."""
         try:
             paths = sorted(path for path in self._directory.iterdir() if path.suffix == ".jsonl")
         except OSError:
@@ -73,7 +73,7 @@ class LedgerReader:
         try:
             with open(path, "rb", buffering=0, opener=_open) as file:
                 yield from self._lines_of(path, file)
-        except OSError:  # a directory, no permission, a file system that fails: the other files still tell
+        except OSError:  # a directory, no permission, a file system that fails: the other files are read
             return
 
     def _lines_of(self, path: Path, file: io.FileIO) -> Iterator[bytes]:
@@ -90,7 +90,7 @@ class LedgerReader:
                 if not skipping:
                     yield line
                 skipping = False
-            if len(rest) > MAX_LINE_BYTES:  # no line of ours: forget it piece by piece
+            if len(rest) > MAX_LINE_BYTES:  # no ledger line: it is dropped piece by piece
                 done += len(rest)
                 rest, skipping = b"", True
             self._read[path] = done
@@ -101,7 +101,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def parse_event(line: str | bytes) -> Event | None:
-    """Pure: the event that a line holds, or None."""
+    """Return the event of a line, or None. Pure."""
     data = parse_object(line)
     if data is None:
         return None
@@ -114,5 +114,5 @@ def parse_event(line: str | bytes) -> Event | None:
 
 
 def read_ledger(directory: Path) -> list[Event]:
-    """All events of all writers in a ledger directory, by time."""
+    """Return all events of all writers in a ledger directory, by time."""
     return LedgerReader(directory).read_new()

@@ -1,4 +1,4 @@
-"""How much memory this process may still take before the kernel kills a process of its job.
+"""How much memory this process may still use before the kernel kills a process of its job.
 
 Shared memory counts: a file in /dev/shm that grows beyond a cgroup's limit is no error, but an out-of-memory kill.
 """
@@ -17,20 +17,20 @@ _LEAST_RESERVE_BYTES, _MOST_RESERVE_BYTES = 64 << 20, 4 << 30
 
 
 class MemoryLeft(NamedTuple):
-    """Of the machine, or of the cgroup that has the least left. ``limit_bytes``: what it may have in all."""
+    """The free memory of the machine, or of the cgroup with the least. ``limit_bytes``: its limit."""
 
     left_bytes: int
     limit_bytes: int
 
 
 def memory_left(root: Path = Path("/")) -> MemoryLeft | None:
-    """From /proc and the memory cgroups (v1 and v2) that this process is in; None where nothing can be read."""
+    """Return the free memory by /proc and this process's memory cgroups (v1 and v2); None if unreadable."""
     found = [*_machine(root), *_cgroups(root)]
     return min(found, default=None)
 
 
 def refuse_to_fill_memory(size: int) -> None:
-    """Raise OSError (ENOMEM) when ``size`` more bytes would leave too little to everybody else."""
+    """Raise OSError (ENOMEM) when ``size`` more bytes would leave too little for other processes."""
     found = memory_left()
     if found is not None:
         reserve = min(max(found.limit_bytes // 32, _LEAST_RESERVE_BYTES), _MOST_RESERVE_BYTES)
@@ -46,7 +46,7 @@ def _machine(root: Path) -> Iterator[MemoryLeft]:
 
 
 def _cgroups(root: Path) -> Iterator[MemoryLeft]:
-    """Each limit on the way up. A path that a container does not see is left out; its root is the container's."""
+    """Yield each limit on the way up. A path that a container does not see is skipped; its root is the container's."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -62,13 +62,13 @@ def _cgroups(root: Path) -> Iterator[MemoryLeft]:
 
 
 def _cgroup(directory: Path, limit_name: str, usage_name: str, cache_name: str) -> MemoryLeft:
-    """Return what a cgroup leaves. Raises ValueError where it has no limit."""
+    """Return what a cgroup has left. Raises ValueError where it has no limit."""
     limit, usage = int(_text(directory / limit_name)), int(_text(directory / usage_name))
     cache = re.search(rf"^{cache_name} (\d+)$", _text(directory / "memory.stat"), re.MULTILINE)
     return MemoryLeft(limit - usage + (int(cache[1]) if cache else 0), limit)
 
 
-# The page cache of files not used lately goes before a process is killed; that of /dev/shm is never among it.
+# the kernel drops page cache that was not used lately before it kills a process; files in /dev/shm are never among it
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 

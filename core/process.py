@@ -53,7 +53,7 @@ def run(
         stdout, stderr = process.communicate(stdin, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         _kill_group(process.pid)
-        try:  # a child in uninterruptible sleep, or one that left the group, must not hold us
+        try:  # a child in uninterruptible sleep, or one that left the group, must not block the caller
             stdout, stderr = process.communicate(timeout=1.0)
         except subprocess.TimeoutExpired:
             stdout = stderr = ""

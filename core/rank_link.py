@@ -1,7 +1,7 @@
 """The link between a rank and the agent of its node: a Unix SOCK_SEQPACKET socket, one JSON message per packet.
 
 The agent listens at ``$RESILIO_AGENT_SOCKET`` (mode 0600, in a directory of mode 0700); a rank connects and sends
-``Attach`` first. Everything here works without torch. Messages are data (msgspec), never pickle.
+``Attach`` first. All of it works without torch. Messages are data (msgspec), never pickle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SnapshotTaken(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields
 
 
 class Restored(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """rank → agent: state of ``step`` was restored from ``source``; step -1 and None: fresh start."""
+    """rank → agent: state of ``step`` was restored from ``source``; step -1 and None: nothing to restore."""
 
     step: int
     source: Tier | None
@@ -73,13 +73,13 @@ class Stopped(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """rank → agent: training is complete after ``step`` steps; exiting with 0 from here on is right."""
+    """rank → agent: training is complete after ``step`` steps; an exit with 0 from here on is right."""
 
     step: int
 
 
 class StopAt(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → rank: propose to stop at the boundary after ``target`` steps."""
+    """agent → rank: propose to stop after ``target`` steps."""
 
     target: int
 
@@ -106,7 +106,7 @@ to_rank: StructCodec[AgentMessage] = StructCodec(AgentMessage, "a message from a
 
 
 def connect(environment: Mapping[str, str]) -> socket.socket | None:
-    """Return a blocking connection to this rank's agent, or None where there is no launcher of ours."""
+    """Return a blocking connection to this rank's agent; None without resilio-launch."""
     path = environment.get("RESILIO_AGENT_SOCKET")
     if not path:
         return None

@@ -1,7 +1,7 @@
-"""Regular files only: opening a named pipe or a device may wait for ever, or do something.
+"""Regular files only: opening a named pipe or a device may wait for ever, or have an effect.
 
-A file is looked at before it is opened. What is opened then is that file, whatever its name means by then. Whose file
-it is does not count here: checkpoints have checksums, and may be links. ``trusted_files`` is for what is believed.
+A file is checked before it is opened, and the opened file is that file, whatever its name means by then. Its owner does
+not count here: checkpoints have checksums, and may be links. ``trusted_files`` is for files that are trusted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _KINDS = {
 
 
 class NotRegular(OSError):
-    """It is there, and no regular file."""
+    """Raised for a name that exists and is no regular file."""
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY, follow: bool = True) -> int:
-    """Open a regular file that exists: a descriptor that programs started from here do not inherit.
+    """Open an existing regular file; return a descriptor that child programs do not inherit.
 
-    ``flags``: as of os.open. ``follow`` False: a link is refused, whatever it leads to; for writing it always is.
-    Raises NotRegular, OSError.
+    ``flags``: as of os.open. ``follow`` False: a link is refused, whatever its target; for writes it always is. Raises
+    NotRegular, OSError.
     """
     if flags & os.O_ACCMODE != os.O_RDONLY:
         follow = False
@@ -45,14 +45,14 @@ def open_file(path: Path, flags: int = os.O_RDONLY, follow: bool = True) -> int:
 
 
 def check_regular(fd: int, path: Path) -> None:
-    """Raise NotRegular where the open file ``fd``, called ``path``, is none."""
+    """Raise NotRegular where the open file ``fd``, of this path, is no regular file."""
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind != stat.S_IFREG:
         raise NotRegular(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a regular file", str(path))
 
 
 def open_direct(path: Path, follow: bool = True) -> int:
-    """Open a regular file for reading past the page cache, where its file system takes that, else by way of it.
+    """Open a regular file to read it past the page cache if its file system allows it, else through it.
 
     Raises NotRegular, OSError.
     """
@@ -67,13 +67,13 @@ def open_direct(path: Path, follow: bool = True) -> int:
 
 
 def read_file(path: Path, limit: int = -1, follow: bool = True) -> bytes:
-    """Return what is in a regular file, at most ``limit`` bytes of it. Raises NotRegular, OSError."""
+    """Return a regular file's content, at most ``limit`` bytes. Raises NotRegular, OSError."""
     with os.fdopen(open_file(path, follow=follow), "rb") as file:
         return file.read(limit)
 
 
 def size_of(path: Path, follow: bool = True) -> int:
-    """Bytes of a regular file; -1 where there is none of that name. Raises nothing."""
+    """Return the bytes of a regular file; -1 where none has that name. Raises nothing."""
     try:
         found = path.stat(follow_symlinks=follow)
     except OSError:
@@ -82,7 +82,7 @@ def size_of(path: Path, follow: bool = True) -> int:
 
 
 def is_real_directory(path: Path) -> bool:
-    """Is it a directory, and not a link to one? Raises nothing."""
+    """Return whether it is a directory, and not a link to one. Raises nothing."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
@@ -90,9 +90,9 @@ def is_real_directory(path: Path) -> bool:
 
 
 def remove(path: Path, ignore_errors: bool = True) -> None:
-    """Remove a directory with all that is in it, or whatever else has that name. A link goes, what it leads to stays.
+    """Remove a directory with its content, or any other file of that name. Of a link only the link is removed.
 
-    What cannot be removed stays; without ``ignore_errors`` that raises OSError.
+    Without ``ignore_errors``, what cannot be removed raises OSError.
     """
     if is_real_directory(path):
         shutil.rmtree(path, ignore_errors=ignore_errors)

@@ -1,4 +1,4 @@
-"""A command's standard streams, whatever it was started with: closed ones, a full disk, a reader that is gone."""
+"""A command's standard streams, in any state: closed, on a full disk, without a reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 class _Forgiving(io.FileIO):
-    """What cannot be written is dropped: nothing depends on what a person reads."""
+    """A stream that drops what cannot be written: nothing depends on it."""
 
     def write(self, data: object) -> int:
         try:
@@ -18,13 +18,16 @@ class _Forgiving(io.FileIO):
 
 
 def make_usable() -> None:
-    """Prepare the streams, before any file is opened; a standard error that fails changes no exit code from now on."""
+    """Make the streams usable, before any file is opened.
+
+    A standard error that fails changes no exit code from now on.
+    """
     _open_missing()
     _let_stderr_fail()
 
 
 def _open_missing() -> None:
-    """Open the descriptors that are closed, so that no file of ours gets their numbers."""
+    """Open the descriptors that are closed, so that no other file gets their numbers."""
     for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)

@@ -35,10 +35,13 @@ class StructCodec(Generic[Message]):
         self._decoder = form.Decoder(union)
 
     def encode(self, message: Message) -> bytes:
-        """Return a message as bytes. Raises WireError for one that is too long, or holds what no message can."""
+        """Return a message as bytes.
+
+        Raises WireError for one that is too long, or has a value that no message can hold.
+        """
         try:
             data: bytes = self._head + self._encoder.encode(message) + self._tail
-        except (OverflowError, RecursionError, TypeError) as error:  # what a peer said, to be passed on
+        except (OverflowError, RecursionError, TypeError) as error:  # the peer's text, to be passed on
             raise WireError(f"cannot be a message: {error}") from error
         if len(data) > self._max_bytes:
             raise WireError(f"{type(message).__name__} of {len(data)} bytes exceeds the bound of {self._max_bytes}")

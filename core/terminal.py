@@ -1,7 +1,7 @@
-"""What reaches a terminal: no control characters, whatever a file, Slurm or another user's job has put into a text.
+"""Text for a terminal: no control characters, whatever a file, Slurm or another user's job has put into it.
 
-Commands write through ``guarded``: every line goes through ``printable``. What draws on the terminal itself (colours,
-bars, tables) writes to ``raw``, and makes each text from outside printable first.
+Commands write through ``guarded``: every line goes through ``printable``. Code that draws on the terminal itself
+(colours, bars, tables) writes to ``raw``, and makes each text from outside printable first.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def plain(text: str) -> str:
-    """Lines and tabs of ``text``, and no other control characters. Pure."""
+    """Return ``text`` with its lines and tabs, without other control characters. Pure."""
     if text.isprintable():
         return text
     return "\n".join("\t".join(printable(part, len(part)) for part in line.split("\t")) for line in text.split("\n"))
 
 
 class Guarded:
-    """A text stream that makes plain what is written to it; everything else is the stream's own."""
+    """A text stream that writes plain text; all other calls go to the stream itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -43,7 +43,7 @@ class Guarded:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Make plain what is written to standard output and standard error meanwhile."""
+    """Make plain, for the block, what is written to standard output and standard error."""
     with contextlib.ExitStack() as stack:
         for redirect, stream in ((contextlib.redirect_stdout, sys.stdout), (contextlib.redirect_stderr, sys.stderr)):
             if not isinstance(stream, Guarded) and stream is not None:
@@ -52,7 +52,7 @@ def guarded() -> Iterator[None]:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """Return the stream itself, for what draws on a terminal."""
+    """Return the stream itself, for code that draws on a terminal."""
     return stream.stream if isinstance(stream, Guarded) else stream
 
 
@@ -64,7 +64,7 @@ def console(stream: TextIO | None = None, **options: Any) -> Console:
 
 
 def local_time(unix: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Unix seconds in local time, for people; what no calendar has is an unknown time."""
+    """Return Unix seconds as local time, for people; a number outside of any calendar is an unknown time."""
     try:
         return time.strftime(form, time.localtime(unix if unix is not None else float("nan")))
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Where checkpoints are, and how far a save is: words that ranks, agents and controller share."""
+"""Tiers of checkpoints and stages of a save: enums that ranks, agents and controller share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Tier(StrEnum):
-    """Where a state was restored from, the nearest first; of several, the last one in this order."""
+    """Where a state was restored from, the nearest first; of several, the furthest."""
 
     MEMORY = "memory"
     """This node's memory, or what came there."""
@@ -19,7 +19,7 @@ class Tier(StrEnum):
 
 
 class Stage(StrEnum):
-    """How far a save is, in order; FAILED: it will come no further."""
+    """The progress of a save, in order; FAILED: it cannot go on."""
 
     NONE = "none"
     MEMORY = "memory"

@@ -1,4 +1,4 @@
-"""Files that are executed or believed: they belong to this user or to root, and only their owner can write them.
+"""Files that are executed or trusted: they belong to this user or to root, and only their owner can write them.
 
 A group's directory, ``/tmp`` and ``/dev/shm`` let other users put, rename and replace files. So every file of a run
 directory and of a node's private directory is opened here. The directory and the file are opened without following
@@ -60,7 +60,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
 
 
 def open_directory(path: Path) -> int:
-    """Open a directory and return its descriptor; this user's own is closed to others. Raises Untrusted, OSError."""
+    """Open a directory and return its descriptor; this user's own gets closed to others. Raises Untrusted, OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -103,12 +103,12 @@ def read(path: Path, limit_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file; what is not UTF-8 is replaced. Raises Untrusted, OSError."""
+    """Return the text of a file, bytes that are not UTF-8 replaced. Raises Untrusted, OSError."""
     return read(path).decode(errors="replace")
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None where there is none, or it cannot be read. Raises Untrusted."""
+    """Return the JSON object in a file; None where it is missing or unreadable. Raises Untrusted."""
     try:
         return parse_object(read(path))
     except OSError:
@@ -123,7 +123,7 @@ def make_directory(path: Path) -> None:
 
 
 def closed_umask() -> int:
-    """Return this process's umask, without the right to write for others. Call it where no other thread makes files."""
+    """Return this process's umask without others' right to write. Call it while no other thread makes files."""
     umask = os.umask(0o077)
     os.umask(umask)
     return umask | OTHERS_WRITE
@@ -162,7 +162,7 @@ def _is_open(status: os.stat_result) -> bool:
 
 
 def _is_strange(name: str) -> bool:
-    """Whether another node, which makes the same run directory just now, would not have made this. Pure."""
+    """Return whether no launcher would make this name, so that the directory is no new run directory. Pure."""
     return name not in (*RUN_PARTS, "secret") and not name.startswith((".secret.", ".run.json."))
 
 
@@ -181,7 +181,7 @@ def _real(path: Path) -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Whether ``path`` is a directory of this user, and no link."""
+    """Return whether ``path`` is a directory of this user, and no link."""
     try:
         status = path.lstat()
     except OSError:

@@ -23,13 +23,13 @@ from resilio_hpc.core.struct_codec import Message, StructCodec
 
 VERSION = 2
 MAX_BYTES = 16 * 1024 * 1024  # the records of one checkpoint of 4,000 nodes take 5 MiB
-MAX_BYTES_HEARD = 1024 * 1024  # by a listener, which many callers may fill
+MAX_BYTES_HEARD = 1024 * 1024  # of a listener's messages, since many callers may fill its memory
 MAX_PER_READ = 256
 MAX_UNSENT = 1000
 MAX_UNREAD = 10_000
-MAX_UNREAD_HEARD = 256  # messages of one caller; what it says beyond waits at its own end
-BACKLOG = 4096  # all agents of a job connect at once; what does not fit is tried again by TCP only after a second
-PORTS = range(20000, 30000)  # below those that the kernel gives to outgoing connections
+MAX_UNREAD_HEARD = 256  # messages of one caller; further ones wait on its side
+BACKLOG = 4096  # all agents of a job connect at once; TCP repeats only after a second what does not fit
+PORTS = range(20000, 30000)  # below the ports that the kernel gives to outgoing connections
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 
 
@@ -40,9 +40,9 @@ def new_secret() -> bytes:
 
 @dataclass(frozen=True)
 class Keys:
-    """The two CURVE key pairs of a run (Z85 text), derived from its secret, so that no key is ever exchanged.
+    """The two CURVE key pairs of a run (Z85 text), derived from its secret, so no key is ever exchanged.
 
-    ``port``: where a listener is if the port is free. The same on all nodes, so that lists of addresses stay short.
+    ``port``: the port of a listener, if it is free. It is the same on all nodes, so that lists of addresses stay short.
     """
 
     listener_public: bytes
@@ -70,14 +70,14 @@ class Keys:
 
 @dataclass
 class Counters:
-    """What was refused: connections without the secret, and messages that could not be decoded."""
+    """Counts refusals: connections without the secret, and messages that could not be decoded."""
 
     refused: int = 0
     dropped: int = 0
 
 
 class Codec(StructCodec[Message]):
-    """Of one union of message structs: msgpack behind the protocol's version."""
+    """Encodes and decodes one union of message structs: msgpack behind the protocol's version."""
 
     def __init__(self, union: Any) -> None:
         super().__init__(union, "a message of this protocol version", MAX_BYTES, msgspec.msgpack, bytes([VERSION]))
@@ -106,7 +106,7 @@ class Gatekeeper:
 
 
 def listen(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket[bytes], int]:
-    """Return a ROUTER socket on ``keys.port`` of ``host``, or where that is taken on another.
+    """Return a ROUTER socket on ``keys.port`` of ``host``, or, where that is taken, on another.
 
     Returns (socket, port).
     """
@@ -119,7 +119,7 @@ def listen(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket
 
 
 def listen_anywhere(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket[bytes], int]:
-    """Return a ROUTER socket on some port of ``host``; returns (socket, port)."""
+    """Return a ROUTER socket on any free port of ``host``, and the port."""
     socket = _listener(context, keys)
     return socket, socket.bind_to_random_port(f"tcp://{host}")
 
@@ -128,7 +128,8 @@ def _listener(context: zmq.Context[Any], keys: Keys) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     _bound(socket, MAX_BYTES_HEARD, MAX_UNREAD_HEARD)
     socket.setsockopt(zmq.BACKLOG, BACKLOG)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who connects again is heard, though the end of before was never seen
+    # a caller that connects again is heard, though the end of its last connection was never seen
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.curve_server = True
     socket.curve_secretkey = keys.listener_secret
     socket.curve_publickey = keys.listener_public
@@ -158,7 +159,7 @@ def _bound(socket: zmq.Socket[bytes], message_bytes: int, unread: int) -> None:
 
 
 def receive_all(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-    """Messages waiting on a socket, at most MAX_PER_READ, so that a flood cannot starve the reader's loop."""
+    """Yield messages waiting on a socket, at most MAX_PER_READ, so that a flood cannot starve the reader's loop."""
     for _ in range(MAX_PER_READ):
         try:
             yield socket.recv_multipart(zmq.NOBLOCK)
@@ -167,7 +168,7 @@ def receive_all(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
 
 
 def send(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:
-    """Send without blocking; False when the peer is gone or its queue is full (the sender tries again later)."""
+    """Send without blocking; return False when the peer is gone or its queue is full (the sender tries again later)."""
     try:
         socket.send_multipart(frames, zmq.NOBLOCK)
     except (zmq.Again, zmq.ZMQError):

@@ -1,7 +1,7 @@
-"""The state of a torch optimizer on its way back: to the parameters that it is of, in the dtypes in which it was saved.
+"""The state of a torch optimizer on its way back: to its own parameters, in the dtypes in which it was saved.
 
-torch numbers parameters and tells nothing of their shapes, and it casts state to the dtype of its parameter. Here state
-follows names where both sides have them, shapes are checked, and what was saved as float32 stays float32.
+torch numbers parameters and stores nothing of their shapes, and it casts state to the dtype of its parameter. Here
+state follows names where both sides have them, shapes are checked, and state saved as float32 stays float32.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ _LIKE_PARAMETERS = frozenset({
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """In the order in which torch numbers them."""
+    """Return the parameters in the order of torch's numbers."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def arranged(live: Any, saved: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[int]]:
     """Return a saved ``state_dict()`` with its parameters in the order of ``live``, by their names.
 
-    Also, for each parameter of ``live``, the number that it was saved with. As it is where one of them has no names.
-
+    Also, for each parameter of ``live``, the number that it was saved with. Unchanged where one side has no names.
     Raises LayoutMismatch, beginning with ``where``, for other names or other groups.
     """
     groups = saved.get("param_groups")
@@ -68,7 +67,7 @@ def arranged(live: Any, saved: dict[Any, Any], where: str) -> tuple[dict[Any, An
 
 
 def _names(groups: Sequence[Any]) -> list[list[str]] | None:
-    """Of the parameters of each group, without the prefixes of wrappers; None where they have none."""
+    """Return the names of the parameters of each group, without prefixes of wrappers; None where they have none."""
     found = []
     for group in groups:
         names = group.get("param_names")
@@ -101,7 +100,7 @@ def check_shapes(
     """Raise LayoutMismatch for state of a parameter of another shape.
 
     ``saved``: arranged; ``shapes``: of the parameters when they were saved, in the order of ``live``, None if not
-    known; ``shape_of``: of a saved tensor, None for what is none.
+    known; ``shape_of``: returns a saved tensor's shape, None for other values.
     """
     parameters = parameters_of(live)
     is_torchs = type(live).__module__.startswith("torch.optim")
@@ -125,7 +124,7 @@ def check_shapes(
 
 
 def keep_dtypes(live: Any, saved: dict[Any, Any]) -> None:
-    """Give an optimizer that was loaded the state that torch has cast, as it was saved. ``saved``: what it loaded."""
+    """Give an optimizer, after its load, the state that torch has cast, as it was saved. ``saved``: what it loaded."""
     parameters = parameters_of(live)
     for number, values in saved["state"].items():
         if type(number) is int and number < len(parameters) and parameters[number] in live.state:

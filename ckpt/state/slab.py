@@ -1,7 +1,7 @@
 """Slabs: a process's part of a tensor that many processes hold together, so that another layout can load it.
 
-A slab is a box of the whole (global) tensor: where it begins, and the shape of the local tensor. A DTensor is one by
-its placements; numpy and MPI codes say it with ``Slab``.
+A slab is a box of the whole (global) tensor: its start, and the shape of the local tensor. A DTensor is one by its
+placements; numpy and MPI codes use ``Slab``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Box(NamedTuple):
         return prod(self.shape)
 
     def intersect(self, other: Box) -> Box | None:
-        """Return what both have; None if that is nothing."""
+        """Return what both have in common; None if that is nothing."""
         start = tuple(max(mine, theirs) for mine, theirs in zip(self.start, other.start, strict=True))
         ends = (
             min(a + length, b + width)
@@ -42,7 +42,7 @@ class Box(NamedTuple):
         return Box(start, shape) if all(length > 0 for length in shape) else None
 
     def overlaps(self, other: Box) -> bool:
-        """Have they an element in common?"""
+        """Return whether they have an element in common."""
         return self.intersect(other) is not None
 
     def seen_from(self, start: Shape) -> Box:
@@ -51,14 +51,14 @@ class Box(NamedTuple):
 
 
 def any_overlap(boxes: Sequence[Box], dimension: int = 0) -> bool:
-    """Have two of these boxes, none of them empty, an element in common?
+    """Return whether two of these boxes, none of them empty, have an element in common.
 
-    Fast for boxes that a grid cuts, however many: along each dimension they share a range or lie apart.
+    Fast for boxes of a grid, however many: along each dimension they share a range or lie apart.
     """
     if len(boxes) < 2:
         return False
     if dimension == len(boxes[0].start):
-        return True  # the same in every dimension
+        return True  # they overlap in every dimension
     groups: dict[tuple[int, int], list[Box]] = defaultdict(list)
     for box in boxes:
         groups[box.start[dimension], box.start[dimension] + box.shape[dimension]].append(box)
@@ -112,7 +112,7 @@ class Slab:
 
 
 def is_dtensor(value: Any) -> bool:
-    """Is it a torch DTensor?"""
+    """Return whether it is a torch DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -120,7 +120,7 @@ def is_dtensor(value: Any) -> bool:
 def slab_of(value: Any) -> Slab | None:
     """Return the slab that a Slab or a DTensor is; None for anything else.
 
-    Raises UsageError for a sum that is still to do.
+    Raises UsageError for a pending sum.
     """
     if type(value) is Slab:
         return value
@@ -142,7 +142,7 @@ class _Part(NamedTuple):
     replica: int
 
 
-@lru_cache(4096)  # torch takes long for it, and every save asks again
+@lru_cache(4096)  # torch is slow here, and every save asks again
 def _part_of(shape: Shape, mesh: Any, placements: tuple[Any, ...]) -> _Part:
     """Return this process's part of a DTensor.
 
@@ -160,13 +160,13 @@ def _part_of(shape: Shape, mesh: Any, placements: tuple[Any, ...]) -> _Part:
         for coordinate, placement in zip(mesh.get_coordinate() or (), placements, strict=True)
         if isinstance(placement, Replicate)
     ]
-    # a local part without elements may be said to begin behind the end
+    # a local part without elements may have a start behind the end
     first = tuple(min(at, whole) for at, whole in zip(start, shape, strict=True))
     return _Part(Box(first, tuple(local)), int(any(copies)))
 
 
 def _check_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Any]) -> None:
-    """FSDP over tensor parallelism cuts what is cut already (_StridedShard). Each part is one box if it goes evenly."""
+    """Check that each part is one box. FSDP over tensor parallelism cuts parts again (_StridedShard), evenly or not."""
     for number, placement in enumerate(placements):
         if type(placement).__name__ == "_StridedShard":
             dimension = placement.dim

@@ -1,6 +1,6 @@
-"""The few things that a checkpoint needs from torch tensors and numpy arrays, which it sees as bytes.
+"""The operations of a checkpoint on torch tensors and numpy arrays, which it sees as bytes.
 
-Neither library is imported unless a value of it is there: MPI codes run without torch.
+Neither library is imported unless a value of it exists: MPI codes run without torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageErro
 Kind = Literal["torch", "numpy"]
 LARGE_BYTES = 64 * 1024
 """From this size on a tensor begins on a page, and may be copied in the background."""
-MAX_DIMENSIONS = 31  # HDF5 has 32, and what it has no type for takes one more
+MAX_DIMENSIONS = 31  # HDF5 has 32, and a dtype without an HDF5 type takes one more
 LONGEST = 1 << 56
 _NUMPY_HAS = {"float32", "float64", "float16", "int64", "int32", "uint8", "int8", "bool"}
 
@@ -44,12 +44,12 @@ class Leaf:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes in a snapshot."""
+        """Return its bytes in a snapshot."""
         return 0 if self.value is None else self.size_bytes
 
 
 def is_tensor(value: Any) -> bool:
-    """Is ``value`` a torch tensor or a numpy array?"""
+    """Return whether ``value`` is a torch tensor or a numpy array."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     return (torch is not None and isinstance(value, torch.Tensor)) or (
         numpy is not None and isinstance(value, numpy.ndarray)
@@ -57,7 +57,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def describe(value: Any, path: str) -> Leaf:
-    """Return what ``value`` is. Raises UsageError for a tensor that is not plain bytes in this process."""
+    """Return the description of ``value``. Raises UsageError for a tensor that is not plain bytes in this process."""
     slab = slab_of(value)
     if slab is not None:
         leaf = describe(slab.tensor, path)
@@ -117,7 +117,7 @@ def _check_shape(shape: tuple[int, ...]) -> None:
 
 
 def _check_memory(plain: Any, address: int, stride: tuple[int, ...]) -> None:
-    """Is all of a tensor inside of its storage? Sharding libraries free storages, and nothing stops who reads there."""
+    """Check that a tensor lies inside of its storage: sharding libraries free storages, and a read there crashes."""
     contiguous = plain.is_contiguous()
     last = plain.numel() if contiguous else 1 + sum(map(mul, (length - 1 for length in plain.shape), stride))
     needed, held = (plain.storage_offset() + last) * plain.itemsize, plain.untyped_storage().nbytes()
@@ -154,7 +154,7 @@ def bytes_of(value: Any) -> memoryview | None:
 
 
 def buffer_of(leaf: Leaf) -> Any:
-    """Something with the buffer protocol that has the bytes of ``bytes_of``; made in less time."""
+    """Return an object with the buffer protocol that has the bytes of ``bytes_of``; made in less time."""
     if leaf.kind == "torch" and leaf.dtype in _NUMPY_HAS and leaf.value.device.type == "cpu":
         value = leaf.value
         plain = value.is_contiguous() and not value.is_conj() and not value.is_neg()
@@ -199,16 +199,16 @@ def copy_into(target: Any, source: Any) -> None:
 
 
 def is_meta(value: Any) -> bool:
-    """Is it a torch tensor without memory, on the meta device?"""
+    """Return whether it is a torch tensor without memory, on the meta device."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor) and value.device.type == "meta"
 
 
 def give_memory(value: Any) -> Any:
-    """Let a tensor on the meta device have memory, its content not set; all that refer to it see that.
+    """Allocate memory for a tensor on the meta device, content not set, seen by all that refer to it.
 
-    On torch's default device, or that of a DTensor's mesh. Returns what it was, for ``exchange`` to undo it. Raises
-    UsageError for a tensor that torch cannot exchange.
+    It is on torch's default device, or that of a DTensor's mesh. Return what it was, for ``exchange`` to undo it.
+    Raises UsageError for a tensor that torch cannot exchange.
     """
     import torch
 
@@ -228,14 +228,14 @@ def give_memory(value: Any) -> Any:
 
 
 def exchange(one: Any, other: Any) -> None:
-    """Let two tensors change places, for all who refer to them. Raises RuntimeError where torch cannot do that."""
+    """Exchange two tensors, for all that refer to them. Raises RuntimeError where torch cannot do that."""
     import torch
 
     torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
 
 
 def memory_range(value: Any) -> tuple[str, int, int]:
-    """Where the elements of a tensor lie: a device, and from which address to which."""
+    """Return where the elements of a tensor lie: a device, the first address, and the address after the last."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         start, end = numpy.lib.array_utils.byte_bounds(value)
@@ -249,7 +249,7 @@ def memory_range(value: Any) -> tuple[str, int, int]:
 
 
 def same_bytes(one: Any, other: Any) -> bool:
-    """Have two tensors of one dtype and shape the same content, to the last bit?"""
+    """Return whether two tensors of one dtype and shape have the same content, to the last bit."""
     rooms = [memoryview(bytearray(one.nbytes)) for _ in range(2)]
     copy_out(one, rooms[0])
     copy_out(other, rooms[1])
@@ -259,9 +259,7 @@ def same_bytes(one: Any, other: Any) -> bool:
 def state_on_meta(module: Any, name: str) -> Any:
     """Return the state_dict of a module that has tensors on the meta device, with those tensors themselves.
 
-    None for others.
-
-    Raises UsageError for a buffer there that is not in the state: it would never be filled.
+    None for other modules. Raises UsageError for a buffer there that is not in the state: it would never be filled.
     """
     if not any(map(is_meta, (*module.parameters(), *module.buffers()))):
         return None
@@ -277,7 +275,7 @@ def state_on_meta(module: Any, name: str) -> Any:
 
 
 def check_writable(target: Any) -> None:
-    """Can every element of a live tensor be given a value of its own? Raises UsageError, and changes nothing."""
+    """Raise UsageError if two elements of a live tensor share memory, so that it cannot be filled. Changes nothing."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(target, numpy.ndarray):
         if not target.flags.writeable:
@@ -305,7 +303,7 @@ def _shares_elements(shape: Any, stride: Any) -> bool:
 
 
 def _lands_twice(used: list[tuple[int, int]]) -> bool:
-    """Element by element, for the rare views that are neither simple nor expanded."""
+    """Check element by element, for the rare views that are neither simple nor expanded."""
     import numpy
 
     places = numpy.zeros(1, dtype=numpy.int64)
@@ -346,7 +344,7 @@ def check_description(kind: Kind, dtype: str, shape: tuple[int, ...], size_bytes
 
 
 def empty(kind: Kind, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Return a new tensor on the CPU, its content not set. Raises CorruptCheckpoint for a shape that cannot be."""
+    """Return a new tensor on the CPU, content not set. Raises CorruptCheckpoint for an impossible shape."""
     try:
         if kind == "numpy":
             import numpy

@@ -1,7 +1,7 @@
 """A nested state as JSON text that restores types exactly; tensors are left out and numbered.
 
-Containers are here, what is in them is in ``plain_values``. Nothing of it is code: decoding builds values of the types
-named in these modules and no others.
+Containers are here, their values in ``plain_values``. Nothing of it is code: decoding builds values of the types named
+in these modules and no others.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def decode(tree: bytes) -> Any:
 
 
 def read(tree: bytes) -> tuple[Any, dict[tuple[Any, ...], Shapes]]:
-    """As ``decode``; and by the path of an optimizer the shapes of its parameters, in their order.
+    """Do as ``decode``; return also, by the path of an optimizer, the shapes of its parameters, in their order.
 
     Raises CorruptCheckpoint.
     """
@@ -93,7 +93,7 @@ def _shapes(node: Any) -> Shapes:
 
 
 def encode(decoded: Any) -> bytes:
-    """Return the JSON text of which ``decode`` made a tree, or would.
+    """Return the JSON text from which ``decode`` made a tree, or would.
 
     Raises UsageError for a value that it cannot hold.
     """
@@ -101,7 +101,7 @@ def encode(decoded: Any) -> bytes:
 
 
 def check_reads_back(flat: Flattened) -> None:
-    """Raise UsageError, with the place, where what was taken apart would not be read as what it is."""
+    """Raise UsageError, with the place, where the flattened state would not be read back unchanged."""
     again = encode(decode(flat.tree))
     if flat.tree.startswith(b'{"$state":'):
         again = b'{"$state":%s,%s' % (again, flat.tree[flat.tree.rindex(b'"parameters":') :])
@@ -137,7 +137,7 @@ def renumber(decoded: Any, by: int) -> Any:
 
 
 def refs(node: Any) -> Iterator[TensorRef]:
-    """All tensors of a decoded tree."""
+    """Yield all tensors of a decoded tree."""
     if isinstance(node, TensorRef):
         yield node
     else:
@@ -146,7 +146,7 @@ def refs(node: Any) -> Iterator[TensorRef]:
 
 
 def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, TensorRef]]:
-    """All tensors of a decoded tree, each with its path as ``flatten`` names it."""
+    """Yield all tensors of a decoded tree, each with its path as ``flatten`` names it."""
     if isinstance(node, TensorRef):
         yield _joined(path), node
     else:
@@ -155,7 +155,7 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, TensorR
 
 
 def has_state(value: Any) -> bool:
-    """Is ``value`` an object that is saved as its state_dict() (module, optimizer, scheduler, scaler, loader)?"""
+    """Return whether ``value`` is saved as its state_dict() (module, optimizer, scheduler, scaler, loader)."""
     return (
         not isinstance(value, type)
         and callable(getattr(value, "state_dict", None))
@@ -164,7 +164,7 @@ def has_state(value: Any) -> bool:
 
 
 def component(key: Any) -> str:
-    """One step of a path, unique among the keys of one dict; a legal name of an HDF5 link."""
+    """Return one component of a path, unique among the keys of one dict; a legal name of an HDF5 link."""
     if type(key) is str:
         return _text_component(key)
     if type(key) is int:
@@ -237,7 +237,7 @@ class _Encoder:
         else:
             items = [[self._key(key, path), self.encode(item, (*path, key))] for key, item in value.items()]
         if isinstance(value, OrderedDict):
-            metadata = getattr(value, "_metadata", None)  # torch modules keep their buffers' versions there
+            metadata = getattr(value, "_metadata", None)  # torch modules keep the versions of their buffers there
             extra = {} if metadata is None else {"metadata": self.encode(dict(metadata), (*path, "_metadata"))}
             return {"$odict": items, **extra}
         if isinstance(value, defaultdict):
@@ -283,7 +283,7 @@ class _Encoder:
 
 
 class _RefEncoder(_Encoder):
-    """Of a tree that was decoded: its tensors are numbers already."""
+    """Encodes a tree that was decoded: its tensors are numbers already."""
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
         return {"$tensor": value.index} if type(value) is TensorRef else super().encode(value, path)

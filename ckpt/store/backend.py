@@ -1,7 +1,7 @@
-"""The one interface to where committed steps live.
+"""The one interface to the stores where committed steps live.
 
-A ``Store`` has directories of checkpoints: ``mounts`` tells which one a path belongs to. All other code asks it, and
-opens, lists, commits, or removes nothing of a directory of checkpoints by itself.
+A ``Store`` has directories of checkpoints; ``mounts`` tells which store a path belongs to. All other code uses it, and
+itself opens, lists, commits, or removes nothing of a directory of checkpoints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEFT_BYTES = 1 << 20
 
 
 class EntryKind(Enum):
-    """What has a name in a store."""
+    """The kinds of entries in a store."""
 
     FILE = auto()
     DIRECTORY = auto()
@@ -29,7 +29,7 @@ class EntryKind(Enum):
 
 
 class StoreEntry(NamedTuple):
-    """``changed_ns``: when it was changed last, by the store's clock."""
+    """An entry. ``changed_ns``: when it was changed last, by the store's clock."""
 
     kind: EntryKind
     size_bytes: int
@@ -37,10 +37,10 @@ class StoreEntry(NamedTuple):
 
 
 class Store(abc.ABC):
-    """Directories of files, whose commit is atomic. All methods raise OSError, as the calls of a file system do.
+    """Directories of files, with an atomic commit. All methods raise OSError, as the calls of a file system do.
 
-    FileNotFoundError means that a name is not there, and ``regular_file.NotRegular`` that it is no file. An error of
-    another kind tells nothing about that.
+    FileNotFoundError means that the name does not exist, and ``regular_file.NotRegular`` that it is no file. Another
+    error tells nothing about that.
     """
 
     @abc.abstractmethod
@@ -49,11 +49,11 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def look(self, path: Path, follow: bool = False) -> StoreEntry | None:
-        """Return what has this name; None where nothing has. ``follow``: look at what a link leads to."""
+        """Return the entry of this name; None without one. ``follow``: that of a link's target."""
 
     @abc.abstractmethod
     def read(self, path: Path, limit: int = -1, follow: bool = True) -> bytes:
-        """Return what is in a file, at most ``limit`` bytes. ``follow`` False: a link is refused."""
+        """Return a file's content, at most ``limit`` bytes. ``follow`` False: a link is refused."""
 
     @abc.abstractmethod
     def open(self, path: Path, follow: bool = True) -> ReadFile:
@@ -61,52 +61,52 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def write(self, path: Path, data: bytes, durable: bool = True) -> None:
-        """Let a file have this content: readers see the old one or the new one, whole."""
+        """Replace a file's content: readers see the old one or the new one, whole."""
 
     @abc.abstractmethod
     def create(self, path: Path, data: bytes = b"") -> bool:
-        """Make a small file, unless that name is there: then False."""
+        """Make a small file; return False if that name exists."""
 
     @abc.abstractmethod
     def new_file(self, path: Path, mode: int = 0o666, former: Path | None = None) -> AbstractContextManager[NewFile]:
         """Give a file that appears whole and durable at the end of the context; after an error nothing remains.
 
-        ``former``: a file that is needed no more and may be written over.
+        ``former``: a file that has no use any more and may be overwritten.
         """
 
     @abc.abstractmethod
     def make_directory(self, path: Path) -> None:
-        """Make a directory, with those above it, durable on return. It may be there."""
+        """Make a directory, with those above it, durable on return. It may exist."""
 
     @abc.abstractmethod
     def make_new_directory(self, path: Path) -> None:
-        """Make a directory. Raises FileExistsError where it is there."""
+        """Make a directory. Raises FileExistsError if it exists."""
 
     @abc.abstractmethod
     def put_in_place(self, staging: Path, final: Path, check: Callable[[Path], None]) -> None:
-        """Commit: ``final`` is the former directory of that name at every instant, or the one of ``staging``.
+        """Commit: at every instant ``final`` is the former directory of that name, or the one of ``staging``.
 
-        ``check`` is called with the former one and raises CheckpointError for one that has to stay.
+        ``check`` is called with the former one and raises CheckpointError for one that must stay.
         """
 
     @abc.abstractmethod
     def move_away(self, path: Path, why: str) -> Path:
-        """Take a name away at once: a step is there whole, or not at all. Returns the new path; it may not exist.
+        """Rename it away at once: a step exists whole, or not at all. Return the new path, which may not exist.
 
-        ``why``: "removed" or "replaced". What was moved away goes with ``remove``.
+        ``why``: "removed" or "replaced". ``remove`` then removes it.
         """
 
     @abc.abstractmethod
     def is_moved_away(self, name: str) -> bool:
-        """Whether a name is of what ``move_away`` renamed, or of a write that a dead process did not finish."""
+        """Return whether a name is from ``move_away``, or from a write that a dead process did not finish."""
 
     @abc.abstractmethod
     def remove(self, path: Path, ignore_errors: bool = True) -> None:
-        """Remove a file, or a directory with all that is in it. A link goes, what it leads to stays."""
+        """Remove a file, or a directory with its content. Of a link only the link is removed."""
 
     @abc.abstractmethod
     def recycle(self, gone: Path, recycled: Path) -> None:
-        """Keep the shard files of a directory that was moved away in ``recycled``, where they may be written over."""
+        """Keep the shard files of a directory that was moved away in ``recycled``, where they may be overwritten."""
 
     @abc.abstractmethod
     def sync(self, directory: Path) -> None:
@@ -114,14 +114,14 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def refresh(self, directory: Path) -> None:
-        """See what others have just written to a directory. Raises nothing."""
+        """See what other machines have just written to a directory. Raises nothing."""
 
     @abc.abstractmethod
     def free_bytes(self, directory: Path) -> int:
-        """Return how much more can be written there."""
+        """Return how many more bytes can be written there."""
 
     def size_of(self, path: Path, follow: bool = True) -> int:
-        """Return the size of a file; -1 where no file has that name, or that cannot be seen. Raises nothing."""
+        """Return the size of a file; -1 where no file has that name, or it cannot be read. Raises nothing."""
         try:
             found = self.look(path, follow)
         except OSError:
@@ -129,7 +129,7 @@ class Store(abc.ABC):
         return found.size_bytes if found is not None and found.kind is EntryKind.FILE else -1
 
     def check_space(self, directory: Path, size_bytes: int, former: Path | None = None) -> None:
-        """Raise OSError where so much is sure not to fit, before the store is full to the brim: others write there.
+        """Raise OSError where so much surely does not fit, before the store is full: other users write there.
 
         ``former``: see ``new_file``.
         """
@@ -139,7 +139,7 @@ class Store(abc.ABC):
             raise OSError(errno.ENOSPC, f"no space left for {size_bytes} bytes", str(directory))
 
     def is_directory(self, path: Path, follow: bool = False) -> bool:
-        """Whether it is a directory. Raises nothing."""
+        """Return whether it is a directory. Raises nothing."""
         try:
             found = self.look(path, follow)
         except OSError:
@@ -147,5 +147,5 @@ class Store(abc.ABC):
         return found is not None and found.kind is EntryKind.DIRECTORY
 
     def exists(self, path: Path) -> bool:
-        """Whether anything has that name. Raises OSError where that cannot be seen."""
+        """Return whether the name exists. Raises OSError where that is unknown."""
         return self.look(path) is not None

@@ -42,7 +42,7 @@ DAMAGED = "damaged"
 VIEW = "checkpoint.h5"
 _MANIFEST_LIMIT = 1 << 30
 _NOTE_LIMIT = 1 << 16
-_THREAD_END_S = 1.0  # what the thread of a save that has failed may take to end
+_THREAD_END_S = 1.0  # seconds that the thread of a failed save may need to end
 
 
 def check_step(step: object) -> int:
@@ -54,20 +54,18 @@ def check_step(step: object) -> int:
 
 
 def step_directory(directory: Path, step: int) -> Path:
-    """Where a committed step lies."""
+    """Return where a committed step lies."""
     return directory / f"step-{step:010d}"
 
 
 def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Writer) -> Path:
     """Return the staging directory of a save that begins, empty.
 
-    What saves that died left behind goes first: disks fill up.
-
-    Only for the one process, ``writer``, that begins it for all. Raises CheckpointError when ``epoch`` may not commit,
-    or when that step is being saved already; OSError.
+    Leftovers of dead saves are removed first: disks fill up. Only the one process, ``writer``, that begins it for all
+    calls this. Raises CheckpointError when ``epoch`` may not commit, or when that step is being saved already; OSError.
     """
     store = store_of(directory)
-    if not store.is_directory(directory, follow=True):  # to make it is to sync it, which ``begin`` does again
+    if not store.is_directory(directory, follow=True):  # making it syncs it, which ``begin`` does again
         store.make_directory(directory)
     _check_fence(directory, epoch)
     staging = staging_directory(directory, step, epoch, round_)
@@ -80,9 +78,10 @@ def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Wr
 
 
 def committed_steps(directory: Path) -> list[int]:
-    """Every committed step whose manifest is right and whose files have their sizes, the one committed last, last.
+    """Return every committed step with a valid manifest and files of the right sizes, in the order of commits.
 
-    Raises OSError where that cannot be seen: it is not taken for an empty directory."""
+    Raises OSError where that cannot be seen: it is not taken for an empty directory.
+    """
     return [manifest.step for manifest in committed(directory)]
 
 
@@ -99,7 +98,7 @@ def committed(directory: Path) -> list[Manifest]:
 
 
 def damaged_steps(directory: Path) -> dict[int, str]:
-    """Return steps that are there, but not in ``committed``, and why."""
+    """Return steps that exist, but not in ``committed``, and why."""
     why: dict[int, str] = {}
     for step in _numbers(directory):
         manifest = _manifest_or_why(directory, step)
@@ -112,7 +111,10 @@ def damaged_steps(directory: Path) -> dict[int, str]:
 
 
 def _manifest_or_why(directory: Path, step: int) -> Manifest | str:
-    """Its manifest, or what is wrong with that. Raises OSError that is no damage: then nothing is known of the step."""
+    """Return its manifest, or what is wrong with it.
+
+    Raises OSError that is no damage: then nothing is known of the step.
+    """
     try:
         return manifest_of(directory, step)
     except CheckpointError as error:
@@ -126,8 +128,8 @@ def _manifest_or_why(directory: Path, step: int) -> Manifest | str:
 def note_damage(directory: Path, step: int, why: str) -> None:
     """Note in a step that it was found damaged, and why; "": it was found good.
 
-    Pruning does not count on a damaged one; restores still try it. It is no error that it cannot be written.
-    Nothing is noted behind a link.
+    Pruning does not count on a damaged one; restores still try it. A note that cannot be written is no error. Nothing
+    is noted behind a link.
     """
     store, where = store_of(directory), step_directory(directory, step)
     if not store.is_directory(where):
@@ -140,7 +142,7 @@ def note_damage(directory: Path, step: int, why: str) -> None:
 
 
 def noted_damage(directory: Path, step: int) -> str:
-    """Why a step was found damaged; "" when it was not."""
+    """Return why a step was found damaged; "" when it was not."""
     try:
         data = store_of(directory).read(step_directory(directory, step) / DAMAGED, _NOTE_LIMIT)
     except FileNotFoundError:
@@ -151,7 +153,7 @@ def noted_damage(directory: Path, step: int) -> str:
 
 
 def why_latest_is_wrong(directory: Path) -> str:
-    """Why ``latest`` is nothing that a commit wrote; "" when it is (it may be behind), or not there. Raises OSError."""
+    """Return why no commit wrote this ``latest``; "" when one did (it may be old), or it is missing. Raises OSError."""
     try:
         text = store_of(directory).read(directory / "latest", 40)
     except FileNotFoundError:
@@ -215,12 +217,12 @@ def commit(
     order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
     store.write(staging / MANIFEST, records.write_manifest(manifest))
-    _check_fence(directory, epoch)  # again: the shards took long
-    for note in writers.notes(staging):  # as late as can be: see ``sweep``
+    _check_fence(directory, epoch)  # again, since the shards took long
+    for note in writers.notes(staging):  # as late as possible: see ``sweep``
         store.remove(note, ignore_errors=False)
     store.put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
     store.sync(directory)
-    # the step is committed, whatever becomes of the rest
+    # the step is committed, whatever happens to the rest
     with contextlib.suppress(OSError):
         store.write(directory / "latest", f"{step}\n".encode())
     with contextlib.suppress(OSError):
@@ -261,12 +263,12 @@ def prune(directory: Path, retention: Retention, now: float) -> list[int]:
 
 
 def recycled(directory: Path) -> Path:
-    """Return where the shard files of a removed step wait to be written over, if there are any."""
+    """Return where the shard files of a removed step wait to be overwritten."""
     return directory / ".worn"
 
 
 def remove_recycled(directory: Path) -> None:
-    """Remove the files that no later step is expected to write over. Raises nothing."""
+    """Remove the files that no later step is expected to overwrite. Raises nothing."""
     with contextlib.suppress(OSError):
         store_of(directory).move_away(recycled(directory), "removed")
         empty_bin(directory)
@@ -274,7 +276,7 @@ def remove_recycled(directory: Path) -> None:
 
 @cache  # once for each
 def remove_recycled_at_exit(directory: Path) -> None:
-    """Expect no later step when this process ends."""
+    """Remove these files at this process's exit: it makes no later step."""
     atexit.register(remove_recycled, directory)
 
 
@@ -282,7 +284,7 @@ def _remove(directory: Path, steps: Sequence[int], recycle: bool = False) -> Non
     store = store_of(directory)
     gone = [store.move_away(step_directory(directory, step), "removed") for step in steps]
     if gone:
-        store.sync(directory)  # else a power cut could give a step its name back, and not its files
+        store.sync(directory)  # otherwise a power cut could give a step its name back without its files
         with contextlib.suppress(OSError):
             if recycle:
                 store.recycle(gone[-1], recycled(directory))
@@ -309,6 +311,6 @@ def _numbers(directory: Path) -> list[int]:
 
 
 def _wrong_sizes(directory: Path, manifest: Manifest) -> list[str]:
-    """Return the shard files that are missing, or not as large as they were written."""
+    """Return the shard files that are missing, or have another size than they were written with."""
     store, where = store_of(directory), step_directory(directory, manifest.step)
     return [shard.file for shard in manifest.shards if store.size_of(where / shard.file) != shard.size_bytes]

@@ -1,7 +1,7 @@
-"""Whether the parts of tensors that the ranks saved make up whole ones: asked before a step is committed.
+"""Whether the parts of tensors that the ranks saved make up whole ones, checked before a step is committed.
 
-The tables of all shard files tell; no tensor is read. They are read when the parts are others than at the commit
-before, or where ranks wrote the same part.
+The tables of all shard files tell; no tensor is read. They are read when the parts differ from the last commit's, or
+where ranks wrote the same part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _good: dict[Path, tuple[str, ...]] = {}
 
 
 def check_slabs(directory: Path, staging: Path, shards: Sequence[ShardRecord]) -> None:
-    """``directory``: of the checkpoints; ``staging``: where the shards lie.
+    """Check a step; ``directory``: of the checkpoints; ``staging``: where its shards lie.
 
     Raises CheckpointError for parts that do not make up a whole tensor, that overlap, or that two ranks wrote
     differently; CorruptCheckpoint, OSError.
@@ -43,7 +43,7 @@ def check_slabs(directory: Path, staging: Path, shards: Sequence[ShardRecord]) -
 
 
 def _is_whole(path: str, held: Sequence[tuple[int, TensorRecord]]) -> bool:
-    """Is each part written once? Raises CheckpointError unless all of them are one whole tensor."""
+    """Return whether each part is written once. Raises CheckpointError unless all of them are one whole tensor."""
     first_rank, first = held[0]
     whole = _whole_shape(first)
     boxes: dict[Box, tuple[int, TensorRecord]] = {}

@@ -1,4 +1,4 @@
-"""What differs between two committed steps, by what they say about themselves: no tensor is read."""
+"""The differences between two committed steps, by their tables: no tensor is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHORT = 60
 
 
 class Difference(NamedTuple):
-    """``path``: of a tensor or plain value of ``rank``; "" for what concerns the whole step (rank -1) or rank."""
+    """A difference. ``path``: of a tensor or plain value of ``rank``; "" if of the whole step (rank -1) or rank."""
 
     rank: int
     path: str
@@ -27,7 +27,7 @@ class Difference(NamedTuple):
 
 
 def differences(one: tuple[Path, Manifest], other: tuple[Path, Manifest]) -> Iterator[Difference]:
-    """``one`` and ``other``: directory of checkpoints and manifest of a step.
+    """Yield the differences; ``one`` and ``other``: directory of checkpoints and manifest of a step.
 
     Tensors are the same when dtype, shape and the CRC32C of every block are. Raises CorruptCheckpoint, OSError.
     """
@@ -78,7 +78,7 @@ def _tensors(table: RankTable, other: RankTable) -> Iterator[tuple[str, str]]:
 
 
 def _values(mine: Any, theirs: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Of the JSON; the numbers of tensors do not count."""
+    """Yield the differences of the JSON; the numbers of tensors do not count."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         if mine.keys() == theirs.keys() == {"$tensor"}:
             return

@@ -25,7 +25,7 @@ CommittedEpochs = Callable[[], list[int]]
 
 
 def why_fence_is_wrong(directory: Path) -> str:
-    """Why the file is nothing that a controller wrote; "" where it is right or absent. Raises OSError."""
+    """Return why no controller wrote this file; "" where one did, or it is missing. Raises OSError."""
     return _read(directory, list)[1]
 
 
@@ -37,7 +37,7 @@ def raise_fence(directory: Path, epoch: int) -> None:
 
 
 def check_fence(directory: Path, epoch: int, epochs: CommittedEpochs) -> None:
-    """Raise CheckpointError where ``epoch`` may not commit, OSError. A damaged file is written again."""
+    """Raise CheckpointError where ``epoch`` may not commit, OSError. A damaged file is rewritten."""
     lowest, why_wrong = _read(directory, epochs)
     if epoch < lowest:
         raise CheckpointError(f"epoch {epoch} may not commit any more: epoch {lowest} has taken over")

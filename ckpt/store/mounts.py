@@ -1,4 +1,4 @@
-"""Which store a path belongs to: what ``mount`` named for it or for a path above it, else the file system."""
+"""The store of a path: the one mounted at it or above it, else the file system."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _mounted: dict[Path, Store] = {}
 
 
 def store_of(path: Path) -> Store:
-    """Return the store that has a path."""
+    """Return the store of a path."""
     for prefix, store in _mounted.items():
         if path.is_relative_to(prefix):
             return store
@@ -23,7 +23,7 @@ def store_of(path: Path) -> Store:
 
 @contextmanager
 def mount(prefix: Path, store: Store) -> Iterator[None]:
-    """Let a store have all paths from ``prefix`` on, in this process."""
+    """Mount a store at ``prefix``, for this process."""
     _mounted[prefix] = store
     try:
         yield

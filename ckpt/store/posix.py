@@ -20,11 +20,11 @@ from resilio_hpc.core import regular_file
 from resilio_hpc.core.durable import exchange, is_ours_alone, make_directory, new_file, sync_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError
 
-_GOING = re.compile(  # others' files beside the steps may have names like these
+_GOING = re.compile(  # files of other programs beside the steps may have similar names
     r"\.(removed|replaced)-(step-\d{10,18}|staging-step-\d{10,18}-e\d{1,18}-r\d{1,18}(-s[0-9a-f]{1,32})?(-whole)?|worn)"
     r"-\d+-[0-9a-f]{8}"
 )
-_UNFINISHED = re.compile(r"\.latest\.[a-z0-9_]{8}\.tmp")  # of a process that died while it wrote `latest`
+_UNFINISHED = re.compile(r"\.latest\.[a-z0-9_]{8}\.tmp")  # left by a process that died while it wrote `latest`
 _KINDS = {stat.S_IFREG: EntryKind.FILE, stat.S_IFDIR: EntryKind.DIRECTORY}
 
 
@@ -73,10 +73,10 @@ class PosixFile:
 
 
 class PosixNewFile:
-    """A file that is being written (``NewFile``). Its descriptor is another one's."""
+    """A file that is being written (``NewFile``). It does not own its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
-        """``descriptor``: open for reads and writes."""
+        """Use a descriptor that is open for reads and writes."""
         self._descriptor = descriptor
         self.is_recycled = os.fstat(descriptor).st_size > 0
 
@@ -103,7 +103,7 @@ class PosixNewFile:
 
 
 class PosixStore(Store):
-    """Directories of a file system. Links are followed where they are read, never where they are written."""
+    """Directories of a file system. Links are followed for reads, never for writes."""
 
     def names(self, directory: Path) -> list[str]:
         """See Store."""
@@ -153,11 +153,11 @@ class PosixStore(Store):
         path.mkdir()
 
     def put_in_place(self, staging: Path, final: Path, check: Callable[[Path], None]) -> None:
-        """See Store; ``check`` may see a former directory that has just come.
+        """See Store; ``check`` may get a former directory that has just appeared.
 
         A file system that cannot exchange two names (NFS) has neither for an instant; a kill just then loses the
-        former. The new one has a name of its own by then: under that of the staging directory, the former could be
-        taken for it.
+        former. The new one has its own name by then: under that of the staging directory, the former could be taken for
+        it.
         """
         if not os.path.lexists(final):
             try:
@@ -167,7 +167,7 @@ class PosixStore(Store):
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
         whole = staging.with_name(f"{staging.name}-whole")
-        self.move_away(whole, "removed")  # of a process that died just here
+        self.move_away(whole, "removed")  # left by a process that died at this point
         staging.rename(whole)
         if exchange(whole, final):
             try:
@@ -201,9 +201,9 @@ class PosixStore(Store):
         regular_file.remove(path, ignore_errors)
 
     def recycle(self, gone: Path, recycled: Path) -> None:
-        """See Store. To give the room of a large file back and to ask for as much costs as much as the write itself.
+        """See Store. Freeing the space of a large file and allocating as much costs as much as the write itself.
 
-        A file is taken where no process has it open and it has no other name: see ``durable.new_file``.
+        A file is kept where no process has it open and it has no other name: see ``durable.new_file``.
         """
         if _strip(gone):
             self.move_away(recycled, "removed")
@@ -214,10 +214,10 @@ class PosixStore(Store):
         sync_directory(directory)
 
     def refresh(self, directory: Path) -> None:
-        """See Store. An NFS client says for half a minute that a name is not there, unless it sees a change."""
+        """See Store. An NFS client may say for half a minute that a name is missing, unless it sees a change."""
         probe = directory / f".probe-{time.monotonic_ns()}"
         with contextlib.suppress(OSError):
-            probe.touch(exist_ok=False)  # through no link
+            probe.touch(exist_ok=False)  # not through a link
             probe.unlink()
 
     def free_bytes(self, directory: Path) -> int:
@@ -227,7 +227,7 @@ class PosixStore(Store):
 
 
 def _strip(step: Path) -> bool:
-    """Leave nothing but the shard files in the directory of a removed step: whether they may be written over.
+    """Remove all but the shard files from the directory of a removed step; return whether they may be overwritten.
 
     Behind a link nothing is changed. Raises OSError.
     """
@@ -249,7 +249,7 @@ def _strip(step: Path) -> bool:
 
 
 def _pread(descriptor: int, size: int, offset: int) -> bytes:
-    """Return all of it, or what is there before the end of the file."""
+    """Return all of it, or what exists before the end of the file."""
     data = os.pread(descriptor, size, offset)
     if len(data) in (0, size):
         return data

@@ -1,4 +1,4 @@
-"""Which committed steps to keep (OPS-7): the last N, every K-th, nothing too old, no more than there is room for."""
+"""Which committed steps to keep (OPS-7): the last N, every K-th, none too old, none beyond the space for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GB = 1e9
 
 
 def is_number(value: object, above: float) -> bool:
-    """Is it a finite number above that one? numpy's are numbers, too, and True is none."""
+    """Return whether it is a finite number above that one; numpy's are numbers, True is not."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -32,7 +32,10 @@ def _is_whole(value: object) -> bool:
 
 
 class CommittedStep(NamedTuple):
-    """``committed``: Unix time of its commit. ``damaged``: a restore or ``resilio ckpt verify`` found it so."""
+    """A committed step. ``committed``: Unix time of its commit.
+
+    ``damaged``: a restore or ``resilio ckpt verify`` found it so.
+    """
 
     step: int
     committed: float
@@ -67,15 +70,15 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def needs_verified_writes(self) -> bool:
-        """Whether a snapshot is to be verified once more on its way to disk.
+        """Return whether a snapshot must be verified once more on its way to disk.
 
         Its checksums are computed while it is copied and are checked by every restore. Memory that goes bad in between
-        is then found too late, if this save's commit has removed the step before.
+        would be found too late, if this save's commit has removed the step before.
         """
         return self.keep_last == 1
 
     def expendable(self, steps: Sequence[CommittedStep], now: float) -> list[int]:
-        """Return steps that may go, of ``steps`` in the order of their commits.
+        """Return the steps to remove, of ``steps`` in the order of their commits.
 
         The step committed last always stays, and so does the last one that is not damaged.
         """

@@ -1,4 +1,4 @@
-"""Copying a shard file, each of its bytes verified between the read and the write, in bounded memory."""
+"""Copies a shard file in bounded memory, and verifies each byte between its read and its write."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class _Block(NamedTuple):
 def copy_shard(
     source: Path, shard: ShardRecord, target: Path, bytes_per_s: float = 0.0, recycled: Path | None = None
 ) -> None:
-    """Copy a shard file, no link, from one directory to another, durable on return.
+    """Copy a shard file, not a link, from one directory to another, durable on return.
 
-    ``bytes_per_s``: see ``bulk_io.write``; ``recycled``: see ``write_shard``. Its room is 16 MiB, beside that of
+    ``bytes_per_s``: see ``bulk_io.write``; ``recycled``: see ``write_shard``. Its buffer is 16 MiB, beside that of
     ``bulk_io``. Raises CorruptCheckpoint when the file in ``source`` is damaged or cannot be read, OSError for
     ``target``; nothing remains there then.
     """
@@ -63,7 +63,7 @@ def copy_shard(
 
 @contextlib.contextmanager
 def _reading(source: Path) -> Iterator[None]:
-    """Of two file systems it must be known which one has failed."""
+    """Turn read errors into CorruptCheckpoint, so that it is known which of two file systems has failed."""
     try:
         yield
     except OSError as error:
@@ -71,7 +71,7 @@ def _reading(source: Path) -> Iterator[None]:
 
 
 def _copy_blocks(read: ReadFile, write: NewFile, parts: Sequence[_Block], source: Path, bytes_per_s: float) -> None:
-    """Past the page cache what are whole pages, by way of a room in which bytes lie in their pages as in the file."""
+    """Copy whole pages past the page cache, through a buffer with the same alignment to pages as the file."""
     room = memoryview(mmap.mmap(-1, _ROOM_BYTES))
     for some in _batches(parts):
         segments = [Segment(part.offset, room[at : at + part.size], part.crc32c) for at, part in some]
@@ -91,7 +91,7 @@ def _copy_blocks(read: ReadFile, write: NewFile, parts: Sequence[_Block], source
 
 
 def _batches(parts: Sequence[_Block]) -> Iterator[list[tuple[int, _Block]]]:
-    """Blocks and their places in the room, as many at a time as it holds."""
+    """Yield blocks and their places in the buffer, as many at a time as it holds."""
     some: list[tuple[int, _Block]] = []
     at = 0
     for part in parts:
@@ -106,7 +106,7 @@ def _batches(parts: Sequence[_Block]) -> Iterator[list[tuple[int, _Block]]]:
 
 
 def _runs(some: Sequence[tuple[int, _Block]]) -> Iterator[tuple[int, int, int]]:
-    """(start in the room, offset in the file, size) of neighbours in both."""
+    """Yield (start in the buffer, offset in the file, size) of neighbours in both."""
     start, end = some[0][0], some[0][0]
     offset = some[0][1].offset
     for at, part in some:
@@ -120,7 +120,7 @@ def _runs(some: Sequence[tuple[int, _Block]]) -> Iterator[tuple[int, int, int]]:
 def _copy_rest(
     read: ReadFile, write: NewFile, parts: Sequence[_Block], named: Sequence[Extent], shard: ShardRecord, source: Path
 ) -> None:
-    """HDF5's metadata, tables and trees: small. They are verified as they are in the copy."""
+    """Copy HDF5's metadata, tables and trees, which are small. They are verified in the copy."""
     used = [(part.offset, part.size) for part in parts]
     for offset, size in gaps(used, shard.size_bytes):
         for start in range(offset, offset + size, _PIECE_BYTES):

@@ -57,7 +57,7 @@ def write_shard(
 def _write_rank(
     file: NewFile, arena: WholeSnapshot, places: Sequence[FilePlace], bytes_per_s: float, verify: bool
 ) -> None:
-    """Whole pages that begin on a page of both go past the page cache, the rest through it."""
+    """Write whole pages that begin on a page of both past the page cache, the rest through it."""
     pieces: list[PageRun] = []
     taken = {place.start for place in places if place.data is None}
     records = [record for record in arena.tensors if record.offset in taken]

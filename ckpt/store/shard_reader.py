@@ -15,10 +15,13 @@ from resilio_hpc.native import crc32c
 
 
 class ShardReader:
-    """All methods raise CorruptCheckpoint for what is not as it was written, and OSError for a device that fails."""
+    """A shard file.
+
+    Methods raise CorruptCheckpoint for bytes that do not match, and OSError for a device that fails.
+    """
 
     def __init__(self, directory: Path, shard: ShardRecord, follow: bool = True) -> None:
-        """``directory``: of the step. ``follow``: may the file be a link?"""
+        """Open it; ``directory``: of the step. ``follow``: the file may be a link."""
         self.shard, self._follow = shard, follow
         self.file = self._open(directory)
         """Open; another one after ``move_to``."""
@@ -38,19 +41,19 @@ class ShardReader:
 
     def move_to(self, directory: Path) -> None:
         """From now on read the file of that name in another directory."""
-        self._follow = True  # the committed one
+        self._follow = True  # the committed file
         former, self.file = self.file, self._open(directory)
         former.close()
 
     def table(self, rank: RankRecord) -> RankTable:
-        """Everything about a rank's part."""
+        """Return the table of a rank's part."""
         data = self._read(rank.table)
         if crc32c(data) != rank.table.crc32c or sha256(data) != rank.table_sha256:
             raise CorruptCheckpoint(f"{self._name}: the table of rank {rank.rank} does not match its checksum")
         return read_table(data, self.shard.size_bytes)
 
     def tree(self, rank: RankRecord, table: RankTable) -> bytes:
-        """Return the tree of a rank's plain values, without the spaces that fill up its room."""
+        """Return the tree of a rank's plain values, without its padding."""
         data = self._read(table.tree)
         if crc32c(data) != table.tree.crc32c:
             raise CorruptCheckpoint(f"{self._name}: the tree of rank {rank.rank} does not match its checksum")

@@ -1,7 +1,7 @@
-"""Writing a shard file of one rank from tensors that need not fit into memory: each is read once, piece by piece.
+"""Writes one rank's shard file from tensors that need not fit into memory: each is read once, piece by piece.
 
 ``shard_file`` writes from arenas, whose checksums are known beforehand. Here they come with the bytes, so the table is
-written last, into the room that the longest possible one needs.
+written last, into a space for the longest possible one.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def write_stream(
 ) -> ShardRecord:
     """Write ``directory/node-0.h5`` for rank 0 of a world of one, durable on return.
 
-    ``fetch``: gives a leaf's tensor, of which one is held at a time; None: the leaves' own are mapped from files, and
-    their pages are let go once they are written. In layout "own" each tensor is a slab of itself, so
-    that any number of processes can take parts of it. ``progress`` hears of every byte. Raises OSError.
+    ``fetch``: returns a leaf's tensor, one at a time; None: the leaves' own are mapped from files, and their pages are
+    released once they are written. In layout "own" each tensor is a slab of itself, so that any number of processes can
+    take parts of it. ``progress`` is called for every byte. Raises OSError.
     """
     store = store_of(directory)
     store.check_space(directory, sum(leaf.size_bytes for leaf in state.leaves) + len(state.tree))
@@ -88,14 +88,14 @@ def _record(leaf: Leaf, layout: Layout) -> TensorRecord:
 
 
 class _Writer:
-    """Writes tensors past the page cache, by way of a room of many blocks."""
+    """Writes tensors past the page cache, through a buffer of many blocks."""
 
     def __init__(self, file: NewFile, progress: Progress, let_go: bool) -> None:
         self._file, self._progress, self._let_go = file, progress, let_go
         self._room = memoryview(mmap.mmap(-1, bulk_io.ROOM_BYTES))
 
     def write(self, tensor: Any, offset: int) -> list[int]:
-        """Write a tensor; the CRC32C of each of its blocks."""
+        """Write a tensor; return the CRC32C of each of its blocks."""
         checksums: list[int] = []
         filled = 0
         for run in _runs_of(tensor):
@@ -138,7 +138,7 @@ def _runs_of(tensor: Any) -> Iterator[memoryview]:
 
 
 def _let_go(run: memoryview) -> None:
-    """Have the kernel take these pages out of memory; in a file they are as they were."""
+    """Let the kernel take these pages out of memory; in a file they stay."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(run))
     first = -(-address // PAGE) * PAGE
     size = (address + len(run) - first) // PAGE * PAGE

@@ -1,6 +1,6 @@
 """Whether a file system of checkpoints is about to be full, by its free space after each commit (OPS-7). Pure.
 
-Told before a save fails, and seldom: again only when half of the time that was told is over.
+The warning comes before a save fails, and seldom: again only when half of the predicted time is over.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import deque
 
 WINDOW_S = 24 * 3600.0
-LEAST_S = 600.0  # of samples: what comes and goes within minutes is no trend
+LEAST_S = 600.0  # span of the samples: changes within minutes are no trend
 LEAST_SAMPLES = 20
 SOON_S = 24 * 3600.0
 _MAX_SAMPLES = 500
 
 
 class SpaceTrend:
-    """Of one file system. ``now`` in seconds of any clock that does not jump, sizes in bytes."""
+    """The trend of one file system. ``now`` in seconds of a clock that does not jump, sizes in bytes."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
@@ -23,9 +23,9 @@ class SpaceTrend:
         self._is_short = False
 
     def committed(self, now: float, free_bytes: int, step_bytes: int) -> str:
-        """After a commit of ``step_bytes``: what to tell, or "".
+        """Take a commit of ``step_bytes``; return a warning, or "".
 
-        Steps that are no longer kept make room for new ones, so what counts is how ``free_bytes`` changes.
+        Removed steps make space for new ones, so the change of ``free_bytes`` counts.
         """
         samples = self._samples
         samples.append((now, free_bytes))
@@ -42,9 +42,10 @@ class SpaceTrend:
         return f"{_gb(free_bytes)} are free; as it goes, there is no room for a step in {_hours(full_in_s)}"
 
     def _full_in_s(self, left_bytes: int) -> float:
-        """From the least of the former half of the samples to the least of the latter: steps come and go in between.
+        """Return the seconds until it is full, by the minima of the first and second half of the samples.
 
-        For ever where that does not fall."""
+        Infinite where those do not fall. Minima, since steps come and go in between.
+        """
         samples = list(self._samples)
         if len(samples) < LEAST_SAMPLES or samples[-1][0] - samples[0][0] < LEAST_S:
             return float("inf")

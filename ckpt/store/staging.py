@@ -1,4 +1,4 @@
-"""Directories on their way: shards before their commit, and what is to be removed.
+"""Staging directories: shards before their commit, and steps that are to be removed.
 
 See ``checkpoint_index`` for the names.
 """
@@ -17,7 +17,7 @@ _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s(
 
 
 def staging_directory(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> Path:
-    """Where the shards of a step are written before its commit: never shared between rounds, nor between sessions."""
+    """Return where a step's shards are written before its commit: never shared between rounds, nor between sessions."""
     return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}{session and f'-s{session}'}"
 
 
@@ -28,16 +28,16 @@ def staged(directory: Path, session: str) -> dict[Path, int]:
 
 
 def give_up(directory: Path, session: str) -> None:
-    """Take the staging directories of a session away: its savers can commit nothing any more. Raises OSError."""
+    """Move the staging directories of a session away: its savers can commit nothing any more. Raises OSError."""
     for path in staged(directory, session):
         store_of(directory).move_away(path, "removed")
     empty_bin(directory)
 
 
 def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> None:
-    """Remove what earlier, failed saves left behind: shards older than these, or of this step but of another session.
+    """Remove what earlier, failed saves left: shards older than these, or of this step but of another session.
 
-    What other saves are writing stays. Raises OSError.
+    Shards that other saves are writing stay. Raises OSError.
     """
     ours = (epoch, round_, step)
     store = store_of(directory)
@@ -47,14 +47,14 @@ def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = ""
             their_session = found[4] or ""
             if theirs > ours or (theirs == ours and their_session == session):
                 continue
-            is_own = bool(session) and their_session == session  # which saves one step after the other
+            is_own = bool(session) and their_session == session  # it saves one step after the other
             if is_own or writers.at_work(directory / name, bool(their_session)) is None:
                 store.move_away(directory / name, "removed")
     empty_bin(directory)
 
 
 def remove_strangers(staging: Path, files: Collection[str]) -> None:
-    """Remove all but ``files`` and the writers' notes: what processes that died left in here. Raises OSError."""
+    """Remove all but ``files`` and the writers' notes, which dead processes left here. Raises OSError."""
     store = store_of(staging)
     for name in store.names(staging):
         if name not in files and not name.startswith(writers.NOTE):

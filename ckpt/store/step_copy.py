@@ -1,4 +1,4 @@
-"""Copying a committed step into another directory of checkpoints, verified on the way."""
+"""Copies a committed step into another directory of checkpoints, verified on the way."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _PIECE_BYTES = 16 << 20
 
 @contextmanager
 def new_step(target: Path, step: int, epoch: int, round_: int) -> Iterator[Path]:
-    """Give a staging directory for a step that ``target`` (made if need be) does not have.
+    """Give a staging directory for a step that ``target`` (made if missing) does not have.
 
-    Gone at the end, with what was not committed. Raises CheckpointError when the step is there, or on its way; OSError.
+    At the end it is removed, with what was not committed. Raises CheckpointError when the step exists, or is on its
+    way; OSError.
     """
     store = store_of(target)
     if store.exists(checkpoint_index.step_directory(target, step)):
@@ -42,7 +43,7 @@ def new_step(target: Path, step: int, epoch: int, round_: int) -> Iterator[Path]
 
 
 def commit_verified(target: Path, staging: Path, manifest: Manifest, progress: Progress) -> None:
-    """Commit what was staged, once it was read again and is as it was written. No older step is removed.
+    """Commit the staged files after they were read again and match. No older step is removed.
 
     Raises CorruptCheckpoint, CheckpointError when it may not be committed there, OSError.
     """
@@ -63,10 +64,10 @@ def commit_verified(target: Path, staging: Path, manifest: Manifest, progress: P
 
 
 def copy_step(source: Path, manifest: Manifest, target: Path, progress: Progress = lambda size: None) -> None:
-    """Make ``manifest``'s step of ``source`` a committed step of ``target``, the one committed last there.
+    """Commit ``manifest``'s step of ``source`` in ``target``, as the newest one there.
 
-    What was copied is read again and verified before it counts; ``progress`` hears of every byte twice. Raises
-    CheckpointError when the step is there already or may not be committed there, CorruptCheckpoint when it is damaged,
+    The copy is read again and verified before the commit; ``progress`` is called twice for every byte. Raises
+    CheckpointError when the step exists already or may not be committed there, CorruptCheckpoint when it is damaged,
     OSError. Nothing remains then.
     """
     with new_step(target, manifest.step, manifest.epoch, manifest.round) as staging:

@@ -1,4 +1,4 @@
-"""Reading a committed step whole, to see whether every byte is as it was written."""
+"""Reads a committed step whole, to see whether every byte is as it was written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong in a file. ``rank`` and ``tensor`` where it belongs to one; ``offset``: of the first bad block."""
+    """A damage in a file. ``rank`` and ``tensor`` where it belongs to one; ``offset``: of the first bad block."""
 
     file: str
     what: str
@@ -47,10 +47,10 @@ def verify_step(
     progress: Progress = lambda size: None,
     room_bytes: int = bulk_io.ROOM_BYTES,
 ) -> list[Damage]:
-    """Read every file of a step; what is damaged, nothing if all is well.
+    """Read every file of a step; return the damages, empty if all is well.
 
-    ``directory``: of the checkpoints. Its buffers take ``room_bytes``, and those of ``bulk_io``. What was found is
-    noted in the step, for the next pruning. Raises OSError for a device that fails.
+    ``directory``: of the checkpoints. Its buffers take ``room_bytes``, beside those of ``bulk_io``. The result is noted
+    in the step, for the next pruning. Raises OSError for a device that fails.
     """
     damages = verify_files(checkpoint_index.step_directory(directory, manifest.step), manifest, progress, room_bytes)
     of_data = [f"{damage.file}: {damage.what}" for damage in damages if damage.file != checkpoint_index.VIEW]
@@ -61,7 +61,7 @@ def verify_step(
 def verify_files(
     path: Path, manifest: Manifest, progress: Progress = lambda size: None, room_bytes: int = bulk_io.ROOM_BYTES
 ) -> list[Damage]:
-    """As ``verify_step``, of files that lie in ``path``."""
+    """Do as ``verify_step``, for files in ``path``."""
     room = memoryview(bytearray(min(room_bytes, manifest.size_bytes)))
     damages: list[Damage] = []
     for shard in manifest.shards:
@@ -89,7 +89,7 @@ def _verify_shard(reader: ShardReader, room: memoryview, progress: Progress, roo
             continue
         parts += _parts(rank, table)
         used += [(extent.offset, extent.size_bytes) for extent in (rank.table, table.tree)]
-    whole = not damages  # else it is not known what is metadata
+    whole = not damages  # otherwise it is not known what is metadata
     batches = _batches(sorted(parts, key=lambda part: part.offset), room_bytes)
     damages += _verify_parts(reader, batches, room, progress)
     used += [(part.offset, part.size) for part in parts]
@@ -109,7 +109,7 @@ def _parts(rank: RankRecord, table: RankTable) -> Iterator[_Part]:
 def _verify_parts(
     reader: ShardReader, batches: Iterable[list[_Part]], room: memoryview, progress: Progress
 ) -> Iterator[Damage]:
-    """As many at a time as there is room for. Of a tensor the first bad block is told."""
+    """Verify as many parts at a time as the buffer holds. Of a tensor, the first bad block is reported."""
     told: set[tuple[int, str]] = set()
     for some in batches:
         at, segments = 0, []

@@ -1,7 +1,7 @@
 """``checkpoint.h5``: a committed step as one HDF5 file, for people and their tools. Made on demand, never restored.
 
 It holds no tensor, but links and virtual datasets over the shard files beside it (``view_image``). Its first 512 bytes,
-which HDF5 programs skip, say of which step it is, and the hash of the rest.
+which HDF5 programs skip, name its step, and the hash of the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _PIECE_BYTES = 1 << 20
 
 
 class _Seal(msgspec.Struct, frozen=True):
-    """``step_sha256``: of the manifest, but for its order of commits and its writer, which a copy changes."""
+    """The first bytes.
+
+    ``step_sha256``: of the manifest without its order of commits and its writer, which a copy changes.
+    """
 
     format: str
     step_sha256: str
@@ -32,7 +35,7 @@ class _Seal(msgspec.Struct, frozen=True):
 
 
 def write_view(directory: Path, manifest: Manifest) -> list[str]:
-    """Make it, or make it anew, durable on return. The tensors that are not whole there, only in parts.
+    """Write the file, durable on return; return the paths of tensors that are shown in parts only.
 
     ``directory``: of the checkpoints. Raises UsageError for a step that is a link, CorruptCheckpoint for bad tables,
     OSError.
@@ -49,7 +52,7 @@ def write_view(directory: Path, manifest: Manifest) -> list[str]:
 
 
 def why_wrong(step: Path, manifest: Manifest) -> str:
-    """Why the one in the directory ``step`` is not as it was written for it; "" when it is, or there is none.
+    """Return why the file in the directory ``step`` does not match; "" when it does, or is missing.
 
     Raises OSError.
     """

@@ -1,8 +1,8 @@
-"""What ``checkpoint.h5`` holds, made by h5py from the tables of a step.
+"""The content of ``checkpoint.h5``, made by h5py from the tables of a step.
 
 ``/whole/<path>`` is a tensor that the processes hold together: a virtual dataset over their parts, or a link to the one
-dataset that is all of it. ``/rank<R>/<path>`` is a link to what process R has for itself. Places that share a tensor
-are soft links to the first. ``/rank<R>/$tree`` holds the plain values as JSON.
+dataset that is all of it. ``/rank<R>/<path>`` is a link to process R's own tensor. Places that share a tensor are soft
+links to the first. ``/rank<R>/$tree`` holds the plain values as JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Source(NamedTuple):
 
     @property
     def box(self) -> Box:
-        """Which part of its tensor it is."""
+        """Return which part of its tensor it is."""
         slab, shape = self.record.slab, self.record.shape
         return Box((0,) * len(shape) if slab is None else slab.start, shape)
 
@@ -58,10 +58,10 @@ class _Source(NamedTuple):
 
 
 def view_image(step: Path, manifest: Manifest, front: int) -> tuple[bytes, list[str]]:
-    """Return the file, and the paths of tensors that are shown in parts only, since these do not make one whole.
+    """Return the file, and the paths of tensors that are shown in parts only, since these make no whole one.
 
     ``step``: the directory of the step. ``front``: so many bytes (a power of two from 512 on) that HDF5 skips, first.
-    Raises CorruptCheckpoint for tables or trees that are not as they were written, OSError.
+    Raises CorruptCheckpoint for tables or trees that do not match, OSError.
     """
     fd = os.memfd_create("resilio-view", os.MFD_CLOEXEC)
     try:
@@ -71,7 +71,7 @@ def view_image(step: Path, manifest: Manifest, front: int) -> tuple[bytes, list[
         ):
             in_parts = _Image(file, manifest).fill(step)
         return os.pread(fd, os.fstat(fd).st_size, 0), in_parts
-    except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
+    except (RuntimeError, ValueError) as error:  # h5py reports errors of libhdf5 by these
         raise OSError(errno.ENOMEM, f"libhdf5: {error}") from error
     finally:
         os.close(fd)
@@ -86,7 +86,7 @@ class _Image:
         file.attrs.update({**attributes, "layout": manifest.layout, "note": NOTE})
 
     def fill(self, step: Path) -> list[str]:
-        """Everything; the paths of tensors that are in parts only."""
+        """Add everything; return the paths of tensors that are in parts only."""
         whole: dict[str, list[_Source]] = defaultdict(list)
         shared: list[tuple[int, str, str]] = []
         for shard in self._manifest.shards:
@@ -114,7 +114,10 @@ class _Image:
         return in_parts
 
     def _take(self, name: str) -> bool:
-        """Is the name free? Then it is taken. Two processes may have tensors at ``a`` and ``a/b``, a file cannot."""
+        """Return whether the name was free, and take it.
+
+        Two processes may have tensors at ``a`` and ``a/b``, a file cannot.
+        """
         parts = name.split("/")
         above = {"/".join(parts[:length]) for length in range(1, len(parts))}
         if name in self._names or name in self._groups or above & self._names:
@@ -148,7 +151,7 @@ class _Image:
 
     def _make_virtual(self, name: str, like: TensorRecord, shape: Shape, parts: Mapping[Box, _Source]) -> None:
         stored = stored_as(like)
-        more = stored.shape[len(shape) :]  # of what is stored as its bytes
+        more = stored.shape[len(shape) :]  # of a tensor stored as its bytes
         space = h5py.h5s.create_simple(shape + more)
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         if stored.type.get_class() == h5py.h5t.FLOAT:
@@ -166,7 +169,7 @@ class _Image:
 
 
 def _shared(table: RankTable, plain: bytes) -> Iterator[tuple[str, str]]:
-    """Places of a tensor that was stored for another place, and that place."""
+    """Yield places of a tensor that was stored for another place, and that place."""
     for path, ref in tree.places(tree.decode(plain)):
         if ref.index < len(table.tensors) and path != table.tensors[ref.index].path:
             yield path, table.tensors[ref.index].path

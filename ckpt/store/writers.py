@@ -1,8 +1,8 @@
-"""Who writes to a directory of checkpoints: two jobs, or two saves at once, do not undo each other's work in silence.
+"""Which processes write to a directory of checkpoints, so that two jobs or saves do not undo each other's work.
 
-Each step says whose it is, and so does a note in each staging directory. On one machine the kernel tells whether that
-process lives. What was written from another machine shows life by changing: steps that appear, files that grow.
-No file is locked and no clocks are compared.
+Each step names its writer, and so does a note in each staging directory. On one machine the kernel tells whether that
+process lives. A writer on another machine shows life by changes: steps that appear, files that grow. No file is locked
+and no clocks are compared.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _watched: dict[Path, tuple[object, float]] = {}
 
 
 def this_process(job: str) -> Writer:
-    """Return this process, of the job of that name."""
+    """Return this process as a writer of the job of that name."""
     return Writer(job, socket.gethostname()[:64], _machine(), os.getpid(), _begun(os.getpid()) or 0)
 
 
 @cache
 def process_job() -> str:
-    """Return the name of a job of one process, this one."""
+    """Return a job name for a job of one process, this one."""
     return os.urandom(16).hex()
 
 
@@ -51,7 +51,7 @@ os.register_at_fork(after_in_child=process_job.cache_clear)
 
 
 def others_at_work(directory: Path, me: Writer, found: Sequence[Manifest]) -> dict[int, Writer]:
-    """Return the committed steps of other jobs that are at work, and whose they are. ``found``: all committed steps."""
+    """Return the committed steps of other jobs that are at work, with their writers. ``found``: all committed steps."""
     before = _first_order.setdefault(directory, max((manifest.order for manifest in found), default=0))
     others: dict[int, Writer] = {}
     for manifest in found:
@@ -64,19 +64,19 @@ def others_at_work(directory: Path, me: Writer, found: Sequence[Manifest]) -> di
 
 
 def check_former(directory: Path, me: Writer | None, former: Manifest | None) -> None:
-    """Raise CheckpointError where the step that is to be replaced is of another job that is at work."""
+    """Raise CheckpointError where the step to be replaced belongs to another job that is at work."""
     if me is not None and former is not None and others_at_work(directory, me, [former]):
         assert former.writer
         raise CheckpointError(f"step {former.step} is another job's: {words(directory, former.writer)}")
 
 
 def is_another(writer: Writer, me: Writer) -> bool:
-    """Is it of another job?"""
+    """Return whether it is of another job."""
     return writer.job != me.job and (writer.machine, writer.pid, writer.begun) != (me.machine, me.pid, me.begun)
 
 
 def words(directory: Path, writer: Writer) -> str:
-    """Return that another job writes there, for a user."""
+    """Return the message that another job writes there."""
     return (
         f"another job (process {writer.pid} on {writer.host}) writes checkpoints to {directory}, too; neither removes "
         "or replaces steps of the other: give each job a directory of its own"
@@ -84,10 +84,10 @@ def words(directory: Path, writer: Writer) -> str:
 
 
 def make_staging(staging: Path, me: Writer | None) -> None:
-    """Make a staging directory, unless it is there, with a note that this process fills it. Raises OSError.
+    """Make a staging directory, unless it exists, with a note that this process fills it. Raises OSError.
 
-    The note comes at once: without it, another job would take the directory for one that was left behind. A link of
-    that name goes.
+    The note comes at once: without it, another job would take the directory for a leftover. A link of that name is
+    removed.
     """
     store = store_of(staging)
     found = store.look(staging)
@@ -120,23 +120,23 @@ def begin(staging: Path, me: Writer) -> None:
 
 
 def end(staging: Path) -> None:
-    """Nothing more is written there."""
+    """Note that nothing more is written there."""
     _threads.pop(staging, None)
 
 
 def await_threads(directory: Path) -> None:
-    """Until no other thread of this process fills a staging directory there."""
+    """Wait until no other thread of this process fills a staging directory there."""
     for staging, thread in list(_threads.items()):
         if staging.parent == directory and thread is not threading.current_thread():
             thread.join()
 
 
 def at_work(staging: Path, has_session: bool, patience_s: float = 0.0, stall_s: float = STALL_S) -> Writer | None:
-    """Who fills a staging directory; None where its writers are dead, hang, or have given that save up.
+    """Return the writer that fills a staging directory; None where its writers are dead, hang, or gave that save up.
 
     ``has_session``: it is not of torch.distributed.checkpoint, whose saves each have a thread. ``patience_s``: how long
-    to wait for the end of such a thread. ``stall_s``: who changes nothing for so long, on another machine, is dead.
-    Raises OSError where that cannot be seen.
+    to wait for the end of such a thread. ``stall_s``: a writer on another machine that changes nothing for so long is
+    dead. Raises OSError where that cannot be read.
     """
     for path in notes(staging):
         writer = _read_note(path)
@@ -152,7 +152,7 @@ def at_work(staging: Path, has_session: bool, patience_s: float = 0.0, stall_s: 
 
 
 def _read_note(path: Path) -> Writer | None:
-    """None where it is gone, or is no note. Raises OSError for one that cannot be read now: its writer may live."""
+    """Return the writer; None where it is gone, or is no note. Raises OSError where it cannot be read: it may live."""
     try:
         return msgspec.json.decode(store_of(path).read(path, _NOTE_LIMIT, follow=False), type=Writer)
     except (FileNotFoundError, regular_file.NotRegular, msgspec.MsgspecError, UnicodeDecodeError):
@@ -160,7 +160,7 @@ def _read_note(path: Path) -> Writer | None:
 
 
 def notes(staging: Path) -> list[Path]:
-    """Return the notes of those who fill a staging directory. Raises OSError."""
+    """Return the notes of the writers that fill a staging directory. Raises OSError."""
     try:
         return [staging / name for name in store_of(staging).names(staging) if name.startswith(NOTE)]
     except (FileNotFoundError, NotADirectoryError):
@@ -168,7 +168,7 @@ def notes(staging: Path) -> list[Path]:
 
 
 def _thread_lives(staging: Path, patience_s: float) -> bool:
-    """Is another thread than this one at it?"""
+    """Return whether another thread than this one fills it."""
     thread = _threads.get(staging)
     if thread is None or thread is threading.current_thread():
         return False
@@ -184,7 +184,7 @@ def is_alive(writer: Writer) -> bool | None:
 
 
 def _changes(staging: Path, stall_s: float) -> bool:
-    """Return False once it has been the same for so long, as far as this process has looked. Raises OSError."""
+    """Return False after it has been the same for so long, as seen by this process. Raises OSError."""
     seen = look(staging)
     before, since = _watched.get(staging, (None, 0.0))
     if seen != before:
@@ -194,9 +194,9 @@ def _changes(staging: Path, stall_s: float) -> bool:
 
 
 def look(staging: Path) -> list[tuple[str, int, int]]:
-    """Path, size in bytes and time of change in ns of each file there: others than before are a sign of life.
+    """Return path, size in bytes and time of change in ns of each file: a change of these is a sign of life.
 
-    A file that goes meanwhile is left out. Raises OSError.
+    A file that vanishes meanwhile is left out. Raises OSError.
     """
     store = store_of(staging)
     try:
@@ -209,7 +209,7 @@ def look(staging: Path) -> list[tuple[str, int, int]]:
 
 @cache
 def _machine() -> str:
-    """Return the boot of this machine, and the space in which its process ids count."""
+    """Return the boot of this machine, and the namespace of its pids."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is no path
@@ -217,7 +217,7 @@ def _machine() -> str:
 
 
 def _begun(pid: int) -> int | None:
-    """When a process began, in ticks since the boot; None where it is dead, reaped or not."""
+    """Return a process's start time, in ticks since the boot; None where it is dead, reaped or not."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:

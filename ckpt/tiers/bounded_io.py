@@ -1,4 +1,4 @@
-"""Work on a node's own disk, which may stop answering: bounded calls, and whether a save still moves."""
+"""Bounded calls to a node's own disk, which may hang, and whether a save still makes progress."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Result = TypeVar("Result")
 class Patience:
     """How long a disk is waited for, in seconds.
 
-    ``silent_s``: a save, while nothing moves; ``answer_s``: something small; ``lock_s``: another process that writes
-    there; ``wait``: returns when the futures are done, or after so many seconds.
+    ``silent_s``: a save without progress; ``answer_s``: a small call; ``lock_s``: another process that writes there;
+    ``wait``: returns when the futures are done, or after so many seconds.
     """
 
     silent_s: float = PATIENCE_S
@@ -45,12 +45,12 @@ PATIENCE = Patience()
 
 
 def in_time(act: Callable[[], Result], patience: Patience = PATIENCE) -> Result:
-    """Return what ``act`` returns, raise what it raises; TimeoutError (an OSError) after ``answer_s``."""
+    """Return or raise what ``act`` does; TimeoutError (an OSError) after ``answer_s``."""
     return bounded.in_time(act, patience.answer_s, patience.wait)
 
 
 def read_page(path: Path) -> None:
-    """Read the first page of a file, no link, from the device where the page cache can be passed by. Raises OSError."""
+    """Read the first page of a file, no link, from the device if the page cache can be bypassed. Raises OSError."""
     fd = open_direct(path, follow=False)
     try:
         os.preadv(fd, [mmap.mmap(-1, PAGE)], 0)
@@ -59,14 +59,14 @@ def read_page(path: Path) -> None:
 
 
 class Activity(NamedTuple):
-    """What this process has done so far: its counters in /proc/self/io, None where there are none, and its CPU time."""
+    """The work of this process so far: its counters in /proc/self/io, None without them, and its CPU time."""
 
     counters: tuple[str, ...] | None
     cpu_s: float
 
     @classmethod
     def now(cls) -> Activity:
-        """Of all its threads, and of what io_uring does for it."""
+        """Return the work of all its threads, and of io_uring for it."""
         try:
             lines = Path("/proc/self/io").read_text().splitlines()
         except OSError:
@@ -74,6 +74,6 @@ class Activity(NamedTuple):
         return cls(tuple(line for line in lines if line.partition(":")[0] in _COUNTERS), time.process_time())
 
     def has_stopped(self, since: Activity) -> bool:
-        """Has nothing been read or written ``since`` then, nor computed (which the allocation of memory is)?"""
+        """Return whether nothing has been read, written or computed ``since`` then. Allocating memory is computing."""
         is_known = self.counters is not None and since.counters is not None
         return is_known and self.counters == since.counters and self.cpu_s - since.cpu_s < _LEAST_CPU_S

@@ -1,4 +1,4 @@
-"""What an agent says to its disk giver (a JSON line), and a reader of another node's disk to that one's."""
+"""Messages of an agent to its disk server (a JSON line), and of a reader to another node's disk server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_BYTES = 64 << 20
 
 
 class ServeDisk(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → giver, first.
+    """agent → server, first.
 
-    Give copies of what is committed in ``checkpoints`` from ``local`` to callers that have the key.
+    Serve copies of what is committed in ``checkpoints`` from ``local`` to callers that have the key.
     """
 
     key: bytes
@@ -38,14 +38,14 @@ class Copy(NamedTuple):
 
 
 class Read(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Give these (offset, size) of a copy. Answer: "", and then the bytes in pieces; or why not."""
+    """Send these (offset, size) of a copy. Answer: "", and then the bytes in pieces; or why not."""
 
     copy: Copy
     extents: list[tuple[Count, Count]]
 
 
 class Remove(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """This copy is not what was committed. No answer."""
+    """This copy does not match what was committed. No answer."""
 
     copy: Copy
 

@@ -1,4 +1,4 @@
-"""The disk giver: a process beside the agent that lets other nodes read what lies on this node's own disk.
+"""The disk server: a process beside the agent that lets other nodes read copies on this node's own disk.
 
 ``python -m resilio_hpc.ckpt.tiers.disk_server SOCKET`` takes connections on an open socket of that number. It reads one
 ServeDisk as a JSON line from standard input, and ends with its input or its parent. A caller that knows the key reads
@@ -52,7 +52,7 @@ class DiskGiver:
         self._readers = threading.BoundedSemaphore(readers)
 
     def run(self) -> None:
-        """Let everybody in who has the key."""
+        """Serve callers that have the key."""
         while True:
             self._strangers.acquire()
             try:
@@ -61,11 +61,11 @@ class DiskGiver:
                 self._strangers.release()
                 if self._listener.fileno() < 0:
                     return
-                continue  # it went away again
+                continue  # the caller has gone again
             threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError, CheckpointError, WireError):  # it is gone, or none of ours
+        with connection, contextlib.suppress(OSError, CheckpointError, WireError):  # the caller is gone, or has no key
             try:
                 connection.settimeout(_STRANGER_S)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -87,7 +87,7 @@ class DiskGiver:
 
 
 class _Reader:
-    """For one connection: the copy that it asked for last stays open."""
+    """One connection: the copy that it asked for last stays open."""
 
     def __init__(self, serve: ServeDisk) -> None:
         self._local, self._checkpoints = Path(serve.local), Path(serve.checkpoints)
@@ -96,7 +96,7 @@ class _Reader:
         self._fd = -1
 
     def answer(self, sealed: SealedConnection, request: Read | Remove) -> None:
-        """One request. Raises OSError for the connection, and for a disk that fails while something is given."""
+        """Carry out one request. Raises OSError for the connection, and for a disk that fails in the middle."""
         try:
             if isinstance(request, Remove):
                 self._path(request.copy).unlink()
@@ -129,7 +129,7 @@ class _Reader:
         self._copy = copy
 
     def _read(self, offset: int, size: int) -> memoryview:
-        """Whole pages, as direct reads have to be."""
+        """Read whole pages, as direct reads must."""
         begin = offset & -PAGE
         length = (offset + size - begin + PAGE - 1) & -PAGE
         done = os.preadv(self._fd, [self._room[:length]], begin)

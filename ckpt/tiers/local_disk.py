@@ -53,18 +53,17 @@ _ADVICE = {
 
 
 def advice(error: OSError) -> str:
-    """Return what to do about an error of such a disk."""
+    """Return what the user can do about an error of such a disk."""
     return _ADVICE.get(error.errno or 0, "have that disk looked at, or choose another directory")
 
 
 class LocalDisk:
-    """The directory of one holder, locked until ``close``. Methods raise OSError for what is wrong with the disk."""
+    """The directory of one holder, locked until ``close``. Methods raise OSError for errors of the disk."""
 
     def __init__(self, directory: Path, checkpoints: Path, holder: str, patience: Patience = PATIENCE) -> None:
-        """``directory``: DIR.
+        """Lock a directory; ``directory``: DIR.
 
-        ``checkpoints``: where steps are committed. ``holder``: the node, or the process where each writes a file of its
-        own.
+        ``checkpoints``: where steps are committed. ``holder``: the node, or the process where each writes its own file.
         """
         self._checkpoints = checkpoints
         self._path = directory / f"{_prefix(checkpoints)}{re.sub(r'[^A-Za-z0-9_.-]', '_', holder)}"
@@ -102,16 +101,15 @@ class LocalDisk:
                 if time.monotonic() > deadline:
                     os.close(lock)
                     raise OSError(errno.EBUSY, "another process writes there", str(self._path)) from error
-            os.close(lock)  # another process just removed it, or lets go of it soon
+            os.close(lock)  # another process just removed it, or unlocks it soon
             time.sleep(0.05)
 
     def new_step(self, step: int, epoch: int, round_: int, size_bytes: int) -> Path:
         """Return an empty directory for a step.
 
-        All others go, but the one committed last of those that are here. The file of one that goes is left in
-        ``recycled``, for this step's to be written over.
-
-        ``size_bytes``: of what will be written; a directory in memory is no place for it where that is short.
+        All others are removed, except the one committed last of those here. The file of a removed one stays in
+        ``recycled``, to be overwritten. ``size_bytes``: of what will be written; a directory in memory is refused where
+        that is short.
         """
         new = self._path / _step_name(step, epoch, round_)
         orders = {path: self._order(path) for path in self._path.iterdir() if path not in (new, self._path / _HELD)}
@@ -124,20 +122,20 @@ class LocalDisk:
         if former is not None:
             try:
                 former.rename(self.recycled)
-            except OSError:  # what was there could not be removed
+            except OSError:  # the former content could not be removed
                 regular_file.remove(former)
-            sync_directory(self._path)  # before it is written over
+            sync_directory(self._path)  # before it is overwritten
         if is_in_memory(self._lock):
             refuse_to_fill_memory(size_bytes)
         make_directory(new, 0o700)
         return new
 
     def drop_recycled(self) -> None:
-        """Let go of the rest: this step has taken what it could use."""
+        """Remove the other recycled files: this step has taken what it could use."""
         regular_file.remove(self.recycled)
 
     def _order(self, path: Path) -> int:
-        """Of its commit; -1 when it is not sure to be committed, or to be whole."""
+        """Return the order of its commit; -1 when it may not be committed, or not whole."""
         name = _STEP.fullmatch(path.name)
         if name is None or not _is_private(path):
             return -1
@@ -151,7 +149,7 @@ class LocalDisk:
         return manifest.order if is_whole and (manifest.epoch, manifest.round) == (epoch, round_) else -1
 
     def try_out(self) -> None:
-        """Have that disk read and write something small. Raises OSError; may hang with it."""
+        """Read and write something small on that disk. Raises OSError; may hang with it."""
         bounded_io.read_page(self._path / _HELD)
         fd = regular_file.open_file(self._path / _HELD, os.O_WRONLY)
         try:
@@ -161,7 +159,7 @@ class LocalDisk:
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Unlock it."""
         os.close(self._lock)
 
     def __enter__(self) -> Self:
@@ -172,9 +170,9 @@ class LocalDisk:
 
 
 def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[str, Path]:
-    """Where copies of a committed step's shard files lie on this machine, by name; what they hold is not looked at.
+    """Return the copies of a committed step's shard files on this machine, by name, unverified.
 
-    Raises OSError; FileNotFoundError where there is no such DIR.
+    Raises OSError; FileNotFoundError where DIR does not exist.
     """
     _check_directory(directory)
     name = _step_name(manifest.step, manifest.epoch, manifest.round)
@@ -187,7 +185,7 @@ def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[st
 
 
 def copy_of(directory: Path, checkpoints: Path, step: int, epoch: int, round_: int, file: str) -> Path | None:
-    """Where a copy of one shard file lies on this machine, for any caller. Raises OSError."""
+    """Return the copy of one shard file on this machine, for any caller. Raises OSError."""
     _check_directory(directory)
     if not is_shard_name(file):
         return None
@@ -201,12 +199,12 @@ def copy_of(directory: Path, checkpoints: Path, step: int, epoch: int, round_: i
 def answering_copies(
     directory: Path, checkpoints: Path, manifest: Manifest, patience: Patience = PATIENCE
 ) -> Mapping[str, Path]:
-    """Return ``copies``, where that disk still reads; TimeoutError where it does not in time."""
+    """Return ``copies``, if that disk still reads; TimeoutError where it does not in time."""
 
     def look() -> Mapping[str, Path]:
         found = copies(directory, checkpoints, manifest)
         for name, where in found.items():
-            with contextlib.suppress(OSError):  # an answer; what it means, the file's reader will tell
+            with contextlib.suppress(OSError):  # an answer; its meaning is for the file's reader
                 bounded_io.read_page(where / name)
         return found
 
@@ -220,20 +218,21 @@ def copies_or_none(
     say: Callable[[str], None],
     patience: Patience = PATIENCE,
 ) -> Mapping[str, Path]:
-    """``answering_copies``; none where there is no such disk, and where it fails, which is said."""
+    """Return ``answering_copies``; none without such a disk, or where it fails, which is reported."""
     try:
         return {} if directory is None else answering_copies(directory, checkpoints, manifest, patience)
     except FileNotFoundError:
-        return {}  # a node that never had any
+        return {}  # the node never had any
     except OSError as error:
         say(f"{os_error_text(error, str(directory))}: {checkpoints} is read instead")
         return {}
 
 
 def sweep(directory: Path, abandoned_s: float = ABANDONED_S) -> None:
-    """Remove what runs of this user left in DIR: no process writes, and it is old or its checkpoint directory is gone.
+    """Remove what this user's runs left in DIR.
 
-    May hang with the file system of such a directory.
+    No process writes there, and it is old or its checkpoint directory is gone. May hang with the file system of such a
+    directory.
     """
     with contextlib.suppress(OSError):
         for path in _holders(directory, _prefix()):
@@ -260,7 +259,7 @@ def _sweep(path: Path, abandoned_s: float) -> None:
 
 
 def _prefix(checkpoints: Path | None = None) -> str:
-    """How the names of this user's directories begin, or of those for one directory of checkpoints."""
+    """Return how the names of this user's directories begin, or of those for one directory of checkpoints."""
     mine = f"resilio-steps-{os.geteuid()}-"
     return mine if checkpoints is None else f"{mine}{hashlib.sha256(os.fsencode(checkpoints)).hexdigest()[:16]}-"
 
@@ -274,7 +273,7 @@ def _holders(directory: Path, prefix: str) -> Iterator[Path]:
 
 
 def _check_directory(directory: Path) -> None:
-    """Where any user may exchange names (no sticky bit), nothing can be checked and then used."""
+    """Refuse a DIR where any user may exchange names (no sticky bit): a check there proves nothing."""
     mode = directory.stat().st_mode
     if not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
@@ -283,7 +282,7 @@ def _check_directory(directory: Path) -> None:
 
 
 def _is_private(path: Path) -> bool:
-    """Return a directory, no link, that is ours alone. Raises nothing."""
+    """Return whether it is a directory, no link, of this user alone. Raises nothing."""
     try:
         status = path.lstat()
     except OSError:

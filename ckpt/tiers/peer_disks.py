@@ -1,9 +1,7 @@
-"""Reading copies of committed shard files from the disks of other nodes: a tier before the shared file system.
+"""Reads copies of committed shard files from the disks of other nodes: a tier before the shared file system.
 
-This node's agent tells of these disks (``disk_server``).
-
-Each block is verified here, like any other. Whatever goes wrong is an error of that file's, and who reads goes on with
-the committed one.
+This node's agent names these disks (``disk_server``). Each block is verified here, like any other. Any failure is an
+error of that file's, and the reader goes on with the committed one.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ CONNECT_S = 3.0
 THREADS = 4
 """Of a process, each with a connection: while one decrypts, another node's disk works for the others."""
 _REQUEST_EXTENTS = 1000
-_AHEAD = 2  # requests that are on their way at a time: while one is sent, the disk works at the next
+_AHEAD = 2  # requests on their way at a time: while one is sent, the disk works on the next
 
 
 class PeerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of reading there.
+    """Limits of such reads.
 
-    ``silent_s``: nothing came for so long, so that node, or its disk, hangs; ``request_bytes``: of one request;
+    ``silent_s``: without bytes for so long, that node, or its disk, hangs; ``request_bytes``: of one request;
     ``share_bytes``: what a thread reads: several requests, of which the next one is on its way.
     """
 
@@ -48,7 +46,7 @@ LIMITS = PeerLimits()
 
 
 class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file that an agent writes for its ranks. ``node``: this one; ``disks``: by node, where its giver listens."""
+    """The file that an agent writes for its ranks. ``node``: this one; ``disks``: node → address of its server."""
 
     key: bytes
     disks: dict[str, str]
@@ -57,7 +55,7 @@ class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_known(path: Path, key: bytes, disks: Mapping[str, str], node: str = "", limits: PeerLimits = LIMITS) -> None:
-    """Tell the ranks of this node, which alone may read it."""
+    """Write the file for the ranks of this node, which alone may read it."""
     write_atomic(path, msgspec.json.encode(_Known(key, dict(disks), node, limits)), durable=False, mode=0o600)
 
 
@@ -69,26 +67,26 @@ def _read_known(path: Path | None) -> _Known:
 
 
 def this_node(known: Path | None) -> str:
-    """Its name for others; "" where none is known."""
+    """Return this node's name for others; "" if unknown."""
     return _read_known(known).node
 
 
 class Busy(ConnectionError):
-    """So many read there that the shared file system is the better choice."""
+    """Raised when so many read there that the shared file system is the better choice."""
 
 
 class PeerDisks:
-    """Of one committed step. ``close`` when nothing is read any more."""
+    """The other nodes' disks, for one committed step. ``close`` it after the last read."""
 
     def __init__(self, known: Path | None, manifest: Manifest) -> None:
-        """``known``: see ``write_known``; None, or a file that cannot be read: there are none."""
+        """Take ``known``: see ``write_known``; None, or a file that cannot be read, means no disks."""
         self._manifest = manifest
         self._known = _read_known(known)
         self._files: list[PeerFile] = []
         self._pool = ThreadPoolExecutor(THREADS, "resilio-peer")
 
     def file(self, shard: ShardRecord) -> PeerFile | None:
-        """Return the copy of a shard file on the disk that it went by; nothing is asked yet."""
+        """Return the copy of a shard file on the disk that it passed through; nothing is requested yet."""
         endpoint = self._known.disks.get(shard.node) if shard.node else None
         if endpoint is None:
             return None
@@ -105,7 +103,7 @@ class PeerDisks:
 
 
 class PeerFile:
-    """One file on another node's disk. For the threads of ``pool``, each of which gets a connection."""
+    """One file on another node's disk. Each thread of ``pool`` gets a connection."""
 
     def __init__(
         self, node: str, endpoint: str, key: bytes, copy: Copy, pool: ThreadPoolExecutor, limits: PeerLimits = LIMITS
@@ -115,11 +113,11 @@ class PeerFile:
         host, _, port = endpoint.rpartition(":")
         self._address, self._key = (host, int(port)), key
         self._idle: list[SealedConnection] = []
-        self._failure: ConnectionError | None = None  # one is enough: nothing more is asked
+        self._failure: ConnectionError | None = None  # after one, nothing more is requested
         self._lock = threading.Lock()
 
     def read(self, segments: Sequence[Segment | BoxSegment]) -> list[int]:
-        """As ``bulk_io.read``. Raises CorruptCheckpoint for segments that overlap, ConnectionError."""
+        """Do as ``bulk_io.read``. Raises CorruptCheckpoint for segments that overlap, ConnectionError."""
         check_apart(segments)
         extents = [(segment.offset, size_of(segment)) for segment in segments]
         bad: list[int] = []
@@ -136,18 +134,18 @@ class PeerFile:
         return bad
 
     def fill(self, memory: memoryview, offset: int) -> None:
-        """Bytes from ``offset`` on, not verified. Raises ConnectionError."""
+        """Read bytes from ``offset`` on, not verified. Raises ConnectionError."""
         with self._connection() as connection:
             for _ in self._arriving(connection, [(offset, len(memory))]):
                 _receive(connection, memory)
 
     def remove(self) -> None:
-        """Remove a copy that is not what was committed: it shall not be read again. Raises nothing."""
+        """Remove a copy that does not match the commit, so that it is not read again. Raises nothing."""
         with contextlib.suppress(OSError), self._connection() as connection:
             connection.send(asking.encode(Remove(self.copy)))
 
     def _arriving(self, connection: SealedConnection, extents: Sequence[tuple[int, int]]) -> Iterator[int]:
-        """Ask for all; the number of each as soon as it is the next to be received."""
+        """Request all; yield the number of each when it is the next to be received."""
         requests = list(_requests(extents, self.limits.request_bytes))
         sent = 0
         for done, some in enumerate(requests):
@@ -202,7 +200,7 @@ def _receive(connection: SealedConnection, memory: memoryview) -> None:
 
 
 def _requests(extents: Sequence[tuple[int, int]], request_bytes: int) -> Iterator[list[int]]:
-    """Yield the numbers of those that are asked for in one go."""
+    """Yield the numbers of the extents of one request."""
     some: list[int] = []
     size = 0
     for number, (_, length) in enumerate(extents):
