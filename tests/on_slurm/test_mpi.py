@@ -190,7 +190,7 @@ def test_the_rank_that(argument: str, message: str, cluster: DevCluster) -> None
 @pytest.mark.slow
 def test_a_chain_carries_a_run_through_the_time_limit(cluster: DevCluster) -> None:
     run = MpiRun(cluster, "chain")
-    run.submit(minutes=1, launch="--chain", steps=900)
+    run.submit("--step-seconds=0.08", minutes=1, launch="--chain", steps=900)  # 72 s at least: longer than the limit
     events = run.judge(steps=900)
     assert len({event.fields["job"] for event in events if event.kind == "launch"}) > 1
     assert recoveries(events) == []
