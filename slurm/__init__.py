@@ -1,4 +1,4 @@
-"""Slurm access: our allocation, one client for every Slurm, drains, the chain of jobs, job scripts, the dev cluster."""
+"""Slurm access: the job's allocation, one client for every Slurm, drains, the chain of jobs, job scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ResilioExecutor"]
 
 
 def __getattr__(name: str) -> Any:
-    """submitit is imported when its executor is asked for: the launcher, which imports this package, needs none."""
+    """Import submitit when its executor is asked for: the launcher, which imports this package, does not need it."""
     if name == "ResilioExecutor":
         from resilio_hpc.slurm.submit.submitit_executor import ResilioExecutor
 

@@ -16,16 +16,17 @@ from submitit.core.submission import process_job
 
 
 def forget_earlier_life(paths: utils.JobPaths) -> None:
-    """Remove the half file of a rank that was killed while it stored its result: submitit does not write over it.
+    """Remove the half-written file of a rank that was killed while it stored its result.
 
-    One that was told to start anew, since another failed, leaves a result that no longer counts.
+    submitit does not overwrite it. A rank that was restarted, since another failed, leaves a result that no longer
+    counts.
     """
     for path in (paths.result_pickle, Path(f"{paths.result_pickle}.save_tmp")):
         path.unlink(missing_ok=True)
 
 
 def main(folder: str) -> None:
-    """Raise what the function raised."""
+    """Run the function; raise what it raises."""
     os.environ["SUBMITIT_FOLDER"] = folder
     forget_earlier_life(submitit.JobEnvironment().paths)
     process_job(folder)

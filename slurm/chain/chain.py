@@ -23,9 +23,9 @@ from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.slurm.chain.successor_options import EMPTY, arguments_unknown, successor_arguments
 from resilio_hpc.slurm.client import commands
 
-RUNS = "RESILIO_CHAIN_RUNS"  # what the jobs before launched with --chain, and where: JSON of ``KnownRun``s
+RUNS = "RESILIO_CHAIN_RUNS"  # what the earlier jobs launched with --chain, and where: JSON of ``KnownRun``s
 _JOB = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
-REVIVED = "RESILIO_REVIVED"  # in the environment of a job that a person lets go on where the chain had ended
+REVIVED = "RESILIO_REVIVED"  # set in the environment of a job with which a user continues a chain that had ended
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class KnownRun:
     job: str
 
     def is_of(self, program: Sequence[str], job: str) -> bool:
-        """Whether ``job`` runs the same program. Its arguments may hold the number of its own job."""
+        """Return whether ``job`` runs the same program. Its arguments may hold the number of its own job."""
         return self.program == tuple(program) or _numberless(self.program, self.job) == _numberless(program, job)
 
     def is_of_file(self, program: Sequence[str]) -> bool:
-        """Whether a program is of the same kind and file name, whatever its arguments."""
+        """Return whether a program is of the same kind and file name, whatever its arguments."""
         return [self.program[0], *map(os.path.basename, self.program[1:2])] == [
             program[0], *map(os.path.basename, program[1:2])
         ]  # fmt: skip
@@ -63,7 +63,7 @@ def _numberless(program: Sequence[str], job: str) -> tuple[str, ...]:
 
 
 def known_runs(environment: Mapping[str, str]) -> tuple[KnownRun, ...]:
-    """From ``RUNS``; none where it is damaged. Pure."""
+    """Return the runs in ``RUNS``; none where it is damaged. Pure."""
     try:
         entries = json.loads(environment.get(RUNS, "[]"))
         return tuple(
@@ -93,7 +93,7 @@ def read_links(run_path: Path) -> list[Link]:
 
 
 def is_job(text: str) -> bool:
-    """Whether ``text`` is the number of a job, or of a task of an array: ``12``, ``12_3``. Pure."""
+    """Return whether ``text`` is the number of a job, or of a task of an array: ``12``, ``12_3``. Pure."""
     return _JOB.fullmatch(text) is not None
 
 
@@ -103,7 +103,7 @@ def write_links(run_path: Path, links: list[Link]) -> None:
 
 
 def link_number(environment: Mapping[str, str]) -> int:
-    """Which job of the chain this is, from 1."""
+    """Return which job of the chain this is, from 1."""
     text = environment.get("RESILIO_LINK", "1")
     return int(text) if text.isdigit() and int(text) > 0 else 1
 
@@ -111,7 +111,7 @@ def link_number(environment: Mapping[str, str]) -> int:
 def successor_environment(
     environment: Mapping[str, str], run_path: Path, number: int, job: str, program: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Return the next job's environment: the user's own without this job's Slurm variables, and where to go on.
+    """Return the next job's environment: the user's own without this job's Slurm variables, and the run to continue.
 
     Pure.
     """
@@ -129,7 +129,7 @@ def successor_environment(
 
 
 def waiting_successor(links: Sequence[Link], number: int, job: str) -> str | None:
-    """Return the next job, where this one has submitted it already (in an earlier run, before Slurm requeued it).
+    """Return the next job, if this one has submitted it already (in an earlier run, before Slurm requeued it). Pure.
 
     Pure.
     """
@@ -138,19 +138,18 @@ def waiting_successor(links: Sequence[Link], number: int, job: str) -> str | Non
 
 
 def submit_successor(run_path: Path, job: str, nodes: int, program: Sequence[str] = ()) -> Link:
-    """Submit the next job of the chain and note it; one that waits for this job already is kept.
+    """Submit the next job of the chain and note it; keep one that waits for this job already.
 
-    ``program``: which of the script's launches is to go on in ``run_path``.
-
-    Raises SlurmError: commands.SubmitLimit where no more jobs may be in the queue, commands.Unanswered where it may be
-    tried again."""
+    ``program``: which of the script's launches continues in ``run_path``. Raises SlurmError: commands.SubmitLimit where
+    no more jobs may be in the queue, commands.Unanswered where it may be tried again.
+    """
     number = link_number(os.environ)
     links = read_links(run_path)
     waiting = waiting_successor(links, number, job)
     if waiting is not None and commands.job_state(waiting) == "PENDING":
         return Link(number + 1, waiting)
     script = run_path / f"batch-{job}.sh"
-    successor = commands.pending_with_script(script) if script.exists() else None  # a submission lost its answer
+    successor = commands.pending_with_script(script) if script.exists() else None  # a submission whose answer was lost
     if successor is None:
         arguments = describe_successor(run_path, job, nodes, program)
         variables = successor_environment(os.environ, run_path, number, job, program)
@@ -161,9 +160,10 @@ def submit_successor(run_path: Path, job: str, nodes: int, program: Sequence[str
 
 
 def describe_successor(run_path: Path, job: str, nodes: int, program: Sequence[str] = ()) -> list[str]:
-    """sbatch's arguments for the job after ``job``; they and the batch script are kept in the run directory.
+    """Return sbatch's arguments for the job after ``job``; keep them and the batch script in the run directory.
 
-    Raises SlurmError, Untrusted, OSError."""
+    Raises SlurmError, Untrusted, OSError.
+    """
     os.close(trusted_files.open_directory(run_path))
     script = run_path / f"batch-{job}.sh"
     text = _batch_script(job, script)
@@ -176,7 +176,7 @@ def describe_successor(run_path: Path, job: str, nodes: int, program: Sequence[s
 
 
 def _batch_script(job: str, script: Path) -> str:
-    """Return the batch script of a job; kept in ``script``, which its user alone can read, as Slurm does.
+    """Return the batch script of a job; keep it in ``script``, which its user alone can read, as Slurm does.
 
     Raises OSError.
     """
@@ -192,8 +192,9 @@ def _batch_script(job: str, script: Path) -> str:
 def _submit(script: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     """Submit a job and return its number. Raises SlurmError, Untrusted.
 
-    sbatch reads the script by its path: where others can rename directories above it, they could exchange it just then.
-    So what Slurm has is compared with what was kept."""
+    sbatch reads the script by its path. Users who can rename directories above it could exchange it in that moment. So
+    the script that Slurm got is compared with the one that was kept.
+    """
     kept = trusted_files.read_text(script)
     job = commands.submit(arguments, environment)
     with contextlib.suppress(SlurmError), tempfile.TemporaryDirectory(prefix="resilio-") as private:
@@ -205,7 +206,7 @@ def _submit(script: Path, arguments: Sequence[str], environment: Mapping[str, st
 
 
 def note_time_limit(run_path: Path, job: str, limit: str) -> None:
-    """Note a job's own time limit for the next job, before the limit is shortened once. Raises OSError."""
+    """Note a job's own time limit for the next job, before the limit is first shortened. Raises OSError."""
     if not _noted_time_limit(run_path, job):
         write_atomic(run_path / "links" / f"{job}.limit", limit.encode())
 
@@ -232,12 +233,11 @@ def _kept(run_path: Path, job: str) -> Path:
 
 
 def submit_revived(run_path: Path, links: Sequence[Link], model: str, environment: Mapping[str, str]) -> Link:
-    """Submit one more job to a chain that has ended, as ``model`` had described the job after it.
+    """Submit one more job to a chain that has ended, as ``model`` described the job after it.
 
-    It waits for the last one's end, where that is still to come. One that was submitted before, and not noted, is kept.
-
-    It is held until it is noted: a job that starts finds its run by being among the chain's.
-    Raises SlurmError as ``submit_successor`` does.
+    It waits for the last one's end, if that is still to come. One that was submitted before, and not noted, is kept. It
+    is held until it is noted: a job that starts finds its run by being among the chain's. Raises SlurmError as
+    ``submit_successor`` does.
     """
     last = links[-1]
     arguments = kept_arguments(run_path, model)
@@ -257,9 +257,9 @@ def submit_revived(run_path: Path, links: Sequence[Link], model: str, environmen
 
 
 def job_description(job: str, text: str) -> dict[str, str]:
-    """``scontrol show job``'s fields, with the submit line from accounting where only that has it."""
+    """Return ``scontrol show job``'s fields, with the submit line from accounting where only that has it."""
     fields = commands.job_fields(job)
-    if not fields:  # without them the next job would be another one than this
+    if not fields:  # without them the next job would differ from this one
         raise commands.Unanswered(f"scontrol show job {job}: no answer")
     if fields.get("SubmitLine", "") in EMPTY:
         fields["SubmitLine"] = commands.submit_line(job)
@@ -273,7 +273,7 @@ def job_description(job: str, text: str) -> dict[str, str]:
 
 
 def waits_without_aging(config: Mapping[str, str]) -> bool:
-    """Whether a job that waits for another one gains no priority by age meanwhile (slurm.conf, PriorityFlags). Pure."""
+    """Return whether a job gains no priority by age while it waits for another (slurm.conf, PriorityFlags). Pure."""
     weight = config.get("PriorityWeightAge", "0")
     by_age = config.get("PriorityType", "").endswith("multifactor") and weight not in ("", "0")
     return by_age and "ACCRUE_ALWAYS" not in config.get("PriorityFlags", "").upper()

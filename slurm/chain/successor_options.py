@@ -1,7 +1,7 @@
-"""Which options of sbatch a job's successor needs to be a job like it, from ``scontrol show job``'s fields. Pure.
+"""The options of sbatch that make a job's successor like it, from ``scontrol show job``'s fields. Pure.
 
-The batch script's own ``#SBATCH`` lines hold for the successor as well; what was given on sbatch's command line, or by
-a site's job-submit plug-in, is repeated here.
+The batch script's own ``#SBATCH`` lines hold for the successor as well. Options from sbatch's command line, or from a
+site's job-submit plug-in, are repeated here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-# Field of scontrol → option of sbatch, where the value needs no change.
+# field of scontrol → option of sbatch, where the value needs no change
 REPEATED = (
     ("JobName", "--job-name"),
     ("Partition", "--partition"),
@@ -25,13 +25,13 @@ REPEATED = (
 )
 EMPTY = ("", "(null)", "N/A")
 HANDOVER_COMMENT = (
-    "resilio: handed over"  # our own word in a job's Comment (launch/chain/orphaned_job.py): not repeated
+    "resilio: handed over"  # the launcher's own text in a job's Comment (launch/chain/orphaned_job.py): not repeated
 )
 _MEMORY_OPTIONS = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 
 
 def handover_comment(part: str, reason: str) -> str:
-    """Return what a job's Comment says of the end of one of its runs, where no file could."""
+    """Return the text for a job's Comment about the end of one of its runs, where no file could be written."""
     return f"{HANDOVER_COMMENT}, {part}: {reason}"
 
 
@@ -44,7 +44,7 @@ def successor_arguments(
     words: Sequence[str] = (),
     is_file: Callable[[str], bool] = lambda path: Path(path).is_file(),
 ) -> list[str]:
-    """sbatch's arguments for the next job.
+    """Return sbatch's arguments for the next job.
 
     ``text``: the script's; ``words``: arguments known to this process, some of them the script's.
     """
@@ -64,10 +64,10 @@ def successor_arguments(
 
 
 def output_pattern(path: str, job: str) -> str:
-    """Return the path of a job's output with ``%j`` for its number, as far as that can be told from the path.
+    """Return the path of a job's output with ``%j`` for its number, as far as the path shows that.
 
-    The number is looked for in the file's name, from its end. A folder keeps its name: it exists, and its number may be
-    another one (``/data/run-22/out-%j`` of job 22).
+    The number is looked for in the file's name, from its end. A folder keeps its name: it exists, and its number may
+    mean something else (``/data/run-22/out-%j`` of job 22).
     """
     folder, slash, name = path.rpartition("/")
     found = list(re.finditer(rf"(?<![0-9]){re.escape(job)}(?![0-9])", name))
@@ -77,7 +77,7 @@ def output_pattern(path: str, job: str) -> str:
 
 
 def shape(fields: Mapping[str, str], nodes: int, text: str) -> list[str]:
-    """Memory, CPUs, tasks, and whether the nodes are ours alone."""
+    """Return options for memory, CPUs, tasks, and exclusive nodes."""
     options = []
     for field, option in (("MinMemoryNode", "--mem"), ("MinMemoryCPU", "--mem-per-cpu")):
         value = fields.get(field, "0")
@@ -106,9 +106,9 @@ def _asked(option: str, text: str) -> bool:
 
 
 def generic_resources(value: str, text: str) -> list[str]:
-    """Options that ask for a job's TresPerNode (``gres:gpu:4``) again.
+    """Return options that ask for a job's TresPerNode (``gres:gpu:4``) again.
 
-    sbatch adds ``--gres`` to what the script's ``#SBATCH --gpus-per-node`` asks for, so the same option must be used.
+    sbatch adds ``--gres`` to the script's ``#SBATCH --gpus-per-node``, so the same option must be used.
     """
     if value in EMPTY:
         return []
@@ -122,14 +122,14 @@ def generic_resources(value: str, text: str) -> list[str]:
 
 
 def warning_signal(fields: Mapping[str, str], text: str) -> list[str]:
-    """``--signal`` is in no field of the job; only the line that submitted it tells."""
+    """Return ``--signal``: no field of the job has it, only the line that submitted it."""
     options, _ = split_submit_line(fields.get("SubmitLine", ""), fields.get("Command", ""))
     given = re.findall(r"(?:^|\s)--signal[= ](\S+)", options)
     return [f"--signal={given[-1]}"] if given else []
 
 
 def split_submit_line(line: str, command: str) -> tuple[str, str | None]:
-    """``sbatch OPTIONS SCRIPT ARGUMENTS`` as (options, arguments); arguments are None where they cannot be told.
+    """Return ``sbatch OPTIONS SCRIPT ARGUMENTS`` as (options, arguments); arguments are None if unknown.
 
     ``command`` is the script's full path; the line names it as it was typed.
     """
@@ -175,7 +175,7 @@ def script_path(command: str, is_file: Callable[[str], bool]) -> str:
 
 
 def arguments_unknown(fields: Mapping[str, str], text: str) -> bool:
-    """Whether the script reads arguments, and Slurm does not tell them (24.11 without accounting)."""
+    """Return whether the script reads arguments, and Slurm does not tell them (24.11 without accounting)."""
     reads = re.search(r"\$[@*1-9]|\$\{[@*1-9]", text) is not None
     command = fields.get("Command", "")
     return reads and command not in EMPTY and " " not in command and fields.get("SubmitLine", "") in EMPTY

@@ -1,4 +1,4 @@
-"""Slurm's commands and their answers, for every series that is supported. The one place that starts them.
+"""Slurm's commands and their answers, for every supported series. Only this room starts them.
 
 Start reading at ``client`` and ``commands``.
 """

@@ -1,4 +1,4 @@
-"""Which allocation this process runs in, read from the environment that Slurm gives. Pure."""
+"""The allocation in which this process runs, from the environment that Slurm sets. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm.client.hostlist import expand, expand_counts
 
-# Slurm numbers the batch script, an interactive shell and the like from here on (SLURM_MAX_NORMAL_STEP_ID); from 24.11
-# on a batch script finds such a number in its environment, before that none.
+# Slurm numbers the batch script, an interactive shell and similar steps from here on (SLURM_MAX_NORMAL_STEP_ID). From
+# 24.11 on a batch script has such a number in its environment, before that none.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """``in_step``: this process is a task of an srun step (else of the batch script). ``task``: its number there."""
+    """An allocation. ``in_step``: this process is a task of an srun step (else of the batch script).
+
+    ``task``: its number.
+    """
 
     job: str
     nodes: tuple[str, ...]

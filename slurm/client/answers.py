@@ -1,4 +1,4 @@
-"""An answer in Slurm's JSON: whether it is one, and the records in it. Pure."""
+"""Answers in Slurm's JSON: whether they are valid, and their records. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NOT_THERE = re.compile(r"Invalid (?:job id|node name)|Node \S+ not found")
 
 
 class Garbled(SlurmError):
-    """What a Slurm command printed is not what it should be (torn, or of an unknown version)."""
+    """Raised when a Slurm command printed something else than expected (torn, or of an unknown version)."""
 
 
 class AnswerDecoder(Generic[Record]):
     """Reads the list ``key`` ("nodes", "jobs") of an answer.
 
-    ``kind``: a struct of the fields that we use, all of type Any with a default: what else a record holds is skipped
-    without being made into anything, which is most of the time that reading 10,000 nodes takes.
+    ``kind``: a struct of the fields that are used, all of type Any with a default: other fields are skipped without
+    being decoded, which saves most of the time that reading 10,000 nodes takes.
     """
 
     def __init__(self, key: str, kind: type[Record]) -> None:
@@ -35,10 +35,10 @@ class AnswerDecoder(Generic[Record]):
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("Answer", fields))
 
     def records(self, output: str) -> list[Record]:
-        """Return the records; none of what Slurm does not know.
+        """Return the records; none where Slurm knows none.
 
-        Raises Garbled when this is no such answer, and Unanswered when it names errors: 22.05 answers a slurmctld that
-        is away with exit code 0, no records and an error.
+        Raises Garbled when this is no such answer, and Unanswered when it names errors: 22.05 answers for a slurmctld
+        that is away with exit code 0, no records and an error.
         """
         try:
             answer: Any = self._decoder.decode(output)
@@ -55,7 +55,7 @@ class AnswerDecoder(Generic[Record]):
         return found
 
     def _leniently(self, output: str) -> tuple[list[Record] | None, Any]:
-        """With records that are none left out, and NaN and Infinity, which Slurm prints for odd loads."""
+        """Decode without records that are invalid, and with NaN and Infinity, which Slurm prints for odd loads."""
         try:
             answer = json.loads(output)
         except (ValueError, RecursionError) as error:

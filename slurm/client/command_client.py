@@ -1,4 +1,4 @@
-"""The SlurmClient that every site can use: Slurm's own commands, their JSON where it serves, else their tables."""
+"""The SlurmClient that works on every site, with Slurm's own commands: their JSON if possible, else their tables."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from resilio_hpc.slurm.client.update_count import parse_update_count
 
 Record = TypeVar("Record")
 _FIRST_SCONTROL_JSON = (23, 2)
-# A command that knows no --json, or a Slurm that was built without it.
+# a command that knows no --json, or a Slurm that was built without it
 _NO_JSON = re.compile(r"unrecognized option|invalid option|serializer|data_parser|openapi|plugin", re.IGNORECASE)
 _NOT_THERE = re.compile(r"Node \S+ not found|Invalid job id|Invalid node name")
 
 
 class CommandClient:
-    """Slurm's commands. ``use_json`` False: only their tables are read."""
+    """A client by Slurm's commands. ``use_json`` False: only their tables are read."""
 
     def __init__(
         self,
@@ -40,15 +40,18 @@ class CommandClient:
         self._version: tuple[int, int] | None = None
 
     def series(self) -> tuple[int, int]:
-        """Slurm's series, such as (22, 5). Needs no slurmctld. Raises SlurmError."""
+        """Return Slurm's series, such as (22, 5). Needs no slurmctld. Raises SlurmError."""
         if self._version is None:
             self._version = parse_series(self._ask(["sinfo", "-V"]))
         return self._version
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[Node, ...]:
-        """All nodes, or those of these names that Slurm knows. Through tables only nodes that are in a partition."""
+        """Return all nodes, or those of these names that Slurm knows.
+
+        Tables have only nodes that are in a partition.
+        """
         check_nodes(names)
-        one = list(names) if len(names) == 1 else []  # of several, scontrol refuses all when it does not know one
+        one = list(names) if len(names) == 1 else []  # of several names, scontrol refuses all when it does not know one
         if self.series() >= _FIRST_SCONTROL_JSON:
             question = ["scontrol", "-a", "show", "nodes", *one, "--json"]
         else:
@@ -58,11 +61,11 @@ class CommandClient:
         return tuple(node for node in found if node.name in wanted) if names else found
 
     def partitions(self) -> tuple[Partition, ...]:
-        """All partitions, hidden ones too."""
+        """Return all partitions, hidden ones too."""
         return text_output.parse_partitions(self._ask(["scontrol", "-a", "-o", "show", "partitions"]))
 
     def jobs(self, numbers: Sequence[str] = ()) -> tuple[Job, ...]:
-        """All jobs that slurmctld remembers, or those of these numbers."""
+        """Return all jobs that slurmctld remembers, or those of these numbers."""
         one = [check_job(number) for number in numbers] if len(numbers) == 1 else []
         if self.series() >= _FIRST_SCONTROL_JSON:
             question = ["scontrol", "-a", "show", "jobs", *one, "--json"]
@@ -72,12 +75,12 @@ class CommandClient:
         return tuple(job for job in found if is_one_of(job, numbers)) if numbers else found
 
     def node_updates(self) -> int | None:
-        """Orders to nodes, of all users, since slurmctld started; None when it does not tell."""
+        """Return the orders to nodes, of all users, since slurmctld started; None when it does not tell."""
         try:
             return parse_update_count(self._ask(["sdiag"]))
         except Unanswered:
             raise
-        except SlurmError:  # closed to this account
+        except SlurmError:  # not permitted to this account
             return None
 
     def _node_table(self, one: Sequence[str]) -> tuple[Node, ...]:
@@ -100,7 +103,7 @@ class CommandClient:
     ) -> tuple[Record, ...]:
         """Return the answer from JSON, else from a table. A Slurm without JSON is not asked for it again.
 
-        An empty list in JSON is not believed: 26.05 prints it, with exit code 0, when slurmctld is away.
+        An empty list in JSON is not trusted: 26.05 prints it, with exit code 0, when slurmctld is away.
         """
         try:
             if self._json:
@@ -129,20 +132,20 @@ class CommandClient:
 
 
 class _NoJson(SlurmError):
-    """This Slurm prints no JSON."""
+    """Raised when this Slurm prints no JSON."""
 
 
 class _NotThere(SlurmError):
-    """Slurm knows nothing of this name or number."""
+    """Raised when Slurm knows nothing of this name or number."""
 
 
 def is_one_of(job: Job, numbers: Sequence[str]) -> bool:
-    """Whether a record is one of the jobs asked for: by its own number, its array's, or ``42_7``. Pure."""
+    """Return whether a record is one of the requested jobs: by its own number, its array's, or ``42_7``. Pure."""
     return not {str(job.id), job.address, str(job.array_job_id)}.isdisjoint(numbers)
 
 
 def parse_series(text: str) -> tuple[int, int]:
-    """``slurm 26.05.5`` or ``slurm-wlm 22.05.8`` → (26, 5). Raises Garbled. Pure."""
+    """Return the series: ``slurm 26.05.5`` or ``slurm-wlm 22.05.8`` → (26, 5). Raises Garbled. Pure."""
     found = re.search(r"(\d{1,3})\.(\d{1,3})(?:\.|-|\b)", text)
     if found is None:
         raise Garbled(f"sinfo -V names no version: {text.strip()[:60]!r}")

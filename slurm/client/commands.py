@@ -1,4 +1,4 @@
-"""Questions and orders to Slurm through its command line. Every command is bounded; UNKNOWN is an answer, no guess."""
+"""Questions and orders to Slurm by its command line. Every command is bounded; UNKNOWN is an answer, not a guess."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 20.0
 UNKNOWN = "UNKNOWN"
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9/:_]*)=")
 _COMMAND = re.compile(r"(?<=\s)Command=(.*?)\s(?=(?:SubmitLine|WorkDir)=)")  # the script and its arguments: any text
-_SUBMIT_LINE = re.compile(r"(?<=\s)SubmitLine=(.*)\s(?=WorkDir=)")  # 26.05 has it: any text, too
+_SUBMIT_LINE = re.compile(r"(?<=\s)SubmitLine=(.*)\s(?=WorkDir=)")  # 26.05 has it; also any text
 _SUBMIT_LIMIT = re.compile(
     r"AssocMaxSubmitJobLimit|AssocGrpSubmitJobsLimit|QOSMaxSubmitJobPerUserLimit|QOSGrpSubmitJobsLimit"
     r"|MaxSubmitJobsPerAccount|QOSMaxSubmitJobPerAccountLimit|Slurm temporarily unable to accept job"
@@ -26,7 +26,7 @@ _SUBMIT_LIMIT = re.compile(
 )
 
 
-# What Slurm's commands say when slurmctld is away, starts, or is too busy (22.05 to 26.05).
+# texts of Slurm's commands when slurmctld is away, starts, or is too busy (22.05 to 26.05)
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted"
     r"|Connection (?:refused|reset|timed out)|Communication connection failure"
@@ -35,9 +35,9 @@ _AWAY = re.compile(
 )
 
 
-# ESLURM_ALREADY_DONE, and ESLURM_INVALID_JOB_ID once slurmctld has forgotten it.
+# ESLURM_ALREADY_DONE, and ESLURM_INVALID_JOB_ID once slurmctld has forgotten it
 _ENDS = re.compile(r"already complet(?:ing|ed)|Invalid job id", re.IGNORECASE)
-# What they say where no slurm.conf is found, by a path or from slurmctld.
+# their texts where no slurm.conf is found, by a path or from slurmctld
 _NOT_HERE = re.compile(
     r"Could not establish a configuration source|[Uu]nable to (?:process|open) (?:configuration|.*slurm\.conf)"
     r"|s_p_parse_file|resolve_ctls_from_dns_srv"
@@ -45,11 +45,11 @@ _NOT_HERE = re.compile(
 
 
 class Unanswered(SlurmError):
-    """slurmctld did not answer: whether the order was carried out is not known; it may be given again later."""
+    """slurmctld did not answer: whether the order was carried out is unknown; it may be given again later."""
 
 
 class Unreachable(Unanswered):
-    """There is no Slurm command here, or it finds no configuration: nothing was carried out."""
+    """No Slurm command exists here, or it finds no configuration: nothing was carried out."""
 
 
 class JobEnds(SlurmError):
@@ -61,14 +61,14 @@ class SubmitLimit(SlurmError):
 
 
 def address(job: str, environment: Mapping[str, str] = os.environ) -> str:
-    """How Slurm is to be told of a job: one task of an array bears the number of the whole array. Pure."""
+    """Return how Slurm addresses a job: one task of an array has the number of the whole array. Pure."""
     task = environment.get("SLURM_ARRAY_TASK_ID", "")
     own = job == environment.get("SLURM_JOB_ID") == environment.get("SLURM_ARRAY_JOB_ID")
     return f"{job}_{task}" if own and task.isdecimal() else job
 
 
 def refused(error: CommandError) -> SlurmError:
-    """Return what a failed command means: Unanswered, Unreachable, that the job ends, or that Slurm will not. Pure."""
+    """Return the error that a failed command means: Unanswered, Unreachable, JobEnds, or a refusal. Pure."""
     if (error.returncode is None and "cannot start" in str(error)) or _NOT_HERE.search(error.stderr):
         return Unreachable(f"Slurm cannot be reached from here: {error}")
     if _ENDS.search(error.stderr):
@@ -90,7 +90,7 @@ def job_nodes(job: str) -> list[str] | None:
 
 
 def job_end_time(job: str) -> float | None:
-    """When the job's time limit ends it, in Unix seconds; ``math.inf``: never; None when it is not known."""
+    """Return when the job's time limit ends it, in Unix seconds; ``math.inf``: never; None when it is not known."""
     try:
         return parse_end(run_here(["squeue", "-h", "-j", address(job), "-o", "%e"], TIMEOUT_S).stdout)
     except CommandError:
@@ -98,9 +98,12 @@ def job_end_time(job: str) -> float | None:
 
 
 def parse_end(text: str) -> float | None:
-    """Return a moment as the runner has Slurm print it: Unix seconds, or a word for none, which is ``math.inf``. Pure.
+    """Return the time that Slurm printed for the runner: Unix seconds, or a word for none, which is ``math.inf``.
 
-    What cannot be read is None, and never taken for "unlimited"."""
+    Pure.
+
+    Unreadable text is None, and never taken for "unlimited".
+    """
     word = text.strip()
     if word.isascii() and word.isdecimal():
         return float(word)
@@ -108,7 +111,7 @@ def parse_end(text: str) -> float | None:
 
 
 def job_state(job: str) -> str:
-    """TIMEOUT, NODE_FAIL, CANCELLED, PREEMPTED, FAILED, RUNNING …; UNKNOWN when it cannot be told.
+    """Return TIMEOUT, NODE_FAIL, CANCELLED, PREEMPTED, FAILED, RUNNING …; UNKNOWN where no source tells.
 
     scontrol remembers for MinJobAge; after that only the accounting does.
     """
@@ -124,7 +127,7 @@ def job_state(job: str) -> str:
 
 
 def job_fields(job: str) -> dict[str, str]:
-    """``scontrol show job``'s fields; empty when it does not know the job or does not answer."""
+    """Return ``scontrol show job``'s fields; empty when it does not know the job or does not answer."""
     try:
         return parse_fields(run_here(["scontrol", "-o", "show", "job", address(job)], TIMEOUT_S).stdout)
     except CommandError:
@@ -132,7 +135,7 @@ def job_fields(job: str) -> dict[str, str]:
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """``Key=value`` words of scontrol's one-line output; values may hold spaces and equal signs. Pure."""
+    """Return the ``Key=value`` words of scontrol's one-line output; values may hold spaces and equal signs. Pure."""
     line = text.strip().splitlines()[0] if text.strip() else ""
     fields = {}
     for name, pattern in (("Command", _COMMAND), ("SubmitLine", _SUBMIT_LINE)):
@@ -149,7 +152,7 @@ def parse_fields(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Holding:
-    """What Slurm says of a job and its nodes: the batch script's node, the nodes it holds now, its state."""
+    """Slurm's view of a job and its nodes: the batch script's node, the nodes it holds now, its state."""
 
     batch_host: str
     nodes: tuple[str, ...]
@@ -157,7 +160,7 @@ class Holding:
 
 
 def holding(job: str) -> Holding | None:
-    """None without an answer that can be read; state ``UNKNOWN`` when Slurm does not know the job (any more)."""
+    """Return it; None without a readable answer; state ``UNKNOWN`` when Slurm does not know the job (any more)."""
     try:
         question = ["squeue", "-h", "-t", "all", "-j", address(job), "-o", "%B|%N|%T"]
         text = run_here(question, TIMEOUT_S).stdout.strip()
@@ -167,7 +170,7 @@ def holding(job: str) -> Holding | None:
 
 
 def parse_holding(text: str) -> Holding | None:
-    """``n1|n[1-3]|RUNNING``; "" is no job, and what cannot be read is None. Pure."""
+    """Return the holding of ``n1|n[1-3]|RUNNING``; "" is no job, unreadable text is None. Pure."""
     if not text.strip():
         return Holding("", (), UNKNOWN)
     parts = text.splitlines()[0].split("|")
@@ -180,7 +183,7 @@ def parse_holding(text: str) -> Holding | None:
 
 
 def node_states(nodes: Sequence[str]) -> dict[str, str] | None:
-    """Slurm's whole state of nodes, such as ``IDLE`` or ``DOWN+NOT_RESPONDING``; None when Slurm does not answer."""
+    """Return Slurm's whole state of nodes, such as ``DOWN+NOT_RESPONDING``; None when Slurm does not answer."""
     try:
         question = ["sinfo", "-a", "-h", "-N", "-n", ",".join(nodes), "-O", "NodeList:|,StateComplete:|"]
         text = run_here(question, TIMEOUT_S).stdout
@@ -198,7 +201,7 @@ class PartEnd:
 
 
 def accounted_ends(job: str) -> list[PartEnd]:
-    """From accounting, oldest first, the current run last; empty without accounting or an answer."""
+    """Return the ends by accounting, oldest first, the current run last; empty without accounting or an answer."""
     try:
         text = run_here(["sacct", "-n", "-X", "-P", "-D", "-j", address(job), "-o", "State"], TIMEOUT_S).stdout
     except CommandError:
@@ -207,7 +210,7 @@ def accounted_ends(job: str) -> list[PartEnd]:
 
 
 def parse_accounted(text: str) -> list[PartEnd]:
-    """Lines such as ``REQUEUED`` or ``CANCELLED by 20001``. Pure."""
+    """Return the ends of lines such as ``REQUEUED`` or ``CANCELLED by 20001``. Pure."""
     ends = []
     for words in (line.split() for line in text.splitlines() if line.strip()):
         ends.append(PartEnd(words[0].rstrip("+"), words[2] if words[1:2] == ["by"] and len(words) > 2 else ""))
@@ -263,7 +266,7 @@ def cancel_waiting(job: str) -> None:
 
 
 def submit(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """``sbatch --parsable ARGUMENTS``; returns the job id. Raises SlurmError."""
+    """Run ``sbatch --parsable ARGUMENTS``; return the job id. Raises SlurmError."""
     try:
         text = run_here(["sbatch", "--parsable", *arguments], TIMEOUT_S, environment=environment).stdout
     except CommandError as error:
@@ -273,7 +276,7 @@ def submit(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def pending_with_script(script: Path) -> str | None:
-    """Our pending job that runs ``script``, if there is one. Raises SlurmError."""
+    """Return the user's pending job that runs ``script``, if there is one. Raises SlurmError."""
     try:
         text = run_here(["squeue", "-a", "-h", "-u", str(os.geteuid()), "-t", "PD", "-o", "%A|%o"], TIMEOUT_S).stdout
     except CommandError as error:
@@ -284,9 +287,10 @@ def pending_with_script(script: Path) -> str | None:
 
 
 def limit_reached(stderr: str) -> str:
-    """Return the limit on submitted jobs for which sbatch refused one (as seen on 22.05, 24.11, 26.05), or "". Pure.
+    """Return the limit on submitted jobs by which sbatch refused one (seen on 22.05, 24.11, 26.05), or "". Pure.
 
-    These count pending jobs too, so a job cannot have its successor in the queue; other limits would only delay it.
+    These limits count pending jobs too, so a job cannot have its successor in the queue; other limits would only delay
+    it.
     """
     found = _SUBMIT_LIMIT.search(stderr)
     return found.group(0) if found else ""
@@ -299,13 +303,13 @@ def batch_script(job: str, target: Path) -> None:
         said = run_here(["scontrol", "write", "batch_script", address(job), str(target)], TIMEOUT_S).stderr
     except CommandError as error:
         raise refused(error) from error
-    if not target.exists():  # its exit code is 0 whatever happened
+    if not target.exists():  # its exit code is always 0
         kind = Unanswered if _AWAY.search(said) else SlurmError
         raise kind(f"scontrol write batch_script {job}: {said.strip()}")
 
 
 def config(run: Runner = run_here) -> dict[str, str]:
-    """Slurm's configuration as ``scontrol show config`` prints it; empty when Slurm does not answer."""
+    """Return Slurm's configuration as ``scontrol show config`` prints it; empty when Slurm does not answer."""
     try:
         text = run(["scontrol", "show", "config"], TIMEOUT_S, {}).stdout
     except CommandError:
@@ -318,9 +322,10 @@ CLOCKS_AGREE_S = 5.0
 
 
 def clock_ahead_s(clock: Callable[[], float] = time.time) -> float:
-    """How many seconds this host's clock is ahead of slurmctld's; 0 where they agree, or Slurm does not answer.
+    """Return the seconds by which this host's clock is ahead of slurmctld's; 0 if they agree, or without an answer.
 
-    Slurm ends a job by slurmctld's clock. ``scontrol show config`` tells that one's time, in whole Unix seconds."""
+    Slurm ends a job by slurmctld's clock. ``scontrol show config`` prints its time, in whole Unix seconds.
+    """
     asked = clock()
     try:
         text = run_here(["scontrol", "show", "config"], TIMEOUT_S).stdout
@@ -330,7 +335,7 @@ def clock_ahead_s(clock: Callable[[], float] = time.time) -> float:
 
 
 def parse_clock_ahead(text: str, asked: float, answered: float) -> float:
-    """From the answer, and this host's clock before and after it. Pure."""
+    """Return the difference by the answer, and this host's clock before and after it. Pure."""
     found = _CONFIG_TIME.search(text)
     if not found:
         return 0.0
@@ -346,7 +351,7 @@ def config_value(name: str) -> str:
 
 
 def version() -> str:
-    """Slurm's exact version, "" when there is none."""
+    """Return Slurm's exact version, "" when there is none."""
     try:
         return run_here(["sinfo", "-V"], TIMEOUT_S).stdout.split()[-1]
     except (CommandError, IndexError):
@@ -354,7 +359,7 @@ def version() -> str:
 
 
 def sbatch_reason(error: CommandError) -> str:
-    """Return what sbatch said, in one line. Pure."""
+    """Return sbatch's error in one line. Pure."""
     lines = [line.removeprefix("sbatch: error: ").strip() for line in error.stderr.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Batch job submission failed")] or lines
     failed = re.search(r"Batch job submission failed: (.*)", error.stderr)

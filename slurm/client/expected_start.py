@@ -1,8 +1,8 @@
-"""When Slurm would start a job: ``sbatch --test-only``, which submits nothing.
+"""The start that Slurm expects for a job: ``sbatch --test-only``, which submits nothing.
 
 The answer is on standard error (22.05: ``sbatch: Job 8 to start at TIME using 16 processors on nodes n[1-2] in
 partition main``; 26.05 has a stray letter behind TIME), a refusal is ``allocation failure: WHY`` with exit code 1. It
-counts running jobs only, neither waiting ones nor most limits: a start that it promises is an estimate.
+counts running jobs only, neither waiting ones nor most limits: such a start is an estimate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FAILURE = re.compile(r"^allocation failure: (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Expected:
-    """``start_s``: Unix seconds, None where Slurm would never start the job; ``why`` then says what it said."""
+    """The answer. ``start_s``: Unix seconds, None where Slurm would never start the job; ``why``: its reason."""
 
     start_s: float | None
     nodes: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Expected:
 
 
 def expected_start(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Expected:
-    """``sbatch --test-only ARGUMENTS < script``. Raises SlurmError: Unanswered where slurmctld is away."""
+    """Run ``sbatch --test-only ARGUMENTS < script``. Raises SlurmError: Unanswered where slurmctld is away."""
     argv = ["sbatch", "--test-only", *arguments]
     try:
         done = run_here(argv, commands.TIMEOUT_S, READING, environment=environment, stdin=script)
@@ -47,15 +47,15 @@ def expected_start(script: str, arguments: Sequence[str], environment: Mapping[s
 
 
 def refusal(error: CommandError) -> str:
-    """Return what a failed test said, in one line. Pure."""
+    """Return the reason of a failed test, in one line. Pure."""
     lines = [_FAILURE.sub(r"\1", line) for line in commands.sbatch_reason(error).split("; ")]
     return "; ".join(dict.fromkeys(line.strip() for line in lines))
 
 
 def parse_start(text: str) -> Expected:
-    """Return the last line that tells a start.
+    """Return the start in the last line that has one.
 
-    Raises SlurmError where there is none. Pure, but for a local time's zone.
+    Raises SlurmError where there is none. Pure, except for a local time's zone.
     """
     found = list(_START.finditer(text))
     if not found:

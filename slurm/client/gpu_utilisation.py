@@ -1,4 +1,4 @@
-"""How busy a running job's GPUs are, as nvidia-smi on its nodes says."""
+"""The load of a running job's GPUs, by nvidia-smi on its nodes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.runner import Runner, run_here
 
 _QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-NO_ANSWER_S = 600.0  # where nothing could be told, another look is not made for so long
+NO_ANSWER_S = 600.0  # after a reading without an answer, no other is made for so long
 LOOKS = 3
 
 
 def fetch_gpu_utilisation(job: str, run: Runner = run_here) -> float | None:
-    """Return the mean over a job's GPUs now, from 0 to 1; None where it cannot be told.
+    """Return the mean over a job's GPUs now, from 0 to 1; None where it is unknown.
 
     A step of one task per node runs beside the job's own (``--overlap``) for a moment. nvidia-smi's number is the share
-    of the last second or less in which any kernel ran, so look more than once before you believe it: ``GpuLooks``.
+    of the last second or less in which any kernel ran, so one look is not enough: ``GpuLooks``.
     """
     step = ["srun", f"--jobid={job}", "--overlap", "--ntasks-per-node=1", "--mem=0", "--no-kill", "--immediate=10"]
     try:
@@ -28,16 +28,16 @@ def fetch_gpu_utilisation(job: str, run: Runner = run_here) -> float | None:
 
 
 def parse_utilisation(text: str) -> float | None:
-    """Lines such as ``97`` or ``[N/A]``; None where no line is a number. Pure."""
+    """Return the mean of lines such as ``97`` or ``[N/A]``; None where no line is a number. Pure."""
     found = [int(line) for line in map(str.strip, text.splitlines()) if line.isdecimal() and int(line) <= 100]
     return sum(found) / len(found) / 100 if found else None
 
 
 class GpuLooks:
-    """The busiest of a job's last looks: one alone may fall into a checkpoint, or between two steps."""
+    """The highest of a job's last readings: a single one may fall into a checkpoint, or between two steps."""
 
     def __init__(self, again_s: float, fetch: Callable[[str], float | None] = fetch_gpu_utilisation) -> None:
-        """``again_s``: until another look, each of which is a job step."""
+        """Set the interval; ``again_s``: until another reading, each of which is a job step."""
         self._again_s = again_s
         self._fetch = fetch
         self._job = ""
@@ -45,7 +45,7 @@ class GpuLooks:
         self._next = float("-inf")
 
     def busiest(self, job: str, now: float) -> float | None:
-        """Look again where it is time. ``now``: monotonic seconds."""
+        """Return it, with a new reading when it is due. ``now``: monotonic seconds."""
         if job != self._job:
             self._job, self._next = job, float("-inf")
             self._seen.clear()

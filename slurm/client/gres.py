@@ -1,4 +1,4 @@
-"""Generic resources as Slurm writes them: ``gpu:h100:8(S:0-3),shard:32``. Pure."""
+"""Generic resources in Slurm's notation: ``gpu:h100:8(S:0-3),shard:32``. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SCALE = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 @dataclass(frozen=True)
 class Gres:
-    """One kind of resource. ``count`` is None where it could not be read.
+    """One kind of resource. ``count``: None where it is unreadable.
 
-    ``type`` is a GPU's model or a MIG profile's name (``a100_1g.5gb``); ``sockets`` and ``indices`` are Slurm's own
-    lists (``"0-3"``), "" when not told; ``detail`` is what else stood in brackets, such as a shard's ``1/4,0/4``.
+    ``type``: a GPU's model or a MIG profile's name (``a100_1g.5gb``); ``sockets`` and ``indices``: Slurm's own lists
+    (``"0-3"``), "" when not told; ``detail``: other text in brackets, such as a shard's ``1/4,0/4``.
     """
 
     name: str
@@ -27,9 +27,9 @@ class Gres:
     detail: str = ""
 
 
-@lru_cache(maxsize=4096)  # thousands of nodes have the same
+@lru_cache(maxsize=4096)  # thousands of nodes have the same text
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """All kinds of a node's ``gres`` or ``gres_used``, or of a job's ``tres_per_node``; never raises."""
+    """Return all kinds of a node's ``gres`` or ``gres_used``, or of a job's ``tres_per_node``; never raises."""
     return () if text.strip() in _NOTHING else tuple(_one(item) for item in _items(text.strip()))
 
 

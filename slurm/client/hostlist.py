@@ -18,9 +18,9 @@ _PART = re.compile(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*")
 
 
 def expand(text: str) -> list[str]:
-    """``"n[1-2],gpu07"`` → ``["n1", "n2", "gpu07"]``. Raises UsageError for what is not a host list.
+    """Return ``"n[1-2],gpu07"`` → ``["n1", "n2", "gpu07"]``. Raises UsageError for other notation.
 
-    ``(null)`` and other words of NOTHING are none: see ``told``.
+    ``(null)`` and other words of NOTHING are refused too: see ``told``.
     """
     names: list[str] = []
     position = 0
@@ -59,12 +59,12 @@ def _expand_brackets(part: str, whole: str) -> list[str]:
 
 
 def told(text: str) -> list[str]:
-    """Return the nodes in an answer of Slurm's; none where it says that there are none. Raises UsageError."""
+    """Return the nodes in an answer of Slurm's; none where it says so. Raises UsageError."""
     return [] if text.strip() in NOTHING else expand(text)
 
 
 def expand_counts(text: str) -> list[int]:
-    """``"8(x2),4"`` → ``[8, 8, 4]`` (SLURM_JOB_CPUS_PER_NODE and the like). Raises UsageError."""
+    """Return ``"8(x2),4"`` → ``[8, 8, 4]`` (SLURM_JOB_CPUS_PER_NODE and similar). Raises UsageError."""
     counts: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", item.strip())
@@ -75,7 +75,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def compress(names: Sequence[str]) -> str:
-    """``["n1", "n2", "gpu07"]`` → ``"n[1-2],gpu07"``: a host list that ``expand`` gives back in the same order."""
+    """Return ``["n1", "n2", "gpu07"]`` → ``"n[1-2],gpu07"``; ``expand`` gives the names back in the same order."""
     parts: list[str] = []
     index = 0
     while index < len(names):
@@ -92,7 +92,7 @@ def compress(names: Sequence[str]) -> str:
 
 
 def _run_end(names: Sequence[str], start: int) -> int:
-    """Where the run of names that count up by one from ``start`` ends."""
+    """Return where the run of names that count up by one from ``start`` ends."""
     match = _NUMBERED.fullmatch(names[start])
     if match is None:
         return start + 1

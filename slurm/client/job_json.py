@@ -15,7 +15,7 @@ from resilio_hpc.slurm.client.states import job_state
 
 
 class JobRecord(msgspec.Struct):
-    """The fields that we use, of whatever type."""
+    """The fields that are used, of whatever type."""
 
     job_id: Any = None
     array_job_id: Any = None
@@ -47,7 +47,7 @@ _DECODER = AnswerDecoder("jobs", JobRecord)
 
 
 def parse_jobs(output: str) -> tuple[Job, ...]:
-    """All jobs of an answer. Raises Garbled and Unanswered; odd fields of a job read as not told."""
+    """Return all jobs of an answer. Raises Garbled and Unanswered; an odd field of a job counts as not told."""
     return tuple(job for record in _DECODER.records(output) if (job := _job(record)) is not None)
 
 

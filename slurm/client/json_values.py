@@ -1,7 +1,7 @@
-"""Single values of Slurm's JSON, as its data parsers from 22.05 to 26.05 write them. Pure, and never raises.
+"""Single values of Slurm's JSON, as its data parsers from 22.05 to 26.05 write them. Pure; never raises.
 
 A number may be a number, ``{"set": false, "infinite": true, "number": 0}``, a string of digits, or null; a list may be
-a list of strings or one string with commas; anything may be missing.
+a list of strings or one string with commas; any of them may be missing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-# Slurm's own "nothing is set" and "no limit" in 32 and 64 bits (slurm.h: NO_VAL, INFINITE, …).
+# Slurm's own "nothing is set" and "no limit" in 32 and 64 bits (slurm.h: NO_VAL, INFINITE, …)
 _NO_VALUE = frozenset({0xFFFFFFFE, 0xFFFFFFFFFFFFFFFE})
 _INFINITE = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 

@@ -1,4 +1,4 @@
-"""What Slurm tells of nodes, partitions and jobs, whatever its version and however it was asked."""
+"""Slurm's nodes, partitions and jobs as plain data, for every version and every way to ask."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Partition:
 class Job:
     """One job, or one record of a job array. Times: Unix seconds; ``time_limit_s`` as a partition's.
 
-    ``array_tasks``: ``"5"`` for one task, ``"1-3%1"`` for those that wait together, "" for no array.
-    ``name``, ``comment``, ``command`` and ``work_dir`` are whatever the job's user wrote.
+    ``array_tasks``: ``"5"`` for one task, ``"1-3%1"`` for those that wait together, "" for no array. ``name``,
+    ``comment``, ``command`` and ``work_dir`` are any text of the job's user.
     """
 
     id: int
@@ -91,7 +91,7 @@ class Job:
 
     @property
     def address(self) -> str:
-        """How Slurm is told of this record: ``42``, or ``42_5`` for one task of an array."""
+        """Return how Slurm addresses this record: ``42``, or ``42_5`` for one task of an array."""
         if self.array_job_id is not None and self.array_tasks.isdecimal():
             return f"{self.array_job_id}_{self.array_tasks}"
         return str(self.id)

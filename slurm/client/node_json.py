@@ -14,7 +14,7 @@ from resilio_hpc.slurm.client.states import node_state
 
 
 class NodeRecord(msgspec.Struct):
-    """The fields that we use, of whatever type."""
+    """The fields that are used, of whatever type."""
 
     reason: Any = None
     name: Any = None
@@ -43,7 +43,7 @@ _DECODER = AnswerDecoder("nodes", NodeRecord)
 
 
 def parse_nodes(output: str) -> tuple[Node, ...]:
-    """All nodes of an answer, each once. Raises Garbled and Unanswered; odd fields of a node read as not told."""
+    """Return all nodes of an answer, each once. Raises Garbled and Unanswered; an odd field counts as not told."""
     found = {node.name: node for node in map(_node, reversed(_DECODER.records(output))) if node.name}
     return tuple(reversed(found.values()))
 

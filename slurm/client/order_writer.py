@@ -1,4 +1,4 @@
-"""Orders to Slurm through its command line."""
+"""Orders to Slurm by its command line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from resilio_hpc.slurm.client.runner import Runner, run_here
 
 
 class OrderWriter:
-    """Changes nodes and jobs. Every client writes in this way; errors as those of ``SlurmClient``."""
+    """Changes nodes and jobs; every client writes in this way. Raises the errors of ``SlurmClient``."""
 
     def __init__(self, run: Runner = run_here, timeout_s: float = TIMEOUT_S) -> None:
         self._run = run
         self._timeout_s = timeout_s
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Let no new job start there. Replaces whatever reason is there: see ``drain.writer`` for manners."""
+        """Let no new job start on the nodes. It replaces any reason there: see ``drain.writer`` for the rules."""
         self._order(orders.drain(nodes, reason))
 
     def reword(self, nodes: Sequence[str], reason: str) -> None:
@@ -26,7 +26,7 @@ class OrderWriter:
         self._order(orders.reword(nodes, reason))
 
     def undrain(self, nodes: Sequence[str]) -> None:
-        """End a drain; a node that is DOWN stays so."""
+        """End a drain; a node that is DOWN stays DOWN."""
         self._order(orders.undrain(nodes))
 
     def set_weight(self, nodes: Sequence[str], weight: int) -> None:
@@ -34,7 +34,7 @@ class OrderWriter:
         self._order(orders.weight(nodes, weight))
 
     def update_job(self, job: str, changes: Mapping[str, str]) -> None:
-        """``scontrol update JobId=…`` by scontrol's names: ``{"NumNodes": "4"}``."""
+        """Run ``scontrol update JobId=…`` with scontrol's names: ``{"NumNodes": "4"}``."""
         self._order(orders.update_job(job, changes))
 
     def _order(self, argv: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ READY = "pyslurm"
 
 
 def main() -> int:
-    """Answer until the input ends."""
+    """Answer questions until the input ends."""
     pyslurm = importlib.import_module("pyslurm")
     _say({READY: str(getattr(pyslurm, "__version__", ""))})
     for line in sys.stdin:
@@ -33,7 +33,7 @@ def _load(pyslurm: Any, names: Sequence[str]) -> list[Any]:
 
 
 def record(node: Any) -> dict[str, object]:
-    """Return a node as scontrol's JSON has it. Not told by pyslurm: which resources are in use."""
+    """Return a node as scontrol's JSON has it. pyslurm does not tell which resources are in use."""
     return {
         "name": node.name,
         "state": [node.state],

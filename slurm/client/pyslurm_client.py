@@ -14,11 +14,12 @@ from resilio_hpc.slurm.client.orders import check_nodes
 from resilio_hpc.slurm.client.pyslurm_reader import PyslurmLost, PyslurmReader
 from resilio_hpc.slurm.client.runner import Runner, run_here
 
-_CHANGES = {"state", "cpus_allocated", "memory_allocated_mb", "gres_used"}  # by itself, between two questions
+# these change by themselves between two questions
+_CHANGES = {"state", "cpus_allocated", "memory_allocated_mb", "gres_used"}
 
 
 class PyslurmClient(CommandClient):
-    """``gres_used`` is empty in nodes that pyslurm tells of. Once pyslurm is lost, the commands are asked."""
+    """A client whose nodes have no ``gres_used``. Once pyslurm fails, the commands are asked."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class PyslurmClient(CommandClient):
         self._reader: PyslurmReader | None = reader
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[Node, ...]:
-        """All nodes, or those of these names that Slurm knows."""
+        """Return all nodes, or those of these names that Slurm knows."""
         check_nodes(names)
         found: tuple[Node, ...] = ()
         if self._reader is not None and len(names) <= 1:
@@ -43,7 +44,7 @@ class PyslurmClient(CommandClient):
         return found or super().nodes(names)
 
     def agrees(self) -> bool:
-        """Whether pyslurm tells of the same nodes as the commands do: one that was built for another Slurm does not."""
+        """Return whether pyslurm and the commands tell the same nodes: a pyslurm built for another Slurm does not."""
         through_commands = {node.name: _lasting(node) for node in super().nodes()}
         through_pyslurm = {node.name: _lasting(node) for node in self.nodes()}
         return self._reader is not None and through_pyslurm == through_commands

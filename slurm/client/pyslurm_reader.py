@@ -1,4 +1,4 @@
-"""The near side of pyslurm_child: bounded questions to a process that may die or hang at any of them."""
+"""The asking side of pyslurm_child: bounded questions to a process that may die or hang at any of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIMIT_BYTES = 1 << 30
 
 
 class PyslurmLost(SlurmError):
-    """pyslurm cannot be had: its process did not start, died, or did not answer in time."""
+    """Raised when pyslurm is not usable: its process did not start, died, or did not answer in time."""
 
 
 class PyslurmReader:
@@ -62,7 +62,7 @@ class PyslurmReader:
         for pipe in (self._input, self._output):
             with contextlib.suppress(OSError):
                 pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep: not ours to wait for
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep, so it is not waited for
             self._child.wait(1.0)
 
     def __del__(self) -> None:

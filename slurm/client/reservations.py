@@ -1,4 +1,4 @@
-"""Reservations (maintenance and others'): what Slurm tells of them, which one is in a job's way, what would fit.
+"""Reservations (maintenance and others): which one keeps a job from starting, and what would fit before it.
 
 scontrol manual, SHOW RESERVATION; 22.05 and 26.05 print the same fields.
 """
@@ -15,7 +15,7 @@ from resilio_hpc.slurm.client.commands import TIMEOUT_S, parse_fields, refused
 from resilio_hpc.slurm.client.hostlist import NOTHING, expand
 from resilio_hpc.slurm.client.runner import READING, Runner, run_here
 
-LEAST_S = 600.0  # a job that would run for less is not worth its start
+LEAST_S = 600.0  # a shorter job is not worth its start
 MARGIN_S = 60.0  # Slurm's limits are whole minutes, and starting takes a moment
 
 
@@ -31,7 +31,7 @@ class Reservation:
 
 
 def reservations(run: Runner = run_here) -> tuple[Reservation, ...]:
-    """All that this account may see. Raises SlurmError."""
+    """Return all that this account may see. Raises SlurmError."""
     try:
         return parse_reservations(run(["scontrol", "-o", "show", "reservation"], TIMEOUT_S, READING).stdout)
     except CommandError as error:
@@ -39,9 +39,10 @@ def reservations(run: Runner = run_here) -> tuple[Reservation, ...]:
 
 
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
-    """One per line; those without nodes (of licenses) are left out. Pure.
+    """Return one per line, without those that have no nodes (of licenses). Pure.
 
-    Raises Garbled for one that cannot be read: it may be in a job's way all the same."""
+    Raises Garbled for one that cannot be read: it may keep a job from starting all the same.
+    """
     found = []
     for line in text.splitlines():
         fields = parse_fields(line)
@@ -60,9 +61,7 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
 def in_the_way(
     known: Sequence[Reservation], own: str, nodes: Sequence[str], needed: int, begin: float, limit_s: float
 ) -> Reservation | None:
-    """Return the first reservation that leaves a job too few nodes for its whole time limit; None when there is none.
-
-    Pure.
+    """Return the first reservation that leaves a job too few nodes for its whole time limit; None without one. Pure.
 
     ``own``: the reservation in which the job runs; ``nodes``: those that it could get, of which it needs ``needed``;
     ``begin``: when it could start, Unix seconds.
@@ -75,7 +74,7 @@ def in_the_way(
 
 
 def time_that_fits(one: Reservation, begin: float, least_s: float = LEAST_S) -> float | None:
-    """For how long a job can run before a reservation (seconds, whole minutes); None: not worth it. Pure."""
+    """Return how long a job can run before a reservation (seconds, whole minutes); None: not worth it. Pure."""
     room_s = (one.begin - begin - MARGIN_S) // 60 * 60
     return room_s if room_s >= least_s else None
 

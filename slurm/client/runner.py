@@ -1,8 +1,8 @@
-"""The one place that starts Slurm's commands, with a time limit, in an environment that no user's setting can bend.
+"""The one place that starts Slurm's commands, with a time limit, in an environment without a user's settings.
 
 Slurm's commands take options from variables (SQUEUE_PARTITION, SLURM_TIME_FORMAT …). A question or an order runs
-without any of them, so that it has the same answer for every user; only where Slurm is and how to authenticate stays. A
-submission keeps them: they are its user's choice for his job.
+without any of them, so that its answer is the same for every user; only variables that tell where Slurm is and how to
+authenticate stay. A submission keeps them: they are its user's choice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from resilio_hpc.core.process import Completed, run
 
-# What other variables of these families exist and will exist is not for us to know: all go, but for _KEPT.
+# future versions may have other variables of these families: all go, except _KEPT
 _SETTINGS = re.compile(
     r"(?:SLURMD?|SQUEUE|SINFO|SACCT|SACCTMGR|SCONTROL|SCANCEL|SDIAG|SPRIO|SREPORT|SRUN|SSHARE|SSTAT|SBATCH|SALLOC)_.*"
     r"|LANG|LANGUAGE|LC_.*"
@@ -34,8 +34,8 @@ class Runner(Protocol):
     def __call__(self, argv: Sequence[str], timeout_s: float, extra: Mapping[str, str]) -> Completed:
         """Return the finished command.
 
-        ``extra``: variables that are laid over its environment; a question that tells times names READING, which
-        ``run_here`` adds to all, since a runner may start the command elsewhere.
+        ``extra``: variables set on top of its environment; a question about times names READING, which ``run_here``
+        adds to all, since a runner may start the command elsewhere.
         """
 
 
@@ -49,13 +49,14 @@ def run_here(
 ) -> Completed:
     """Run a command of Slurm on this machine. ``environment``: the user's (default: this process's).
 
-    Raises CommandError."""
+    Raises CommandError.
+    """
     given = os.environ if environment is None else environment
     return run(argv, timeout_s, env={**environment_of(argv[0], given), **extra}, stdin=stdin)
 
 
 def start_here(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a question whose answer comes on a pipe, for a caller that must not wait. Raises OSError."""
+    """Start a question whose answer comes through a pipe, for a caller that must not wait. Raises OSError."""
     return subprocess.Popen(
         list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         start_new_session=True, env=environment_of(argv[0], os.environ),
@@ -63,9 +64,10 @@ def start_here(argv: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def environment_of(program: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what one of Slurm's commands sees of a user's environment. Pure.
+    """Return the part of a user's environment that one of Slurm's commands sees. Pure.
 
-    A submission loses only SBATCH_WAIT: sbatch would return when the job ends, not when it is submitted."""
+    A submission loses only SBATCH_WAIT: sbatch would return when the job ends, not when it is submitted.
+    """
     if program in _SUBMITS:
         return {name: value for name, value in environment.items() if name != "SBATCH_WAIT"}
     own = {name: value for name, value in environment.items() if name in _KEPT or not _SETTINGS.fullmatch(name)}

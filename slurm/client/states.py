@@ -1,6 +1,6 @@
 """States of nodes and jobs: one base state and any number of flags. Pure.
 
-What is not understood is UNKNOWN, which is never taken for a failure nor for health.
+An unknown state is UNKNOWN, which is never taken for a failure nor for health.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ JOB_BASES = frozenset(
         "PREEMPTED", "RUNNING", "SUSPENDED", "TIMEOUT",
     }
 )  # fmt: skip
-# What sinfo says in one word for people (sinfo manual, NODE STATE CODES), and what it stands for.
+# sinfo's one-word states for people (sinfo manual, NODE STATE CODES), and their meaning
 _SHORT = {
     "ALLOC": ("ALLOCATED",),
     "ALLOCATED+": ("ALLOCATED", "COMPLETING"),
@@ -27,7 +27,7 @@ _SHORT = {
     "INVAL": ("IDLE", "INVALID_REG"),
     "MIX": ("MIXED",),
 }
-# The mark that follows such a word (same manual).
+# the mark that follows such a word (same manual)
 _MARKS = {
     "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
     "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
@@ -36,7 +36,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class State:
-    """A base and whatever flags stand beside it, unknown ones too."""
+    """A base and any flags beside it, unknown ones too."""
 
     base: str = UNKNOWN
     flags: frozenset[str] = frozenset()
@@ -54,12 +54,12 @@ class NodeState(State):
 
     @property
     def drain(self) -> bool:
-        """No new job is started here (DRAIN), whatever still runs."""
+        """Return whether no new job is started here (DRAIN), whatever still runs."""
         return "DRAIN" in self.flags
 
     @property
     def in_service(self) -> bool:
-        """Slurm may start jobs here, now or as soon as the node answers again. False when unknown."""
+        """Return whether Slurm may start jobs here, now or as soon as the node answers again. False when unknown."""
         return self.base in ("IDLE", "ALLOCATED", "MIXED") and not self.flags & {"DRAIN", "FAIL"}
 
 
@@ -68,12 +68,12 @@ class JobState(State):
 
     @property
     def ended(self) -> bool:
-        """It has ended, well or not, and Slurm has said so. False when unknown."""
+        """Return whether it has ended, well or not, by Slurm's answer. False when unknown."""
         return self.known and self.base not in ("PENDING", "RUNNING", "SUSPENDED")
 
 
 def node_state(words: Iterable[str]) -> NodeState:
-    """From ``["IDLE", "DRAIN"]``, ``["idle+drain"]``, ``["mixed*"]``. Two bases at once are UNKNOWN."""
+    """Return the state of ``["IDLE", "DRAIN"]``, ``["idle+drain"]``, ``["mixed*"]``. Two bases at once are UNKNOWN."""
     return _node_state(tuple(words))
 
 
@@ -84,9 +84,9 @@ def _node_state(words: tuple[str, ...]) -> NodeState:
 
 
 def job_state(words: Iterable[str]) -> JobState:
-    """From ``["RUNNING", "COMPLETING"]`` or ``["CANCELLED"]``.
+    """Return the state of ``["RUNNING", "COMPLETING"]`` or ``["CANCELLED"]``.
 
-    ``COMPLETING`` and the like may stand alone in squeue's one word: then the base is not known.
+    ``COMPLETING`` and similar flags may stand alone in squeue's one word: then the base is not known.
     """
     base, flags = _split(_parts(words), JOB_BASES)
     return JobState(base, flags)

@@ -1,4 +1,4 @@
-"""The environment of an srun that we start ourselves inside a user's job. Pure.
+"""The environment of an srun that the launcher starts inside a user's job. Pure.
 
 Most ``SLURM_*`` variables of a batch script are defaults of srun's own flags (srun(1), "input environment variables").
 They are meant for the user's steps: ``SLURM_GPUS_PER_TASK`` would hide GPUs from a step of ours with one task per node,
@@ -24,14 +24,14 @@ OF_SLURM = ("SLURM_", "SLURMD_", "SLURMSTEPD_", "SRUN_", "PMI_", "PMI2_", "PMIX_
 
 
 def is_slurms(name: str) -> bool:
-    """Whether Slurm, or a PMI that it starts, gives this variable its meaning."""
+    """Return whether Slurm, or a PMI that it starts, gives this variable its meaning."""
     return name.startswith(OF_SLURM)
 
 
 def for_srun(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an srun of ours may see.
+    """Return the variables for the launcher's own srun.
 
-    Ours without other steps' options, and without our own step.
+    Those of the user's, without options of other steps, and without variables of the step in which it runs.
     """
     return {
         name: value
@@ -43,8 +43,8 @@ def for_srun(environment: Mapping[str, str]) -> dict[str, str]:
 def gpu_flags(environment: Mapping[str, str], node: str) -> tuple[str, ...]:
     """Return flags of an srun with one task on ``node`` that let the task see all GPUs that the job has there.
 
-    Slurm gives a step the whole of them, but where the job asks for GPUs per task: then its share of one task.
-    ``environment``: the batch script's.
+    Slurm gives a step all of them, except where the job asks for GPUs per task: then one task's share. ``environment``:
+    the batch script's.
     """
     tasks = _tasks_on(environment, node)
     per_task = _count(environment.get("SLURM_GPUS_PER_TASK", "")) or _count(environment.get("SLURM_TRES_PER_TASK", ""))
@@ -61,7 +61,7 @@ def _tasks_on(environment: Mapping[str, str], node: str) -> int:
 
 
 def _count(text: str) -> int:
-    """``2``, ``h100:2``, ``gres/gpu:h100:2``, ``cpu=4,gres/gpu=2``: the number of GPUs."""
+    """Return the number of GPUs: ``2``, ``h100:2``, ``gres/gpu:h100:2``, ``cpu=4,gres/gpu=2``."""
     parts = [part for part in text.split(",") if "=" not in part or "gpu" in part]
     numbers = [re.search(r"(?:^|[:=])(\d+)$", part.strip()) for part in parts if not part.startswith("cpu")]
     return sum(int(found[1]) for found in numbers if found)

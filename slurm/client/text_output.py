@@ -1,7 +1,7 @@
-"""Nodes and jobs from ``sinfo -O`` and ``squeue -O``, partitions from ``scontrol``: what every version prints. Pure.
+"""Nodes and jobs from ``sinfo -O`` and ``squeue -O``, partitions from ``scontrol``: output of every version. Pure.
 
 A job's name and comment are its user's, and may hold any separator, newlines, even whole rows of such a table. So each
-question ends its columns in a mark drawn at random, which no user can have written.
+question ends its columns in a random mark, which no user can have written.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def table(output: str, columns: Sequence[str], mark: str) -> list[dict[str, str]
 
 
 def parse_nodes(output: str, mark: str) -> tuple[Node, ...]:
-    """From one row per node and partition. Nodes that are in no partition are not among them. Raises Garbled."""
+    """Return the nodes, from one row per node and partition, so only nodes in a partition. Raises Garbled."""
     first: dict[str, dict[str, str]] = {}
     partitions: dict[str, list[str]] = {}
     for row in table(output, NODE_COLUMNS, mark):
@@ -84,7 +84,7 @@ def _node(row: dict[str, str], partitions: list[str]) -> Node:
 
 
 def parse_jobs(output: str, mark: str) -> tuple[Job, ...]:
-    """One row per job. Raises Garbled."""
+    """Return the jobs, from one row each. Raises Garbled."""
     rows = table(output, JOB_COLUMNS, mark)
     return tuple(_job(row, number) for row in rows if (number := whole(row["JobID"])))
 
@@ -118,9 +118,9 @@ def _job(row: dict[str, str], number: int) -> Job:
 
 
 def parse_partitions(output: str) -> tuple[Partition, ...]:
-    """From ``scontrol -o show partitions``: a line each, nothing in it by users, the same from 22.05 to 26.05.
+    """Return the partitions of ``scontrol -o show partitions``: a line each, the same from 22.05 to 26.05.
 
-    (Slurm's JSON is newer, and says only from 26.05 on which partition is the default.)
+    No text of users is in it. Slurm's JSON is newer, and names the default partition only from 26.05 on.
     """
     rows = [dict(_FIELD.findall(line)) for line in output.splitlines()]
     return tuple(_partition(row) for row in rows if row.get("PartitionName"))
@@ -148,7 +148,7 @@ def _partition(row: dict[str, str]) -> Partition:
 
 
 def duration_s(text: str) -> float | None:
-    """``1-00:00:00``, ``30:00`` (minutes and seconds), ``UNLIMITED``; None for what is not set. In seconds."""
+    """Return the seconds of ``1-00:00:00``, ``30:00`` (minutes:seconds), ``UNLIMITED``; None for what is not set."""
     if text == "UNLIMITED":
         return math.inf
     found = _DURATION.fullmatch(text)
@@ -163,5 +163,5 @@ def _plain(text: str) -> str:
 
 
 def _written(text: str) -> str:
-    """Return what a user wrote, which may be "None"."""
+    """Return a user's text, which may be "None"."""
     return "" if text == "(null)" else text

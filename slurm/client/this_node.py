@@ -1,4 +1,4 @@
-"""What Slurm calls this machine: its NodeName, which need not be its host name."""
+"""Slurm's name of this machine: its NodeName, which need not be its host name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ VARIABLE = "SLURMD_NODENAME"
 
 
 def node_name(environment: Mapping[str, str] = os.environ, host: str = "", run: Runner = run_here) -> str:
-    """``SLURMD_NODENAME``, else the NodeName of the one node whose NodeHostName is ``host`` (default: this host).
+    """Return ``SLURMD_NODENAME``, else the NodeName of the one node whose NodeHostName is ``host``.
 
-    Raises SlurmError, which names what was asked, where Slurm does not answer or knows none or several such nodes."""
+    ``host``: by default this one. Raises SlurmError, which names the question, where Slurm does not answer or knows
+    none or several such nodes.
+    """
     if environment.get(VARIABLE):
         return environment[VARIABLE]
     name = host or socket.gethostname()
@@ -33,7 +35,7 @@ def node_name(environment: Mapping[str, str] = os.environ, host: str = "", run: 
 
 
 def name_or_host(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the same, or the short host name where Slurm cannot tell."""
+    """Return the same, or the short host name where Slurm does not tell."""
     try:
         return node_name(environment)
     except SlurmError:

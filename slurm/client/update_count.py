@@ -1,4 +1,4 @@
-"""How many orders to nodes slurmctld has carried out, from ``sdiag``: whether another came between."""
+"""The count of orders to nodes that slurmctld has carried out, from ``sdiag``: it shows whether another order came."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRIES, _WAIT_S = 5, 0.05
 def parse_update_count(output: str) -> int | None:
     """Return the count since slurmctld started or was reconfigured.
 
-    0 when there was none; None when this is not sdiag's.
+    0 when there was none; None when this is not sdiag's output.
     """
     if _SECTION not in output:
         return None
@@ -22,16 +22,16 @@ def parse_update_count(output: str) -> int | None:
 
 
 def came_alone(before: int | None, after: int | None) -> bool:
-    """Whether no other order came between two counts with one of ours between them.
+    """Return whether no other order came between two counts around one of this process's own.
 
-    A count that began again says nothing, so: not alone. Counts that cannot be had (None) cannot tell either way; then
-    this is True, as if they had not been asked for.
+    A count that began again tells nothing, so: not alone. Missing counts (None) tell nothing either; then this is True,
+    as if they had not been asked for.
     """
     return before is None or after is None or after - before == 1
 
 
 def count_with_ours(read: Callable[[], int | None], before: int | None, sleep: Callable[[float], None]) -> int | None:
-    """Return the count after an order of ours: slurmctld counts an order a moment after it has carried it out."""
+    """Return the count after an own order: slurmctld counts an order a moment after it has carried it out."""
     count = read()
     for _ in range(_TRIES):
         if count is None or count != before:

@@ -1,6 +1,6 @@
 """How many nodes Slurm's accounting allows a user, an account and a QOS (sacctmgr manual, LIMITS).
 
-Only limits on nodes and GPUs that are in use together count here; what else Slurm limits shows when a job waits for it.
+Only limits on nodes and GPUs that are in use together count here; other limits show when a job waits for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _QOS = ("Name", "GrpTRES", "MaxTRESPU", "MaxTRESPA")
 
 @dataclass(frozen=True)
 class NodeLimit:
-    """What running jobs of ``user``, ``account`` and ``qos`` ("" for any) may have together; None for no limit."""
+    """What running jobs of ``user``, ``account`` and ``qos`` ("" for any) may use together; None for no limit."""
 
     nodes: int | None = None
     gpus: int | None = None
@@ -30,9 +30,10 @@ class NodeLimit:
 
 
 def fetch_limits(user: str, account: str, qos: str, run: Runner = run_here) -> tuple[NodeLimit, ...]:
-    """Those that hold for a job of this user, account and QOS; none without accounting.
+    """Return the limits for a job of this user, account and QOS; none without accounting.
 
-    Raises SlurmError without an answer, which says nothing about limits."""
+    Raises SlurmError without an answer, which tells nothing about limits.
+    """
     enforced = commands.config(run).get("AccountingStorageEnforce")
     if enforced is None:
         raise commands.Unanswered("scontrol show config does not tell what accounting enforces")
@@ -50,14 +51,14 @@ def fetch_limits(user: str, account: str, qos: str, run: Runner = run_here) -> t
 
 
 def parse_associations(text: str, user: str, account: str) -> tuple[NodeLimit, ...]:
-    """``physics||node=8`` of the account, ``physics|bob|node=4,gres/gpu=32`` of a user in it. Pure."""
+    """Return ``physics||node=8`` as the account's, ``physics|bob|node=4,gres/gpu=32`` as a user's in it. Pure."""
     rows = [line.split("|") for line in text.splitlines()]
     mine = [row for row in rows if len(row) == len(_ASSOCIATION) and row[0] == account and row[1] in ("", user)]
     return _some([_limit(row[2], user=row[1], account=account) for row in mine])
 
 
 def parse_qos(text: str, user: str, account: str, qos: str) -> tuple[NodeLimit, ...]:
-    """``normal|node=100|node=10|``. Pure."""
+    """Return the limits of lines ``normal|node=100|node=10|``. Pure."""
     rows = [line.split("|") for line in text.splitlines()]
     found = next((row for row in rows if len(row) == len(_QOS) and row[0] == qos), None)
     if found is None:
@@ -77,9 +78,9 @@ def _limit(tres: str, user: str = "", account: str = "", qos: str = "") -> NodeL
 
 
 def nodes_left(limits: Sequence[NodeLimit], jobs: Sequence[Job], gpus_per_node: int) -> int | None:
-    """How many more nodes the limits allow; None without any.
+    """Return how many more nodes the limits allow; None without any.
 
-    GPUs are counted as ``gpus_per_node`` for each node that a job has, which is too many where jobs share nodes. Pure.
+    GPUs count as ``gpus_per_node`` for each node that a job has, which is too many where jobs share nodes. Pure.
     """
     running = [job for job in jobs if job.state.base == "RUNNING"]
     left: list[int] = []

@@ -1,4 +1,4 @@
-"""The best client that works here."""
+"""The choice of the best client that works here."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def which(
     installed: Callable[[], bool] = _installed,
     reader: Callable[[], PyslurmReader] = PyslurmReader,
 ) -> CommandClient:
-    """pyslurm's where it is installed and says the same as the commands, else that of the commands.
+    """Return pyslurm's client if it is installed and agrees with the commands, else that of the commands.
 
-    ``installed`` says whether there is a pyslurm, which ``reader`` then asks.
-    What is wrong with Slurm is told by the first question, not here.
+    ``installed``: whether there is a pyslurm, which ``reader`` then asks. Errors of Slurm itself appear with the first
+    question, not here.
     """
     if installed():
         try:
             client = PyslurmClient(reader())
             if client.agrees():
                 return client
-        except SlurmError:  # pyslurm without its Slurm, or no Slurm at all: the commands say which
+        except SlurmError:  # pyslurm without its Slurm, or no Slurm at all: the commands tell which
             return CommandClient()
     return CommandClient()

@@ -1,4 +1,4 @@
-"""Drains with an owner: when a node may be drained or given back, and by whom.
+"""Drains with an owner: when a node may be drained or undrained, and by whom.
 
 Start reading at ``drain``.
 """

@@ -1,6 +1,6 @@
-"""Whether a node may be drained or undrained by us, given what Slurm says of it. Pure: this decides, others act.
+"""Whether this package may drain or undrain a node, given what Slurm says of it. Pure: this decides, others act.
 
-Not ours to touch: a drain that another asked for, one that Slurm made itself, and whatever we cannot read.
+It never touches a drain of another owner, one that Slurm made itself, and one that it cannot read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TABLE = Path(__file__).with_name("slurm_reasons.csv")
 
 
 class Action(enum.Enum):
-    """What to do. LEAVE: another's; UNKNOWN: not readable, so nothing is written."""
+    """What to do. LEAVE: another owner's; UNKNOWN: not readable, so nothing is written."""
 
     DRAIN = "drain"
     REWORD = "reword"
@@ -31,7 +31,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class DrainDecision:
-    """``why`` in words; ``reason``: the text to write, for DRAIN and REWORD."""
+    """The decision. ``why``: as text; ``reason``: the text to write, for DRAIN and REWORD."""
 
     action: Action
     why: str
@@ -65,7 +65,7 @@ def slurms_own(reason: str) -> SlurmReason | None:
 
 
 def decide_drain(node: Node | None, finding: Finding) -> DrainDecision:
-    """``node`` as Slurm has just told of it; None when Slurm knows no such node."""
+    """Decide about a drain; ``node``: Slurm's present answer, None when Slurm knows no such node."""
     unreadable = _unreadable(node)
     if unreadable or node is None:
         return unreadable or DrainDecision(Action.UNKNOWN, "")
@@ -84,7 +84,7 @@ def decide_drain(node: Node | None, finding: Finding) -> DrainDecision:
 
 
 def decide_undrain(node: Node | None, check: str | None, passes: int, passes_needed: int) -> DrainDecision:
-    """``check``: only what this one holds; None: all of ours. ``passes``: how often in a row the check has passed."""
+    """Decide about an undrain; ``check``: whose hold ends, None: all. ``passes``: passes of the check in a row."""
     unreadable = _unreadable(node)
     if unreadable or node is None:
         return unreadable or DrainDecision(Action.UNKNOWN, "")
@@ -107,11 +107,14 @@ def decide_undrain(node: Node | None, check: str | None, passes: int, passes_nee
 
 
 ADOPTED_WITHIN_S = 600.0
-_CLOCKS_S = 60.0  # slurmctld's and ours may differ
+_CLOCKS_S = 60.0  # slurmctld's clock and this one's may differ
 
 
 def decide_adopt(node: Node | None, finding: Finding, failed_s: float) -> DrainDecision:
-    """Whether a drain of Slurm's for a failed prolog came of our own, which failed at that time (Unix seconds)."""
+    """Decide whether a drain of Slurm's for a failed prolog came from this package's own prolog, which failed then.
+
+    ``failed_s``: Unix seconds.
+    """
     unreadable = _unreadable(node)
     if unreadable or node is None:
         return unreadable or DrainDecision(Action.UNKNOWN, "")
@@ -123,9 +126,9 @@ def decide_adopt(node: Node | None, finding: Finding, failed_s: float) -> DrainD
 
 
 def decide_slurms_own(node: Node | None, passes: int, passes_needed: int) -> DrainDecision:
-    """Whether a drain that Slurm made itself, of the kind that passes ("Kill task failed"), could be ended.
+    """Decide whether a drain that Slurm made itself, of the kind that passes ("Kill task failed"), could be ended.
 
-    UNDRAIN is an offer here: a person takes it up (``resilio undrain --kill-task-failed``).
+    UNDRAIN is an offer here: a person takes it (``resilio undrain --kill-task-failed``).
     """
     unreadable = _unreadable(node)
     if unreadable or node is None:
@@ -149,7 +152,7 @@ def _unreadable(node: Node | None) -> DrainDecision | None:
 
 
 def _held(node: Node) -> bool:
-    """Whether a node that is out of service is so for a reason that must stay."""
+    """Return whether a node is out of service for a reason that must stay."""
     row = slurms_own(node.reason)
     return bool(node.reason) and read_reason(node.reason) is None and not (row is not None and row.replaceable)
 

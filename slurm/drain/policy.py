@@ -1,4 +1,4 @@
-"""The numbers of drain_policy.toml, or of a site's own file. Pure but for reading the file."""
+"""The values of drain_policy.toml, or of a site's own file. Pure, except for reading the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEFAULTS = Path(__file__).with_name("drain_policy.toml")
 
 
 class DrainPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``share``: of a partition, 0 to 1; ``window_s``: seconds; ``passes``: of a check, in a row.
+    """The values. ``share``: of a partition, 0 to 1; ``window_s``: seconds; ``passes``: of a check, in a row.
 
     ``check_…``: of nodes that are held for one check (1: no limit).
     """
@@ -34,7 +34,7 @@ class DrainPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def drain_policy(file: Path | None = None) -> DrainPolicy:
-    """Return the defaults, with what ``file`` says laid over them. Raises UsageError."""
+    """Return the defaults, overridden by ``file``. Raises UsageError."""
     values = tomllib.loads(_DEFAULTS.read_text())
     try:
         if file is not None:

@@ -1,7 +1,7 @@
-"""The reasons that we write on drained nodes, and how we know them again. Pure.
+"""The reasons that this package writes on drained nodes, and how it recognises them. Pure.
 
-``resilio:gpu.xid: Xid 79 on GPU 3 #1f09ab``: our prefix, the check, its evidence, and a tag over all of it. Several
-checks may hold a node, joined by `` + ``. A person who edits such a reason makes it theirs: the tag no longer fits.
+``resilio:gpu.xid: Xid 79 on GPU 3 #1f09ab``: the prefix, the check, its evidence, and a tag over all of it. Several
+checks may hold a node, joined by `` + ``. A person who edits such a reason owns it: the tag no longer fits.
 """
 
 from __future__ import annotations
@@ -37,30 +37,33 @@ class Finding:
 
 
 def write_reason(findings: Sequence[Finding]) -> str:
-    """Return the reason's text. Long evidence is cut; what would confuse Slurm or us is replaced."""
+    """Return the reason's text.
+
+    Long evidence is cut; characters that would confuse Slurm or the reader are replaced.
+    """
     room = min(_EVIDENCE_LETTERS, _ALL_LETTERS // max(1, len(findings)))
     body = _JOINT.join(f"{PREFIX}{one.check}: {_evidence(one.evidence, room)}" for one in findings)
     return f"{body} #{_tag(body)}"
 
 
 def disowned_reason(text: str) -> str:
-    """Return a reason by which we do not know the drain as ours: only a person ends it."""
+    """Return a reason that this package does not recognise as its own: only a person ends such a drain."""
     return f"{PREFIX} {printable(text, _ALL_LETTERS)}{_DISOWNED}"
 
 
 def is_disowned(reason: str) -> bool:
-    """Whether a drain began as ours and was disowned."""
+    """Return whether a drain began as this package's and was disowned."""
     return reason.startswith(PREFIX) and reason.endswith(_DISOWNED)
 
 
 def held_for(reason: str) -> frozenset[str]:
-    """Return the checks for which a node with this reason is held by us, also where its drain was disowned since."""
+    """Return the checks for which this package holds a node with this reason, disowned drains included."""
     ours = read_reason(f"{PREFIX}{reason.removeprefix(f'{PREFIX} ').removesuffix(_DISOWNED)}")
     return frozenset(one.check for one in (ours if is_disowned(reason) else read_reason(reason)) or ())
 
 
 def read_reason(reason: str) -> tuple[Finding, ...] | None:
-    """Return what we wrote, or None when this reason is not ours, or no longer as we wrote it."""
+    """Return the findings; None when the reason is not this package's, or was edited."""
     tagged = _TAGGED.fullmatch(reason)
     if tagged is None or not reason.startswith(PREFIX) or _tag(tagged[1]) != tagged[2]:
         return None

@@ -1,14 +1,14 @@
-"""When so many nodes are drained by us that it is no longer believable. Pure.
+"""Limits on this package's drains: beyond them, drains are not plausible any more. Pure.
 
-Two rules hold for each partition. Within a window only so many nodes are drained, whatever for: a storm. And at any
-time only so many nodes are held for one check: what fails on more is a broken check, or a cause that nodes share, and
-that check only warns on the others, while other checks go on. Without the second rule a check that fails everywhere
-would drain a cluster by a tenth an hour.
+Two rules hold for each partition. Within a window only so many nodes are drained, for any reasons: a storm. And at any
+time only so many nodes are held for one check. A check that fails on more nodes is broken, or has found a common cause:
+it only warns on the others, while other checks go on. Without the second rule, a check that fails everywhere would
+drain a tenth of a cluster each hour.
 
-What is drained is read from Slurm itself (our reasons and when they were set), so all who drain, on whichever node,
-see the same; drains that we disowned count, too. Nodes that Slurm drained since their prolog failed count as well: ours
-may have been among those. Two who drain at the same time may both find room for one more: so each looks again after its
-write, and some minutes long, and the later one takes its own back.
+The drained nodes are read from Slurm itself (the package's reasons and their times), so every node sees the same.
+Drains that were disowned count too, and so do nodes that Slurm drained since their prolog failed: that may have been
+this package's prolog. Two nodes that drain at the same time may both find room for one more. So each looks again after
+its write, and some minutes later, and the later one takes its own drain back.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MANY_CAUSES = (BY_HAND, "node-faults")
 
 @dataclass(frozen=True)
 class Storm:
-    """More drains than are believable.
+    """More drains than are plausible.
 
-    ``drained``: nodes of the partition, within the window by us or failed prologs, or now for ``check`` where one is
-    named; ``allowed`` at most.
+    ``drained``: nodes of the partition, within the window by this package or failed prologs, or now for ``check`` where
+    one is named; ``allowed``: the limit.
     """
 
     partition: str
@@ -50,11 +50,10 @@ class Storm:
 
 
 def no_room(nodes: Sequence[Node], target: str, now: float, policy: DrainPolicy, check: str = "") -> Storm | None:
-    """Return the storm that draining ``target``, too, would be part of.
+    """Return the storm that a drain of ``target`` would be part of.
 
-    ``nodes``: all there are; ``now``: Unix seconds.
-
-    ``check``: for which it is to be drained; PROLOG_ERROR where its prolog is to fail.
+    ``nodes``: all nodes; ``now``: Unix seconds; ``check``: for which it is to be drained; PROLOG_ERROR where its prolog
+    is to fail.
     """
     for rule, name, members in _rules(nodes, target, now, policy, check):
         others = [node for node in members if node.name != target and rule.counts(node)]
@@ -64,7 +63,7 @@ def no_room(nodes: Sequence[Node], target: str, now: float, policy: DrainPolicy,
 
 
 def one_too_many(nodes: Sequence[Node], target: str, now: float, policy: DrainPolicy, check: str = "") -> Storm | None:
-    """Return the storm in which our drain of ``target`` came too late to be one of the allowed ones."""
+    """Return the storm in which this package's drain of ``target`` came too late to be one of the allowed ones."""
     for rule, name, members in _rules(nodes, target, now, policy, check):
         counted = [node for node in members if rule.counts(node)]
         order = [node.name for node in sorted(counted, key=lambda node: (node.reason_time or math.inf, node.name))]
@@ -75,7 +74,7 @@ def one_too_many(nodes: Sequence[Node], target: str, now: float, policy: DrainPo
 
 @dataclass(frozen=True)
 class _Rule:
-    """Which drained nodes count, and how many of a partition may be."""
+    """Which drained nodes count, and how many of a partition may be drained."""
 
     counts: Callable[[Node], bool]
     share: float
@@ -93,7 +92,7 @@ class _Rule:
 def _rules(
     nodes: Sequence[Node], target: str, now: float, policy: DrainPolicy, check: str
 ) -> Iterator[tuple[_Rule, str, list[Node]]]:
-    """Each rule for each partition of a node, the check's own first: it leaves other checks alone."""
+    """Yield each rule for each partition of a node, the check's own first: it does not concern other checks."""
     rules = [_Rule(lambda node: _is_recent(node, now, policy), policy.share, policy.at_least, policy.window_s)]
     if check and check not in MANY_CAUSES:
         own = _Rule(lambda node: _is_held(node, check), policy.check_share, policy.check_at_least, 0.0, check)
@@ -102,13 +101,13 @@ def _rules(
 
 
 def _partitions(nodes: Sequence[Node], target: str) -> list[tuple[str, list[Node]]]:
-    """Return the partitions of a node with their nodes; a node that is in none counts among those that are in none."""
+    """Return the partitions of a node with their nodes; nodes in no partition count as one."""
     own = next((node.partitions for node in nodes if node.name == target), ())
     return [(name, [node for node in nodes if name in (node.partitions or ("",))]) for name in own or ("",)]
 
 
 def _is_held(node: Node, check: str) -> bool:
-    """Whether it is drained for this check now."""
+    """Return whether it is drained for this check now."""
     if not node.state.drain:
         return False
     if check == PROLOG_ERROR:

@@ -53,7 +53,7 @@ _RESULTS = {
 
 
 class DrainWriter:
-    """One way to drain and undrain, for health checks, commands and the governor alike."""
+    """The one way to drain and undrain, for health checks, commands and the governor alike."""
 
     def __init__(
         self,
@@ -77,16 +77,16 @@ class DrainWriter:
 
     @property
     def audit_problem(self) -> str:
-        """Why the audit log is not whole; "" when it is."""
+        """Return why the audit log is not complete; "" when it is."""
         return self._audit.problem
 
     def drain(self, node: str, finding: Finding) -> DrainOutcome:
-        """Drain a node for a check that failed, unless it is another's or the storm breaker holds us back."""
+        """Drain a node for a check that failed, unless it is another owner's or the storm breaker refuses."""
         act = _Act(self, node, "drain", finding.check, finding.evidence)
         return act.write(lambda now: decide_drain(now, finding))
 
     def room(self, node: str) -> str:
-        """ "" where one more node may be drained since its prolog fails; else why not. Raises SlurmError."""
+        """Return "" where one more node may be drained since its prolog fails; else why not. Raises SlurmError."""
         if self._mode != ACT:
             return "only observing"
         now = self._clock()
@@ -94,38 +94,41 @@ class DrainWriter:
         return str(storm) if storm is not None else ""
 
     def undrain(self, node: str, check: str | None = None, passes: int | None = None) -> DrainOutcome:
-        """End our drain, of one check or (None) of all, after ``passes`` (None: enough) passes in a row."""
+        """End this package's drain, of one check or (None) of all, after ``passes`` (None: enough) passes in a row."""
         needed = self._policy.passes
         passed = needed if passes is None else passes
         act = _Act(self, node, "undrain", check or "", "")
         return act.write(lambda now: decide_undrain(now, check, passed, needed))
 
     def adopt(self, node: str, finding: Finding, failed_s: float) -> DrainOutcome:
-        """Give a drain our reason that Slurm made since our own prolog had failed at that time (Unix seconds)."""
+        """Give this package's reason to a drain that Slurm made since its own prolog had failed.
+
+        ``failed_s``: when that was, in Unix seconds.
+        """
         act = _Act(self, node, "adopt", finding.check, finding.evidence)
         return act.write(lambda now: decide_adopt(now, finding, failed_s))
 
     def recheck(self, node: str, passes: int) -> DrainOutcome:
-        """Say whether a drain that Slurm made itself ("Kill task failed") could be ended; nothing is written."""
+        """Decide whether a drain that Slurm made itself ("Kill task failed") could be ended; nothing is written."""
         act = _Act(self, node, "recheck", "", "")
         return act.offer(lambda now: decide_slurms_own(now, passes, self._policy.passes))
 
     def resume_slurms_own(self, node: str) -> DrainOutcome:
-        """Take up that offer, for a person who has looked."""
+        """Take that offer, for a person who has looked."""
         act = _Act(self, node, "undrain", BY_HAND, "")
         return act.write(lambda now: decide_slurms_own(now, self._policy.passes, self._policy.passes))
 
 
 @dataclass(frozen=True)
 class _Sight:
-    """All nodes, and the count on the side that lies outside: before the nodes were read, or after."""
+    """All nodes, and the order count on the outer side: before the nodes were read, or after."""
 
     count: int | None
     nodes: tuple[Node, ...]
 
 
 class _Act:
-    """One node, one wish, from the comparison to the outcome in the audit log."""
+    """One node and one wish, from the comparison to the outcome in the audit log."""
 
     def __init__(self, writer: DrainWriter, node: str, act: str, check: str, evidence: str) -> None:
         self._w = writer
@@ -151,7 +154,7 @@ class _Act:
         return self._outcome(DrainResult.OFFERED, f"{decision.why}; resilio undrain --kill-task-failed {self._node}")
 
     def write(self, decide: Callable[[Node | None], DrainDecision]) -> DrainOutcome:
-        """Compare, say what is meant, and carry it out."""
+        """Compare, record the intention, and carry it out."""
         try:
             decision = decide(self._read())
             if not decision.writes:
@@ -175,16 +178,16 @@ class _Act:
         return outcome
 
     def _guarded(self, decision: DrainDecision) -> bool:
-        """By the storm breaker."""
+        """Return whether the storm breaker refuses."""
         return decision.action is Action.DRAIN and self._w._breaker
 
     def _too_many(self) -> Storm | None:
         return one_too_many(self._client.nodes(), self._node, self._w._clock(), self._w._policy, self._entry.check)
 
     def _came_too_late(self, decision: DrainDecision) -> Storm | None:
-        """Whether our drain of a few minutes ago was one too many.
+        """Return the storm if this package's drain of a few minutes ago was one too many.
 
-        Nodes that drain in the same second do not see all others at once; later all see the same, and keep to the same
+        Nodes that drain in the same second do not see all others at once; later all see the same, and apply the same
         order.
         """
         before, writer = self._before, self._w
@@ -216,9 +219,9 @@ class _Act:
         return _only_drained_others(self._sight, now, self._node, self._orders)
 
     def _carry_out(self, decide: Callable[[Node | None], DrainDecision]) -> DrainOutcome:
-        """One order: count, compare, write, count, look."""
+        """Give one order: count, compare, write, count, look."""
         count = self._client.node_updates()
-        decision = decide(self._read())  # nothing may come between this and the write
+        decision = decide(self._read())  # nothing may come between this read and the write
         if not decision.writes:
             return DrainOutcome(self._node, _RESULTS[decision.action], decision.why)
         self._order(decision)
@@ -248,7 +251,7 @@ class _Act:
             self._client.orders.undrain([self._node])
 
     def _disown(self, decision: DrainDecision, seen: Node) -> None:
-        """Leave the node drained, for a reason that is not ours, unless another order has changed that since."""
+        """Leave the node drained, for a reason without owner, unless another order has changed that since."""
         now = self._look()
         if now is None:
             return
@@ -299,9 +302,9 @@ class _Act:
 
 
 def _only_drained_others(before: _Sight, after: _Sight, target: str, own: int) -> bool:
-    """Whether each order in between, but ``own`` ones to ``target``, is seen in another node, which one of us drained.
+    """Return whether each order in between shows in another node's drain, except ``own`` orders to ``target``.
 
-    A drain of ours is an order to one node: so no other was to ``target``.
+    A drain of this package is an order to one node: so no other order was to ``target``.
     """
     if before.count is None or after.count is None:
         return False

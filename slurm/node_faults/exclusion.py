@@ -1,7 +1,7 @@
-"""Which nodes a user's next job is to avoid, so that it can still start. Pure.
+"""The nodes that a user's next job should avoid, so that it can still start. Pure.
 
-Slurm takes a list of excluded nodes with which a job can never start (it then waits with BadConstraints), so the list
-is bounded by what would be left of the nodes that are known to do.
+Slurm accepts a list of excluded nodes with which a job can never start (it then waits with BadConstraints). So the list
+is bounded: enough of the suitable nodes must remain.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from resilio_hpc.slurm.node_faults.score import NodeScore
 
 @dataclass(frozen=True)
 class Exclusion:
-    """``nodes``: to be avoided, the worst first; ``spared``: as bad, but too few would be left. ``why`` in words."""
+    """``nodes``: to be avoided, the worst first; ``spared``: as bad, but without them too few would remain.
+
+    ``why``: as text.
+    """
 
     nodes: tuple[str, ...] = ()
     spared: tuple[str, ...] = ()
     why: str = ""
 
 
-# Not for this job now, though Slurm does not call the node DOWN (sinfo manual, NODE STATE CODES).
+# not for this job now, though Slurm does not call the node DOWN (sinfo manual, NODE STATE CODES)
 _NOT_NOW = frozenset({"MAINT", "MAINTENANCE", "RESERVED", "NOT_RESPONDING", "INVALID_REG"})
 
 
@@ -38,9 +41,10 @@ def choose(
     by_hand: Collection[str] = (),
     partitions: Collection[str] = (),
 ) -> Exclusion:
-    """``pool``: nodes that would do for the job; ``needed``: how many it wants; ``by_hand``: the user's own list.
+    """Return the exclusion.
 
-    ``partitions``: where the job may run; it gets all its nodes from one, so each must keep enough.
+    ``pool``: suitable nodes; ``needed``: how many the job wants; ``by_hand``: the user's own list; ``partitions``:
+    where the job may run. It gets all its nodes from one, so enough must remain in each.
     """
     would_do = {node.name: node for node in pool if node.name not in by_hand}
     bad = [one for one in scored if one.score >= policy.exclude_at and one.node in would_do]
@@ -50,7 +54,7 @@ def choose(
     usable = {name for name, node in would_do.items() if node.state.in_service and not node.state.flags & _NOT_NOW}
     groups = [{name for name in usable if _in(would_do[name], [one])} for one in partitions] or [set(usable)]
     chosen: list[NodeScore] = []
-    for one in bad:  # what is out of service now is not missed
+    for one in bad:  # a node that is out of service now is not needed
         enough = all(len(group) > needed for group in groups if one.node in group)
         if len(chosen) < allowed and enough:
             chosen.append(one)
@@ -68,9 +72,9 @@ def choose(
 
 
 def alike(nodes: Iterable[Node], examples: Collection[str], partitions: Collection[str]) -> tuple[Node, ...]:
-    """Those of the partitions that are of the same make as the nodes that a job was given: they would do, too.
+    """Return nodes of the partitions of the same make as the nodes that a job got: they are suitable too.
 
-    What a job asks for may be any expression of features; what it was given, fits.
+    A job may ask by any expression of features; the nodes that it got, fit.
     """
     known = list(nodes)
     makes = {_make(node) for node in known if node.name in examples}
@@ -80,7 +84,7 @@ def alike(nodes: Iterable[Node], examples: Collection[str], partitions: Collecti
 def that_have(
     nodes: Iterable[Node], partitions: Collection[str], features: str = "", gpus: Gres | None = None
 ) -> tuple[Node, ...] | None:
-    """Those of the partitions with all ``features`` (``a100&ib``) and so many GPUs; None for any other expression."""
+    """Return the partitions' nodes with all ``features`` (``a100&ib``) and so many GPUs; None for other expressions."""
     if features and not re.fullmatch(r"[\w.:/=-]+([&,][\w.:/=-]+)*", features):
         return None
     wanted = {word for word in re.split(r"[&,]", features) if word}

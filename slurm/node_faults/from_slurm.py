@@ -1,6 +1,6 @@
-"""Faults that Slurm itself knows of: nodes that slurmctld lost, and those that health checks of ours drained. Pure.
+"""Faults that Slurm itself knows: nodes that slurmctld lost, and those that this package's checks drained. Pure.
 
-Who reads node reasons as root need not believe any user: only Slurm and its administrators write them.
+A reader as root need not trust any user: only Slurm and its administrators write reasons.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.drain.reason import BY_HAND, read_reason
 from resilio_hpc.slurm.node_faults.fault import NodeFault, evidence
 
-DRAINED_FOR_FAULTS = "node-faults"  # the check of a drain that followed from a score: no fault of its own
-# A node that an administrator or Slurm's power saving takes away is not faulty.
+DRAINED_FOR_FAULTS = "node-faults"  # the check of a drain that followed from a score, so it is no fault of its own
+# a node that an administrator or Slurm's power saving takes away is not faulty
 _PLANNED = frozenset(
     {
         "MAINT", "MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP",
@@ -23,7 +23,7 @@ _REASONS = (("Not responding", "node-down"), ("Node unexpectedly rebooted", "reb
 
 
 def faults_seen(nodes: Iterable[Node], cluster: str = "") -> list[NodeFault]:
-    """Return what the nodes' states and reasons say now.
+    """Return the faults that the nodes' states and reasons show now.
 
     The same fault has the same time and so the same key, when it is seen again.
     """

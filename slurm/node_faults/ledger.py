@@ -36,20 +36,20 @@ def users_directory(environment: Mapping[str, str], run_path: Path) -> Path | No
     given = environment.get(DIRECTORY_VARIABLE, "")
     if given.lower() == OFF:
         return None
-    beside = run_path.absolute().parent / f"{BESIDE_RUNS}-{os.geteuid()}"  # a group's run directories lie together
+    beside = run_path.absolute().parent / f"{BESIDE_RUNS}-{os.geteuid()}"  # the run directories of a group lie together
     return Path(given).expanduser() if given else beside
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """``problems``: files that were not believed or could not be read, for people."""
+    """All faults. ``problems``: files that were not trusted or could not be read, for people."""
 
     faults: tuple[NodeFault, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 class FaultLedger:
-    """``host``: this writer's; several processes of a host may write at a time.
+    """A ledger of faults. ``host``: this writer's; several processes of a host may write at a time.
 
     A file is put aside once it is larger than ``most_bytes``, and of each file at most twice as much is read.
     """
@@ -60,7 +60,7 @@ class FaultLedger:
         self._host = re.sub(r"[^A-Za-z0-9._-]", "_", host or os.uname().nodename)[:100]
 
     def append(self, faults: Iterable[NodeFault]) -> int:
-        """Add faults; how many. Raises HealthError where they could not be kept."""
+        """Append faults; return how many. Raises HealthError where they could not be stored."""
         lines = [encode(fault) for fault in faults]
         if not lines:
             return 0
@@ -72,9 +72,9 @@ class FaultLedger:
         return len(lines)
 
     def read(self) -> Remembered:
-        """All that is remembered, by everybody who may write here. An absent directory remembers nothing.
+        """Return the faults of all trusted writers. A missing directory holds none.
 
-        Raises HealthError where it is neither ours nor root's, others may write into it, or it cannot be read.
+        Raises HealthError where it is neither this user's nor root's, others may write into it, or it cannot be read.
         """
         try:
             folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -125,7 +125,7 @@ class FaultLedger:
             if size and os.pread(fd, 1, size - 1) != b"\n":
                 data = b"\n" + data
             written = os.write(fd, data)
-            if written != len(data):  # the disk is full now: what remains is torn, and the next writer knows it
+            if written != len(data):  # the disk is full now: the line is torn, and the next writer sees that
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.fsync(fd)
         finally:
@@ -135,7 +135,7 @@ class FaultLedger:
 
 
 def _content(folder: int, name: str, most_bytes: int) -> bytes:
-    """Return the end of a file that root or we have written. Raises OSError."""
+    """Return the end of a file that root or this user has written. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with open(fd, "rb") as file:
         status = os.fstat(fd)

@@ -1,7 +1,7 @@
-"""Whether a node's weight in Slurm may be changed by us, and to what. Pure: this decides, others act.
+"""Whether this package may change a node's weight in Slurm, and to what. Pure: this decides, others act.
 
-Only a weight that the site gave the node (it had it when it was first seen), or that we wrote, is ours to change. Any
-other is an administrator's own: it is left, until ``resilio nodes apply --adopt`` takes it for the site's.
+It may change only the weight that the site gave the node (it had it when it was first seen), or one that it wrote
+itself. Any other is an administrator's own and stays, until ``resilio nodes apply --adopt`` takes it for the site's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ LARGEST = (1 << 32) - 1
 class KnownWeight(msgspec.Struct, frozen=True, omit_defaults=True):
     """``site``: as the site gave it.
 
-    ``ours``: what we wrote, or were about to when we died, the newest first; ``contested``: no longer ours.
+    ``ours``: weights that this package wrote, or was about to write when it died, the newest first; ``contested``: no
+    longer its own.
     """
 
     site: int
@@ -37,7 +38,7 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True)
 class WeightDecision:
-    """``weight``: to be written, for SET and RESTORE; ``known``: what is to be remembered of the node from now on."""
+    """``weight``: to be written, for SET and RESTORE; ``known``: the record of the node from now on."""
 
     step: Step
     why: str
@@ -50,10 +51,10 @@ class WeightDecision:
 
 
 def decide_weight(now: int | None, known: KnownWeight | None, add: int) -> WeightDecision:
-    """``now``: the node's weight as Slurm has just told it; ``add``: what its score adds, 0 for nothing."""
+    """Decide; ``now``: the node's weight in Slurm's last answer; ``add``: what its score adds, 0 for nothing."""
     if now is None:
         return WeightDecision(Step.UNKNOWN, "its weight could not be read", known)
-    if known is None or known.site == now:  # a slurmctld that reads slurm.conf anew forgets what we wrote
+    if known is None or known.site == now:  # a slurmctld that reads slurm.conf anew forgets changes
         known = KnownWeight(site=now)
     if known.contested or now not in (known.site, *known.ours):
         why = f"weight {now} is an administrator's own (--adopt takes it for the site's)"

@@ -1,4 +1,4 @@
-"""The numbers of policy.toml, with a site's own laid over them. Pure but for reading the file."""
+"""The values of policy.toml, overridden by a site's own. Pure, except for reading the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEFAULTS = Path(__file__).with_name("policy.toml")
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``counts``: how much one such fault weighs; within ``once_per_s`` seconds several are one."""
+    """``counts``: the weight of one such fault; within ``once_per_s`` seconds several count as one."""
 
     counts: float
     once_per_s: float
@@ -23,7 +23,7 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class ErrorText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Words, in small letters, by which an error is known to be of a ``kind``."""
+    """Lower-case words that show an error to be of a ``kind``."""
 
     contains: str
     kind: str
@@ -38,7 +38,7 @@ class WeightStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """See policy.toml."""
+    """The values of policy.toml."""
 
     half_life_days: float
     shared_nodes: int
@@ -72,13 +72,13 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return max((step.add for step in self.weights if score >= step.at), default=0)
 
     def kind_of_error(self, text: str, kind: str) -> str:
-        """Return the words by which an error is known to be of a ``kind``, "" where there are none."""
+        """Return the words that show an error to be of a ``kind``, "" without any."""
         small = text.lower()
         return next((row.contains for row in self.texts if row.kind == kind and row.contains in small), "")
 
 
 def fault_policy(file: Path | None = None) -> FaultPolicy:
-    """Return the defaults, with what ``file`` says laid over them. Raises UsageError."""
+    """Return the defaults, overridden by ``file``. Raises UsageError."""
     values = tomllib.loads(_DEFAULTS.read_text())
     try:
         if file is not None:
@@ -89,7 +89,7 @@ def fault_policy(file: Path | None = None) -> FaultPolicy:
 
 
 def _laid_over(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Tables by key, everything else as a whole."""
+    """Override tables by key, everything else as a whole."""
     merged = dict(values)
     for key, value in own.items():
         old = merged.get(key)

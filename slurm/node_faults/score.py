@@ -1,7 +1,7 @@
 """From remembered faults to a score per node: how much of each fault still counts. Pure.
 
-A fault counts half after each half-life. What many nodes had at once is shared by them; what one node had several times
-within a moment, or again and again in one run, counts as few.
+A fault counts half after each half-life. A fault that many nodes had at once is shared among them. Several faults of
+one node within a moment, or again and again in one run, count as few.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from resilio_hpc.slurm.node_faults.fault import FORGOTTEN, NodeFault
 from resilio_hpc.slurm.node_faults.policy import FaultPolicy
 
-CLOCK_S = 86400.0  # a fault from further in the future than this has no believable time
+CLOCK_S = 86400.0  # a fault further in the future than this has no plausible time
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class NodeScore:
-    """``counted``: the newest first."""
+    """A node's score. ``counted``: the newest first."""
 
     node: str
     score: float
@@ -35,7 +35,7 @@ class NodeScore:
 
     @property
     def devices(self) -> dict[str, float]:
-        """Device → its part of the score; "" for what is no single device's."""
+        """Return device → its part of the score; "" for faults of no single device."""
         parts: dict[str, float] = defaultdict(float)
         for one in self.counted:
             parts[one.fault.device] += one.worth
@@ -43,13 +43,13 @@ class NodeScore:
 
     @property
     def summary(self) -> str:
-        """``score 2.4: node-lost 2, health-fatal gpu-xid 1``: what counts, by kind and check."""
+        """Return ``score 2.4: node-lost 2, health-fatal gpu-xid 1``: the counted faults, by kind and check."""
         numbers = Counter(f"{one.fault.kind} {one.fault.check}".strip() for one in self.counted)
         return f"score {self.score:.2f}: {', '.join(f'{name} {count}' for name, count in numbers.most_common())}"
 
 
 def scores(faults: Iterable[NodeFault], now: float, policy: FaultPolicy, cluster: str = "") -> list[NodeScore]:
-    """Return the nodes of ``cluster`` ("": of all) of which anything counts, the worst first. ``now``: Unix seconds."""
+    """Return the nodes of ``cluster`` ("": of all) with a score above 0, the worst first. ``now``: Unix seconds."""
     known = {fault.key: fault for fault in faults if _is_about(fault, cluster) and fault.time <= now + CLOCK_S}
     events = sorted((fault for fault in known.values() if fault.kind != FORGOTTEN), key=lambda fault: fault.time)
     forgotten: dict[str, float] = {}
@@ -74,7 +74,7 @@ def _is_about(fault: NodeFault, cluster: str) -> bool:
 
 
 def _once(events: Sequence[NodeFault], policy: FaultPolicy) -> list[NodeFault]:
-    """Without repetitions; ``events`` by time."""
+    """Return the faults without repetitions; ``events`` by time."""
     kept: list[NodeFault] = []
     last: dict[tuple[str, str, str], float] = {}
     in_run: Counter[tuple[str, str, str]] = Counter()
@@ -95,7 +95,7 @@ def _once(events: Sequence[NodeFault], policy: FaultPolicy) -> list[NodeFault]:
 
 
 class _Shares:
-    """Which part of a fault is a node's own: what others had at the same time has a cause that they share."""
+    """The share of a fault that is a node's own: faults of several nodes at one time have a common cause."""
 
     def __init__(self, events: Sequence[NodeFault], policy: FaultPolicy) -> None:
         self._policy = policy

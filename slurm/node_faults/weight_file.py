@@ -1,4 +1,4 @@
-"""What is known of nodes' weights, from one ``resilio nodes apply`` to the next: a file beside the ledger."""
+"""The file that keeps the known weights of nodes from one ``resilio nodes apply`` to the next, beside the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WeightFile:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the file. Raises HealthError where another call is at it, or nothing can be written."""
+        """Hold the lock of the file. Raises HealthError where another call holds it, or nothing can be written."""
         try:
             self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
             lock = os.open(
@@ -49,9 +49,9 @@ class WeightFile:
             os.close(lock)
 
     def read(self) -> dict[str, KnownWeight]:
-        """Node → what is known. Nothing where there is no file yet.
+        """Return node → what is known; empty without a file.
 
-        Raises HealthError where it is damaged: only this file says which weights are ours. Raises Untrusted.
+        Raises HealthError where it is damaged: only this file tells which weights are this package's. Raises Untrusted.
         """
         if not self._path.exists():
             return {}
@@ -68,7 +68,7 @@ class WeightFile:
             ) from error
 
     def write(self, known: Mapping[str, KnownWeight]) -> None:
-        """Replace it. Raises HealthError; the old one stays."""
+        """Replace it. Raises HealthError, and then the old one stays."""
         try:
             write_atomic(self._path, msgspec.json.encode(_Content(dict(known))))
         except OSError as error:

@@ -1,7 +1,7 @@
 """From scores to Slurm: weights of nodes, and drains at the threshold; back again as scores fall.
 
-Drains go by way of DrainWriter, with its manners and its storm breaker. A weight is read right before it is written and
-looked at after; where another order came at the same moment it is no longer ours (see ``node_weights``).
+Drains go through DrainWriter, with its rules and its storm breaker. A weight is read right before it is written, and
+again after it; where another order came at the same moment, it is no longer this package's (see ``node_weights``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ WeightResult = Literal["set", "restored"]
 
 @dataclass(frozen=True)
 class Steered:
-    """What became of one node. ``act``: weight or drain; ``result``: a weight's own words are "set" and "restored"."""
+    """The outcome for one node.
+
+    ``act``: weight or drain; ``result``: for a weight "set" and "restored", or as for a drain.
+    """
 
     node: str
     act: str
@@ -41,7 +44,7 @@ class Steered:
 
 
 class Steering:
-    """``mode``: as DrainWriter's, which must have the same."""
+    """Applies scores to Slurm. ``mode``: like that of DrainWriter, which must have the same."""
 
     def __init__(
         self,
@@ -70,9 +73,9 @@ class Steering:
         told: Callable[[Steered], None],
         adopt: bool = False,
     ) -> None:
-        """All ``nodes``, as Slurm has just told of them. ``told`` gets what was or would be done, one by one.
+        """Apply to all ``nodes``, as in Slurm's last answer. ``told`` is called with each change, done or planned.
 
-        Raises HealthError where it cannot be kept whose weights are whose: then no weight is written.
+        Raises HealthError where the owners of weights cannot be stored: then no weight is written.
         """
         known = self._weights.read()
         if adopt:
@@ -90,7 +93,7 @@ class Steering:
     # -- drains ------------------------------------------------------------------------------------------------
 
     def _drain(self, node: Node, one: NodeScore | None) -> Steered | None:
-        """Slurm is asked again only for nodes where something is to be done."""
+        """Drain or undrain a node; Slurm is asked again only for nodes that need a change."""
         score = one.score if one else 0.0
         ours = read_reason(node.reason) if node.state.drain else None
         held = any(finding.check == DRAINED_FOR_FAULTS for finding in ours or ())
@@ -121,9 +124,9 @@ class Steering:
     def _write_weight(
         self, node: Node, first: WeightDecision, known: dict[str, KnownWeight], add: int, why: str
     ) -> Steered:
-        """Say whose it will be, compare, write, look."""
+        """Store the new owner of the weight, compare, write, look."""
         _remember(known, node.name, first)
-        self._weights.write(known)  # a command that dies after the order must know it again
+        self._weights.write(known)  # first, so that a command that dies after the order knows it again
         count = self._client.node_updates()
         now = self._look(node.name)
         decision = decide_weight(now, known.get(node.name), add)
@@ -157,7 +160,7 @@ class Steering:
 
 
 def adopted(nodes: Sequence[Node], known: Mapping[str, KnownWeight]) -> dict[str, KnownWeight]:
-    """Weights that are neither the site's nor ours, taken for the site's from now on. Pure."""
+    """Return the weights that are neither the site's nor this package's; from now on they count as the site's. Pure."""
     others = [node for node in nodes if decide_weight(node.weight, known.get(node.name), 0).step is Step.LEAVE]
     return {node.name: KnownWeight(site=node.weight) for node in others if node.weight is not None}
 

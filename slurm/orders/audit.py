@@ -1,7 +1,7 @@
 """The audit log of drains: one line of JSON for each intention and each outcome, appended, never rewritten.
 
-A node is drained for its broken disk, too: so the log is written by a child that has a time limit, and a log that
-cannot be written is told and does not stop a drain.
+A node may be drained for its broken disk. So a child with a time limit writes the log, and a log that cannot be written
+is reported and does not stop a drain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TIMEOUT_S = 2.0
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``step``: "intent" before a write, "outcome" after it or instead of it. ``time``: Unix seconds."""
+    """An entry. ``step``: "intent" before a write, "outcome" after it or instead of it. ``time``: Unix seconds."""
 
     time: float
     step: str
@@ -45,7 +45,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AuditLog:
-    """``path``: None keeps no log (dry runs)."""
+    """The log. ``path``: None keeps no log (dry runs)."""
 
     def __init__(self, path: Path | None, run: Callable[..., Completed] = run) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class AuditLog:
         self.problem = ""
 
     def record(self, entry: AuditEntry) -> None:
-        """Append one entry; what went wrong is in ``problem`` then, and after that no more is tried."""
+        """Append one entry; after a failure, ``problem`` tells it, and no more is tried."""
         if self._path is None or self.problem:
             return
         stamped = msgspec.structs.replace(entry, host=os.uname().nodename, user_id=os.geteuid(), pid=os.getpid())
@@ -68,7 +68,7 @@ class AuditLog:
         try:
             self._run(append, _TIMEOUT_S, stdin=line)
         except CommandError as error:
-            if error.returncode is None:  # it hangs, and would again
+            if error.returncode is None:  # it hangs, and would hang again
                 raise
             self._run(["mkdir", "-p", "-m", "0755", "--", str(self._path and self._path.parent)], _TIMEOUT_S)
             self._run(append, _TIMEOUT_S, stdin=line)

@@ -16,7 +16,7 @@ _SCRIPT = re.compile(r"(/.*)/batch-(\d+)\.sh(?: |$)")
 
 
 def run_directory_of(word: str) -> Path:
-    """Return a run directory as it is, or that of a job's number. Raises UsageError, Untrusted, SlurmError."""
+    """Return a run directory unchanged, or that of a job's number. Raises UsageError, Untrusted, SlurmError."""
     path = Path(word)
     if not word.isdecimal() or path.is_dir():
         if not (path / "run.json").exists():
@@ -36,7 +36,7 @@ def run_directory_of(word: str) -> Path:
 
 
 def run_of(command: str, job: str = "") -> str:
-    """Return the run whose chain has submitted a job with this Command (as the one after ``job``); "" for others.
+    """Return the run whose chain submitted a job with this Command (as the one after ``job``); "" for others. Pure.
 
     Pure.
     """

@@ -28,7 +28,10 @@ NOTHING = ("", "(null)", "N/A")
 
 @dataclass(frozen=True)
 class JobShape:
-    """What a waiting job is to have; None leaves it as it is. ``exclude``: () for none; ``features``: "" for none."""
+    """The shape that a waiting job should have; None: unchanged.
+
+    ``exclude``: () for none; ``features``: "" for none.
+    """
 
     nodes: int | None = None
     time_limit_s: float | None = None
@@ -38,7 +41,10 @@ class JobShape:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """``result``: done, nothing (it has that shape), would (dry run), foreign, started, refused, unanswered."""
+    """The outcome.
+
+    ``result``: done, nothing (it has that shape), would (dry run), foreign, started, refused, unanswered.
+    """
 
     job: str
     result: str
@@ -47,12 +53,12 @@ class Reshaped:
 
     @property
     def fits(self) -> bool:
-        """Whether the job waits in the shape that was asked for."""
+        """Return whether the job waits in the requested shape."""
         return self.result in ("done", "nothing")
 
 
 class JobUpdates(Protocol):
-    """The part of an OrderWriter that is needed."""
+    """The method of an OrderWriter that is needed."""
 
     def update_job(self, job: str, changes: Mapping[str, str]) -> None:
         """Have Slurm change a job (``scontrol update``)."""
@@ -66,9 +72,10 @@ def reshape(
     look: Callable[[str], Mapping[str, str]] = commands.job_fields,
     dry_run: bool = False,
 ) -> Reshaped:
-    """Change a job that the chain of ``run_path`` has submitted and that waits, ours alone; never raises SlurmError.
+    """Change a waiting job that the chain of ``run_path`` has submitted, and no other; never raises SlurmError.
 
-    Raises UsageError for a shape that no job can have."""
+    Raises UsageError for an impossible shape.
+    """
     fields = look(job)
     why = foreign(fields, run_path, os.geteuid())
     if why:
@@ -89,7 +96,7 @@ def reshape(
 
 
 def foreign(fields: Mapping[str, str], run_path: Path, user_id: int) -> str:
-    """Why a job may not be touched: another user's, or not submitted by this run's chain; "" if it may."""
+    """Return why a job may not be changed: another user's, or not of this run's chain; "" if it may."""
     if not fields:
         return "Slurm does not answer, or does not know the job"
     owner = fields.get("UserId", "")
@@ -102,7 +109,7 @@ def foreign(fields: Mapping[str, str], run_path: Path, user_id: int) -> str:
 
 
 def _same(directory: str, run_path: Path) -> bool:
-    """Whether both are one directory, however they are written."""
+    """Return whether both are one directory, however they are written."""
     try:
         return directory == str(run_path) or run_path.samefile(directory)
     except OSError:
@@ -110,7 +117,7 @@ def _same(directory: str, run_path: Path) -> bool:
 
 
 def changes(fields: Mapping[str, str], shape: JobShape) -> dict[str, str]:
-    """Return what differs, by scontrol's names. Raises UsageError. Pure."""
+    """Return the differences, by scontrol's names. Raises UsageError. Pure."""
     found: dict[str, str] = {}
     if shape.nodes is not None:
         found |= _size(fields, shape.nodes)
@@ -130,7 +137,7 @@ def changes(fields: Mapping[str, str], shape: JobShape) -> dict[str, str]:
 
 
 def _size(fields: Mapping[str, str], nodes: int) -> dict[str, str]:
-    """Nodes, and the tasks and CPUs that go with them: 22.05 leaves those as they were (BadConstraints)."""
+    """Return nodes, with the tasks and CPUs for them: 22.05 leaves those unchanged (BadConstraints)."""
     if nodes < 1:
         raise UsageError(f"a job has one node at least, not {nodes}")
     if value(fields, "TresPerJob"):
@@ -142,7 +149,7 @@ def _size(fields: Mapping[str, str], nodes: int) -> dict[str, str]:
     if not least.isdecimal() or (int(least), most or least) == (nodes, str(nodes)):
         return {}
     before = max(1, int(least))
-    found = {"NumNodes": f"{nodes}-{nodes}"}  # "4" alone would only be the least
+    found = {"NumNodes": f"{nodes}-{nodes}"}  # "4" alone would only be the minimum
     per_node = fields.get("NtasksPerN:B:S:C", "0").split(":")[0]
     for name in ("NumTasks", "NumCPUs"):
         count = fields.get(name, "").partition("-")[0]
@@ -165,7 +172,7 @@ def _failed(
 
 
 def _look_again(job: str, shape: JobShape, wanted: Mapping[str, str], after: Mapping[str, str]) -> Reshaped:
-    """slurmctld took the order; a site's plug-in, or another user, may have made something else of it."""
+    """Look again: slurmctld took the order, but a site's plug-in, or another user, may have changed the result."""
     left = changes(after, shape) if state_of(after) == "PENDING" else {}
     if left:
         return Reshaped(job, "refused", f"Slurm took the order, and yet job {job} still lacks {words(left)}", wanted)
@@ -178,11 +185,11 @@ def state_of(fields: Mapping[str, str]) -> str:
 
 
 def value(fields: Mapping[str, str], name: str) -> str:
-    """Return a field, "" where scontrol says that there is none. Pure."""
+    """Return a field, "" where scontrol says that it has none. Pure."""
     text = fields.get(name, "")
     return "" if text in NOTHING else text
 
 
 def words(wanted: Mapping[str, str]) -> str:
-    """``NumNodes=2-2 TimeLimit=30``. Pure."""
+    """Return ``NumNodes=2-2 TimeLimit=30``. Pure."""
     return " ".join(f"{name}={text}" for name, text in wanted.items())

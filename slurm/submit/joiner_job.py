@@ -17,9 +17,9 @@ from resilio_hpc.slurm.submit import submission, template_files
 from resilio_hpc.slurm.submit.template import render
 
 MARK = "resilio joiner of"
-LONGEST_S = 4 * 3600.0  # a joiner that lasts no longer is started sooner, and leaves before its end
+LONGEST_S = 4 * 3600.0  # a longer joiner would start later, and leaves before its end anyway
 SHORTEST_S = 60.0
-# Field of scontrol → key of the template, where the value needs no change.
+# field of scontrol → key of the template, where the value needs no change
 _SAME = (
     ("Partition", "partition"), ("Account", "account"), ("QOS", "qos"), ("Reservation", "reservation"),
     ("Features", "constraint"),
@@ -45,7 +45,7 @@ def joiners_of(run_id: str, user_id: int, jobs: Sequence[Job]) -> tuple[Job, ...
 def joiner_values(
     fields: Mapping[str, str], run_id: str, run_path: Path, taken: Sequence[str], ends_in_s: float | None
 ) -> dict[str, str]:
-    """Keys and values of the template ``joiner`` that ask for nodes like those of the run's own job. Pure.
+    """Return keys and values of the template ``joiner`` for nodes like those of the run's own job. Pure.
 
     ``fields``: scontrol's of that job. ``taken``: nodes that take part already: where jobs share nodes, another agent
     could not start there.
@@ -57,7 +57,7 @@ def joiner_values(
     if memory:
         values["mem"] = f"{memory}M"
     if any(fields.get(f"TresPer{whom}", "") not in EMPTY for whom in ("Job", "Task", "Socket")):
-        values["gpus_per_node"] = ""  # of each node this says nothing: see ``submit_joiner``
+        values["gpus_per_node"] = ""  # it does not tell the number for each node: see ``submit_joiner``
     else:
         values["gpus_per_node"], others = _gpus(fields.get("TresPerNode", ""))
         values |= {"gres": others} if others else {}
@@ -77,14 +77,14 @@ def joiner_values(
 
 
 def _gpus(tres: str) -> tuple[str, str]:
-    """``gres:gpu:h100:8,gres:nic:2`` → ("h100:8", "nic:2"); without GPUs ("0", …). Pure."""
+    """Return ``gres:gpu:h100:8,gres:nic:2`` → ("h100:8", "nic:2"); without GPUs ("0", …). Pure."""
     entries = [] if tres in EMPTY else [one.removeprefix("gres:").removeprefix("gres/") for one in tres.split(",")]
     gpus = [one.partition(":")[2] or "1" for one in entries if one.split(":")[0] == "gpu"]
     return ",".join(gpus) or "0", ",".join(one for one in entries if one.split(":")[0] != "gpu")
 
 
 def memory_mb(text: str) -> int:
-    """``62.50G`` → 64000, in mebibytes; 0 where nothing is said. Pure."""
+    """Return ``62.50G`` → 64000, in mebibytes; 0 where nothing is said. Pure."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([MGT]?)", text)
     return math.ceil(float(found[1]) * 1024 ** "MGT".index(found[2] or "M")) if found else 0
 
@@ -101,7 +101,10 @@ def render_joiner(values: Mapping[str, str], nodes: int) -> tuple[str, tuple[str
 
 
 def submit_joiner(values: Mapping[str, str], nodes: int) -> str:
-    """Submit a joiner of so many nodes; its job number. Raises UsageError and SlurmError, as submission.submit."""
+    """Submit a joiner of so many nodes; return its job number.
+
+    Raises UsageError and SlurmError, as submission.submit.
+    """
     script, arguments = render_joiner(values, nodes)
     return submission.submit(script, arguments, submission.own_environment(os.environ)).job
 
@@ -109,7 +112,7 @@ def submit_joiner(values: Mapping[str, str], nodes: int) -> str:
 def leave(job: str) -> None:
     """Ask a joiner's nodes to leave after the next commit. Raises SlurmError.
 
-    To agents USR2 means that their job ends soon: a joiner's then go at the best moment before that.
+    To agents, USR2 means that their job ends soon: a joiner's then leave at the best moment before that.
     """
     commands.cancel(job, "USR2")
 

@@ -1,8 +1,8 @@
-"""What can never start: a job that asks for more than its partitions have, or allow. Pure, but for ``asked``.
+"""Jobs that can never start: they ask for more than their partitions have, or allow. Pure, except ``asked``.
 
-Slurm queues such jobs as shipped (EnforcePartLimits=NO in slurm.conf), where they wait for ever; or refuses them
-without saying which of ten requests is the wrong one. What is not known counts as fine: a partition without nodes may
-get some, a QOS may lift a partition's limits.
+Slurm by default queues such jobs (EnforcePartLimits=NO in slurm.conf), where they wait for ever; or refuses them
+without saying which of ten requests is wrong. What is not known counts as fine: a partition without nodes may get some,
+a QOS may lift a partition's limits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNITS = {"": 1, "M": 1, "K": 1 / 1024, "G": 1024, "T": 1024**2}
 
 @dataclass(frozen=True)
 class SiteLimits:
-    """What jobs can get. ``largest_array``: slurm.conf's MaxArraySize; 0 where it is not known."""
+    """What jobs can get on a site. ``largest_array``: slurm.conf's MaxArraySize; 0 where it is not known."""
 
     partitions: tuple[Partition, ...]
     nodes: tuple[Node, ...]
@@ -33,7 +33,7 @@ class SiteLimits:
 
 
 def asked(client: SlurmClient, options: Mapping[str, str]) -> SiteLimits | None:
-    """Return what Slurm says of the site; None where it does not answer: then sbatch is asked anyway."""
+    """Return Slurm's answer about the site; None without one: then sbatch is asked anyway."""
     try:
         largest = commands.config_value("MaxArraySize") if "array" in options else ""
         site = SiteLimits(client.partitions(), client.nodes(), int(largest) if largest.isdecimal() else 0)
@@ -43,7 +43,7 @@ def asked(client: SlurmClient, options: Mapping[str, str]) -> SiteLimits | None:
 
 
 def never_starts(options: Mapping[str, str], own: Collection[str], site: SiteLimits) -> str:
-    """Why a job with sbatch's ``options`` can never start, as far as that is certain; else "".
+    """Return why a job with sbatch's ``options`` can never start, where that is certain; else "".
 
     ``own``: the keys of those that its user gave; the others are the template's.
     """
@@ -53,7 +53,7 @@ def never_starts(options: Mapping[str, str], own: Collection[str], site: SiteLim
     named = options.get("partition", "").split(",") if options.get("partition") else []
     chosen = [one for one in site.partitions if (one.name in named if named else one.default)]
     if not chosen or any(name not in {one.name for one in site.partitions} for name in named):
-        return ""  # sbatch says so
+        return ""  # sbatch reports it
     reasons = [_why_not(options, own, one, site.nodes) for one in chosen]
     return "; ".join(dict.fromkeys(reason for found in reasons for reason in found)) if all(reasons) else ""
 
@@ -69,7 +69,7 @@ def _array(array: str, largest: int) -> str:
 def _why_not(
     options: Mapping[str, str], own: Collection[str], partition: Partition, nodes: Sequence[Node]
 ) -> list[str]:
-    """Every reason against one partition; none where it would do."""
+    """Return every reason against one partition; none where the job fits."""
 
     def said(key: str) -> str:
         whose = "" if key in own else " (the template's)"
@@ -95,7 +95,7 @@ def _why_not(
 
 
 def _limits(options: Mapping[str, str], said: Callable[[str], str], partition: Partition) -> list[str]:
-    """Return what the partition allows. A QOS may allow more."""
+    """Return the reasons by the partition's limits. A QOS may allow more."""
     found = []
     asked_s = seconds(options["time"]) if "time" in options else None
     if asked_s is not None and partition.max_time_s is not None and asked_s > partition.max_time_s:
@@ -109,7 +109,7 @@ def _limits(options: Mapping[str, str], said: Callable[[str], str], partition: P
 
 
 def _per_node(options: Mapping[str, str], nodes: Sequence[Node], partition: str) -> list[tuple[str, float, float, str]]:
-    """(option, what it asks of each node, the most that one has, unit), for what all nodes tell."""
+    """Return (option, request for each node, the most that one has, unit), for values that all nodes tell."""
     rows: list[tuple[str, float, float, str]] = []
     tasks, cpus = (int(options.get(key, "1")) for key in ("ntasks_per_node", "cpus_per_task"))
     told = [node.cpus for node in nodes]
@@ -145,7 +145,7 @@ def _names(hosts: str) -> frozenset[str]:
 
 
 def seconds(time: str) -> float | None:
-    """sbatch's ``--time`` in seconds, ``math.inf`` without a limit; None for what is none. Pure."""
+    """Return sbatch's ``--time`` in seconds, ``math.inf`` without a limit; None for other text. Pure."""
     if time == "UNLIMITED":
         return math.inf
     days, dash, rest = time.rpartition("-")
@@ -163,7 +163,7 @@ def seconds(time: str) -> float | None:
 
 
 def mebibytes(memory: str) -> float:
-    """sbatch's ``--mem`` in MiB; 0: all of a node's. Pure."""
+    """Return sbatch's ``--mem`` in MiB; 0: all of a node's. Pure."""
     found = re.fullmatch(r"([0-9]+)([KMGT]?)B?", memory.upper())
     return 0.0 if found is None else int(found[1]) * _UNITS[found[2]]
 

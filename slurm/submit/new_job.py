@@ -1,4 +1,4 @@
-"""Which nodes are added to a new job's ``--exclude``: those that failed the user's runs lately."""
+"""The nodes that are added to a new job's ``--exclude``: those that failed the user's runs lately."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from resilio_hpc.slurm.node_faults.score import NodeScore, scores
 from resilio_hpc.slurm.submit import submission
 from resilio_hpc.slurm.submit.template import FilledTemplate
 
-EXCLUDED_VARIABLE = "RESILIO_EXCLUDED"  # in a job: those of its excluded nodes that were added, and are not the user's
+# in a job: those of its excluded nodes that were added, and not named by the user
+EXCLUDED_VARIABLE = "RESILIO_EXCLUDED"
 
 
 def avoided(job: FilledTemplate, environment: Mapping[str, str], cwd: Path, client: SlurmClient) -> Exclusion:
-    """Nodes to be added; ``why`` also tells why none could be. Never raises: a job is submitted all the same."""
+    """Return the nodes to add; ``why`` tells also why none could be.
+
+    Never raises: the job is submitted all the same.
+    """
     run_dir = job.settings.get("run_dir", "resilio-runs/0").replace("/$SLURM_ARRAY_TASK_ID", "")
     directory = users_directory(environment, cwd / job.options.get("chdir", ".") / Path(run_dir).expanduser())
     if directory is None or "$" in str(directory):
@@ -43,7 +47,7 @@ def avoided(job: FilledTemplate, environment: Mapping[str, str], cwd: Path, clie
 def of_options(
     options: Mapping[str, str], scored: Sequence[NodeScore], client: SlurmClient, policy: FaultPolicy
 ) -> Exclusion:
-    """For sbatch's ``options``. Raises SlurmError, UsageError."""
+    """Return the nodes for sbatch's ``options``. Raises SlurmError, UsageError."""
     if "reservation" in options:
         return Exclusion(why="no node is avoided: a job in a reservation takes the nodes of it")
     partitions = _partitions(options.get("partition", ""), client.partitions())
@@ -60,7 +64,7 @@ def _partitions(named: str, known: Sequence[Partition]) -> Collection[str]:
 
 
 def gpus_wanted(options: Mapping[str, str]) -> Gres | None:
-    """Of each node: from ``gpus_per_node=h100:8``, or ``gres=gpu:8``. Pure."""
+    """Return the GPUs of each node: from ``gpus_per_node=h100:8``, or ``gres=gpu:8``. Pure."""
     if options.get("gpus_per_node"):
         return next(iter(parse_gres(f"gpu:{options['gpus_per_node']}")), None)
     asked = parse_gres(options.get("gres", ""))
@@ -71,9 +75,10 @@ def submit(
     plain: FilledTemplate, avoids: Exclusion, excluding: Callable[[str], FilledTemplate],
     environment: Mapping[str, str], say: Callable[[str], None],
 ) -> submission.Submitted:  # fmt: skip
-    """Submit the job; without the nodes that it was to avoid where Slurm finds too few that are left.
+    """Submit the job; without the exclusion where Slurm finds that too few nodes are left.
 
-    ``excluding``: the same job with another ``--exclude``. Raises as submission.submit."""
+    ``excluding``: the same job with another ``--exclude``. Raises as submission.submit.
+    """
     if not avoids.nodes:
         return submission.submit(plain.script, plain.arguments, environment)
     job, ours = excluding(excluded(plain, avoids)), {EXCLUDED_VARIABLE: compress(avoids.nodes)}
@@ -89,6 +94,6 @@ def submit(
 
 
 def excluded(plain: FilledTemplate, avoids: Exclusion) -> str:
-    """Return the job's own list, and what is added. Pure."""
+    """Return the job's own list, with the added nodes. Pure."""
     own = [plain.options["exclude"]] if "exclude" in plain.options else []
     return ",".join([*own, compress(avoids.nodes)])

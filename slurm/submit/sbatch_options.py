@@ -16,7 +16,7 @@ from resilio_hpc.slurm.submit import sbatch_values as v
 
 @dataclass(frozen=True)
 class SbatchOption:
-    """``key``: as users write it; ``check``: value → value as sbatch takes it, raises UsageError."""
+    """An option. ``key``: as users write it; ``check``: value → value as sbatch takes it, raises UsageError."""
 
     key: str
     check: Callable[[str], str]
@@ -25,7 +25,7 @@ class SbatchOption:
 
     @property
     def flag(self) -> str:
-        """``--gpus-per-node``."""
+        """Return ``--gpus-per-node``."""
         return "--" + self.key.replace("_", "-")
 
 
@@ -72,7 +72,7 @@ BY_KEY = {option.key: option for option in OPTIONS}
 
 
 def quoted(value: str) -> str:
-    """Return a value as a #SBATCH line holds it."""
+    """Return a value in the syntax of a #SBATCH line."""
     if re.fullmatch(r"[\w@%+=:,./\[\]|&*-]+", value, re.ASCII):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -80,7 +80,7 @@ def quoted(value: str) -> str:
 
 
 def argument(option: SbatchOption, value: str) -> str:
-    """One word of sbatch's command line; "" where the value is that the option is not given."""
+    """Return one word of sbatch's command line; "" where the value means that the option is not given."""
     if not option.is_switch:
         return f"{option.flag}={value}"
     if option.key == "requeue":
@@ -89,7 +89,7 @@ def argument(option: SbatchOption, value: str) -> str:
 
 
 def sbatch_line(option: SbatchOption, value: str) -> str:
-    """Return a #SBATCH line; "" where the value is that the option is not given."""
+    """Return a #SBATCH line; "" where the value means that the option is not given."""
     if option.is_switch:
         word = argument(option, value)
         return f"#SBATCH {word}" if word else ""

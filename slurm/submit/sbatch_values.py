@@ -1,7 +1,7 @@
-"""What a value of an sbatch option may look like. Pure: each function returns the value as sbatch takes it.
+"""The syntax of values of sbatch's options. Pure: each function returns the value as sbatch takes it.
 
-Forms: sbatch(1) of Slurm 22.05 to 26.05. A value that sbatch would refuse, or take for something else, is told here,
-with what to write instead; what only a site can know (is there such a partition?) is left to sbatch.
+Forms: sbatch(1) of Slurm 22.05 to 26.05. A value that sbatch would refuse, or misunderstand, is refused here, with what
+to write instead; what only a site knows (does the partition exist?) is left to sbatch.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}", re.ASCII)
 _SIGNAL = re.compile(r"(?:[RB]:)?(?:[A-Z][A-Z0-9]*|\d{1,2})(?:@\d{1,5})?", re.ASCII)
 _ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?", re.ASCII)
 _MOMENT = re.compile(r"[\w:+/.-]+", re.ASCII)
-_match = partial(re.fullmatch, flags=re.ASCII)  # \d is also of other scripts' digits, which sbatch does not know
+_match = partial(re.fullmatch, flags=re.ASCII)  # \d also matches digits of other scripts, which sbatch does not know
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
 def text(value: str) -> str:
-    """Anything that fits on a line."""
+    """Return any text that fits on a line."""
     if not value:
         raise UsageError("it is empty")
     return line(value)
 
 
 def line(value: str) -> str:
-    """Anything that fits on a line, and "". A #SBATCH line ends with its line: there is no way to write a break."""
+    """Return any text that fits on a line, and "". A #SBATCH line ends with its line: a break cannot be written."""
     if not value.isprintable():
         raise UsageError(f"{value!r} holds a line break or a control character, which #SBATCH lines cannot")
     return value
@@ -70,7 +70,7 @@ def whole(value: str) -> str:
 
 
 def nodes(value: str) -> str:
-    """``4``, or ``2-4``: as many as Slurm can give."""
+    """Return ``4``, or ``2-4``: as many as Slurm can give."""
     found = _match(r"([1-9]\d{0,6})(?:-([1-9]\d{0,6}))?", value)
     if not found or int(found[2] or found[1]) < int(found[1]):
         raise UsageError(f"{value!r} is neither a number of nodes (4) nor a range (2-4)")
@@ -78,14 +78,14 @@ def nodes(value: str) -> str:
 
 
 def gpus(value: str) -> str:
-    """``8``, ``h100:8``, ``0``: none."""
+    """Return ``8``, ``h100:8``, ``0``: none."""
     if not _match(r"(?:[A-Za-z][\w.-]*:)?(?:0|[1-9]\d{0,3})(?:,[A-Za-z][\w.-]*:[1-9]\d{0,3})*", value):
         raise UsageError(f"{value!r} is neither a number of GPUs (8) nor of a type (h100:8)")
     return value
 
 
 def time(value: str) -> str:
-    """``90`` (minutes), ``MM:SS``, ``HH:MM:SS``, ``DAYS-HH``, ``DAYS-HH:MM``, ``DAYS-HH:MM:SS``, ``UNLIMITED``."""
+    """Return ``90`` (minutes), ``MM:SS``, ``HH:MM:SS``, ``DAYS-HH[:MM[:SS]]``, ``UNLIMITED``."""
     if value.upper() in ("UNLIMITED", "INFINITE", "-1"):
         return "UNLIMITED"
     if not _TIME.fullmatch(value):
@@ -96,14 +96,14 @@ def time(value: str) -> str:
 
 
 def memory(value: str) -> str:
-    """``500`` (MiB), ``64G``, ``64GB``; ``0``: all of the node's."""
+    """Return ``500`` (MiB), ``64G``, ``64GB``; ``0``: all of the node's."""
     if not _match(r"\d{1,12}([KMGT]B?)?", value, flags=re.ASCII | re.IGNORECASE):
         raise UsageError(f"{value!r} is not an amount of memory: write 500M, 64G, or 0 for all of a node's")
     return value
 
 
 def signal(value: str) -> str:
-    """``USR2@120``, ``B:USR1@60``."""
+    """Return ``USR2@120``, ``B:USR1@60``."""
     plain = value.upper().replace("SIG", "", 1) if value.upper().startswith(("SIG", "B:SIG")) else value.upper()
     if not _SIGNAL.fullmatch(plain):
         raise UsageError(f"{value!r} is not a warning signal: write USR2@120, or B:USR1@120 for the batch script")
@@ -111,7 +111,7 @@ def signal(value: str) -> str:
 
 
 def array(value: str) -> str:
-    """``0-7``, ``1,3,5``, ``0-99:10``, with ``%4``: four at a time."""
+    """Return ``0-7``, ``1,3,5``, ``0-99:10``, with ``%4``: four at a time."""
     if not _ARRAY.fullmatch(value):
         raise UsageError(f"{value!r} is not a list of tasks: write 0-7, 1,3,5 or 0-99%4 (four at a time)")
     ranges = [part.split("-") for part in re.sub(r"%\d+|:\d+", "", value).split(",") if "-" in part]
@@ -122,7 +122,7 @@ def array(value: str) -> str:
 
 
 def moment(value: str) -> str:
-    """``2026-11-22T20:00``, ``now+1hour``, ``16:00``, ``tomorrow``."""
+    """Return ``2026-11-22T20:00``, ``now+1hour``, ``16:00``, ``tomorrow``."""
     if not _MOMENT.fullmatch(value):
         raise UsageError(f"{value!r} is not a time: write 2026-11-22T20:00, 16:00 or now+1hour")
     return value

@@ -1,4 +1,4 @@
-"""Hands a batch script to sbatch, on its standard input: no file is left, and none can be exchanged in between."""
+"""Passes a batch script to sbatch on its standard input: no file is left, and none can be exchanged in between."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.runner import run_here
 
-# Of the job in which a user submits another one: that one is no part of its run. (LOCAL_NODES: of a rehearsal on one
-# machine; it would have the new job play its nodes on its first one.)
+# Variables of the job in which a user submits another one, which is no part of its run. (LOCAL_NODES: of a rehearsal on
+# one machine; with it the new job would play its nodes on its first one.)
 _OF_A_RUN = frozenset(
     f"RESILIO_{name}"
     for name in (
@@ -26,7 +26,7 @@ _OF_SLURM = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 @dataclass(frozen=True)
 class Submitted:
-    """``said``: what sbatch told beside the number, a site's notes for instance."""
+    """A submitted job. ``said``: sbatch's text beside the number, for instance a site's notes."""
 
     job: str
     said: str
@@ -43,7 +43,7 @@ def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def launcher_directory(environment: Mapping[str, str]) -> str:
-    """Return the directory of our own resilio-launch, where PATH would not lead a job to it; "" where it does."""
+    """Return the directory of this package's resilio-launch, if PATH does not lead a job to it; else ""."""
     ours = Path(sys.executable).parent
     found = shutil.which("resilio-launch", path=environment.get("PATH"))
     if not (ours / "resilio-launch").exists() or (found and Path(found).parent.resolve() == ours.resolve()):
@@ -52,9 +52,10 @@ def launcher_directory(environment: Mapping[str, str]) -> str:
 
 
 def submit(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Submitted:
-    """``sbatch --parsable ARGUMENTS < script``.
+    """Run ``sbatch --parsable ARGUMENTS < script``.
 
-    Raises SlurmError: commands.Unanswered where it is unknown whether the job was submitted, commands.SubmitLimit."""
+    Raises SlurmError: commands.Unanswered where it is unknown whether the job was submitted, commands.SubmitLimit.
+    """
     argv = ["sbatch", "--parsable", *arguments]
     try:
         done = run_here(argv, commands.TIMEOUT_S, environment=environment, stdin=script)
@@ -74,7 +75,7 @@ def submit(script: str, arguments: Sequence[str], environment: Mapping[str, str]
 
 
 def parse_job(text: str) -> str:
-    """``123`` or ``123;cluster``, the last line. Raises SlurmError. Pure."""
+    """Return the number in ``123`` or ``123;cluster``, the last line. Raises SlurmError. Pure."""
     last = (text.strip().splitlines() or [""])[-1].split(";")[0].strip()
     if not last.isdecimal():
         raise SlurmError(f"sbatch answered {text.strip()!r}, which is no job number: look with squeue --me")

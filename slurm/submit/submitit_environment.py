@@ -1,4 +1,4 @@
-"""What submitit.JobEnvironment() tells a function that runs under resilio-launch, registered with submitit."""
+"""submitit.JobEnvironment() for a function that runs under resilio-launch, registered with submitit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ TERMINATED = 143
 
 
 class ResilioJobEnvironment(job_environment.JobEnvironment):
-    """All jobs of a chain are one job to submitit: the first one. Ranks may change places from round to round."""
+    """The environment: all jobs of a chain are one job to submitit, the first.
+
+    Ranks may change places between rounds.
+    """
 
     _env: tp.ClassVar[dict[str, str]] = {
         "job_id": "RESILIO_SUBMITIT_JOB",
@@ -31,20 +34,20 @@ class ResilioJobEnvironment(job_environment.JobEnvironment):
 
     @property
     def hostnames(self) -> tp.Sequence[str]:
-        """The nodes of the allocation as it began, spares included."""
+        """Return the nodes of the allocation at its start, spares included."""
         return expand(os.environ.get("SLURM_JOB_NODELIST", "")) or [self.hostname]
 
     def _handle_signals(self, paths: utils.JobPaths, submission: utils.DelayedSubmission) -> None:
-        """Save a Checkpointable function when told to end. Everything else of a stop is the launcher's.
+        """Save a Checkpointable function when told to end. The launcher does all else of a stop.
 
         SIGTERM comes to ranks that do not use resilio_hpc.train before the time limit, at preemption, and when the
-        ranks are to start anew since another one failed. submitit's own handler would requeue the job.
+        ranks are restarted since another one failed. submitit's own handler would requeue the job.
         """
         if self.global_rank == 0 and hasattr(submission.function, "checkpoint"):
             signal.signal(signal.SIGTERM, _Saver(paths, submission))
 
     def _requeue(self, countdown: int) -> None:
-        """For handlers of a user's own: end this rank; the launcher starts all of them again. Raises SystemExit.
+        """End this rank, for a user's own handlers; the launcher starts all ranks again. Raises SystemExit.
 
         The job keeps its nodes. A next job comes at the time limit, as often as ``max_num_timeout`` says.
         """
@@ -53,14 +56,14 @@ class ResilioJobEnvironment(job_environment.JobEnvironment):
 
 
 class _Saver:
-    """Replaces the function that waits to be run by what its ``checkpoint`` returns, and ends the process."""
+    """Replaces the waiting function by the result of its ``checkpoint``, and ends the process."""
 
     def __init__(self, paths: utils.JobPaths, submission: utils.DelayedSubmission) -> None:
         self._paths = paths
         self._submission = submission
 
     def __call__(self, number: int, frame: types.FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the first
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the first
         log = logger.get_logger()
         log.info("told to end: calling the function's checkpoint method")
         successor = self._submission._checkpoint_function()
@@ -73,7 +76,7 @@ class _Saver:
 
 
 def save(submission: utils.DelayedSubmission, paths: utils.JobPaths) -> None:
-    """Replace what the next life of the ranks runs: the old one or the new one is there, whatever dies meanwhile."""
+    """Replace what the next life of the ranks runs: the old one or the new one exists, whatever dies meanwhile."""
     target = paths.submitted_pickle
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     submission.dump(temporary)

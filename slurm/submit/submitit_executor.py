@@ -60,7 +60,7 @@ class ResilioExecutor(core.PicklingExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Return submitit's rank of this executor: used when it is asked for, never by itself."""
+        """Return submitit's preference for this executor: used when it is asked for, never by itself."""
         return 0
 
     @classmethod
@@ -110,7 +110,7 @@ class ResilioExecutor(core.PicklingExecutor):
         return jobs
 
     def _sbatch(self, count: int) -> str:
-        """Submit the script and keep it; returns the job's number."""
+        """Submit the script and keep it; return the job's number."""
         with submitit_parameters.as_value_error():
             template = template_files.load(self.parameters.get("template", TEMPLATE))
         logs = utils.JobPaths.get_first_id_independent_folder(self.folder)
@@ -144,7 +144,7 @@ class ResilioExecutor(core.PicklingExecutor):
         return number
 
     def _warn_of_waiting_for_ever(self, job: FilledTemplate) -> None:
-        """Once for the same request, however many jobs make it."""
+        """Warn once for the same request, however many jobs make it."""
         if job.options == self._asked_for:
             return
         self._asked_for = job.options
@@ -173,7 +173,7 @@ class ResilioExecutor(core.PicklingExecutor):
     # -- this machine --------------------------------------------------------------------------------------------
 
     def _start_here(self, delayed: utils.DelayedSubmission) -> core.Job[tp.Any]:
-        """Return a run of resilio-launch in the background; there is no time limit, hence no next job."""
+        """Start resilio-launch in the background; there is no time limit, so no next job."""
         wanted = submitit_parameters.shape(self.parameters)
         job: LocalResilioJob[tp.Any] = LocalResilioJob(
             self.folder, f"local-{uuid.uuid4().hex[:8]}", range(wanted.tasks)
@@ -217,15 +217,18 @@ class ResilioExecutor(core.PicklingExecutor):
 
 
 def knows_torch(pickle: Path, loaded: tp.Container[str]) -> bool:
-    """Whether a function uses torch, or its user has it ``loaded``: else ranks need not wait until torch is imported.
+    """Return whether a function uses torch, or its user has it ``loaded``: else ranks need not wait for its import.
 
-    One that imports torch itself does so later, and is none the worse for it.
+    A function that imports torch itself does so later, without harm.
     """
     return "torch" in loaded or b"torch" in pickle.read_bytes()
 
 
 def _memory(environment: tp.Mapping[str, str], folder: Path) -> dict[str, str]:
-    """One memory of faulty nodes for all jobs of a folder, though each may lie in a folder of its own (%j)."""
+    """Return the variable that lets all jobs of a folder share one ledger of faulty nodes.
+
+    The folders of jobs may differ (%j).
+    """
     directory = users_directory(environment, folder / "runs")
     return {} if directory is None else {DIRECTORY_VARIABLE: str(directory)}
 

@@ -1,4 +1,4 @@
-"""A job of ResilioExecutor as submitit's users see it: one job, whatever number of Slurm's jobs carried it."""
+"""A job of ResilioExecutor for submitit's users: one job, whatever number of Slurm's jobs carried it."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ INTERRUPTED = "INTERRUPTED"  # submitit's word for a local job whose process was
 
 
 class ChainWatcher(core.InfoWatcher):
-    """Asks Slurm for all jobs of all chains at once, accounting or not."""
+    """Asks Slurm for all jobs of all chains at once, with or without accounting."""
 
     def __init__(self, delay_s: int = 60) -> None:
         super().__init__(delay_s)
         self._chains: dict[str, tuple[Path, bool]] = {}
 
     def follow(self, job_id: str, run_directory: Path, chained: bool) -> None:
-        """Where the jobs that come after ``job_id`` are written down."""
+        """Note where the jobs after ``job_id`` are written down."""
         self._chains[job_id] = (run_directory, chained)
         self.register_job(job_id)
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """One word of Slurm's for the whole chain."""
+        """Return one of Slurm's states for the whole chain."""
         return self.get_info(job_id, mode).get("State") or UNKNOWN
 
     def update(self) -> None:
-        """Look at run directories, and ask Slurm once."""
+        """Read the run directories, and ask Slurm once."""
         followed = {job: self._chains[job] for job in self._registered - self._finished if job in self._chains}
         if not followed:
             return
@@ -61,7 +61,7 @@ class ChainWatcher(core.InfoWatcher):
 
 
 class ResilioJob(core.Job[R]):
-    """``result()`` is what the last job of the chain stored; ``cancel()`` ends the chain."""
+    """A job. ``result()`` is the result that the last job of the chain stored; ``cancel()`` ends the chain."""
 
     watcher = ChainWatcher(delay_s=60)
     chained = True
@@ -80,7 +80,7 @@ class ResilioJob(core.Job[R]):
 
     @property
     def run_directory(self) -> Path:
-        """Ledger, logs and checkpoints of the run: `resilio status` takes it."""
+        """Return the directory of the run's ledger, logs and checkpoints: `resilio status` takes it."""
         return utils.JobPaths(self._paths._folder, job_id=self.job_id).folder / f"{self.job_id}_run"
 
     def links(self) -> list[str]:
@@ -88,11 +88,14 @@ class ResilioJob(core.Job[R]):
         return submitit_states.jobs_of(self.job_id, self.run_directory)
 
     def verdict(self) -> RunEnd:
-        """How the run, or its newest part, ended."""
+        """Return how the run, or its newest part, ended."""
         return submitit_states.read_verdict(self.run_directory)
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether no part of the run is left to come. A result alone is no end: ranks may have to start anew."""
+        """Return whether no part of the run is left to come.
+
+        A result alone is no end: ranks may have to be restarted.
+        """
         if self._sub_jobs:
             return all(task.done(force_check) for task in self._sub_jobs)
         _refresh(self.paths.folder, self.run_directory)
@@ -107,11 +110,11 @@ class ResilioJob(core.Job[R]):
 
     @property
     def state(self) -> str:
-        """One word of Slurm's for the whole chain (does not force Slurm to be asked)."""
+        """Return one of Slurm's states for the whole chain, without a forced question to Slurm."""
         return self._as_cancelled(self._ended_as() or self.watcher.get_state(self.job_id, mode="standard"))
 
     def _as_cancelled(self, state: str) -> str:
-        """Return CANCELLED for what was cancelled before it was well on its way: it has not failed."""
+        """Return CANCELLED for a job that was cancelled before it had really begun: it has not failed."""
         return "CANCELLED" if self._cancelled and state in ("FAILED", INTERRUPTED) else state
 
     def _mark_cancelled(self) -> None:
@@ -131,7 +134,7 @@ class ResilioJob(core.Job[R]):
             ) from None
 
     def stdout(self) -> str | None:
-        """Return what all tasks wrote, in all jobs of the chain, each line with its rank; of one task its lines."""
+        """Return what all tasks wrote, in all jobs of the chain, each line with its rank; for one task its lines."""
         return self._get_logs_string("stdout")
 
     def stderr(self) -> str | None:
@@ -147,7 +150,7 @@ class ResilioJob(core.Job[R]):
         return lines_of(text, self.task_id or 0) if self._one_of_several else str(text)
 
     def cancel(self, check: bool = True) -> None:
-        """End the chain: the job that runs, and the one that waits for it. Raises SlurmError where ``check``."""
+        """End the chain: the running job, and the one that waits for it. Raises SlurmError where ``check``."""
         links = self.links()
         living = submitit_states.living(links, submitit_states.ask(links))
         try:
@@ -159,7 +162,7 @@ class ResilioJob(core.Job[R]):
                 raise commands.refused(error) from error
 
     def _interrupt(self, timeout: bool = False) -> None:
-        """For tests: what Slurm sends before the time limit, or at preemption."""
+        """Send, for tests, what Slurm sends before the time limit, or at preemption."""
         links = self.links()
         commands.cancel(submitit_states.living(links, submitit_states.ask(links))[0], "USR2" if timeout else "TERM")
 
@@ -170,7 +173,7 @@ def lines_of(text: str, rank: int) -> str:
 
 
 def _refresh(*directories: Path) -> None:
-    """Have an NFS client look again (it does when a directory changes), as submitit does."""
+    """Let an NFS client look again (it does when a directory changes), as submitit does."""
     for directory in directories:
         try:
             directory.chmod(directory.stat().st_mode)
@@ -179,10 +182,10 @@ def _refresh(*directories: Path) -> None:
 
 
 class LocalResilioJob(ResilioJob[R]):
-    """A run on this machine. Its process is written down beside its pickle, so that other processes know it, too."""
+    """A run on this machine. Its process is noted beside its pickle, so that other processes know it, too."""
 
     _process: subprocess.Popen[bytes] | None = None
-    _results_timeout_s = 0  # no other machine's cache to wait for
+    _results_timeout_s = 0  # there is no other machine's cache to wait for
 
     def __init__(self, folder: Path | str, job_id: str, tasks: tp.Sequence[int] = (0,)) -> None:
         super().__init__(folder, job_id, tasks, chained=False)
@@ -202,7 +205,10 @@ class LocalResilioJob(ResilioJob[R]):
 
     @property
     def state(self) -> str:
-        """RUNNING, COMPLETED, FAILED, CANCELLED; INTERRUPTED where the launcher was killed; UNKNOWN before it began."""
+        """Return RUNNING, COMPLETED, FAILED, CANCELLED, INTERRUPTED or UNKNOWN.
+
+        INTERRUPTED: the launcher was killed; UNKNOWN: it has not begun.
+        """
         pid, code = self._seen()
         if pid:
             return "RUNNING"
@@ -214,7 +220,7 @@ class LocalResilioJob(ResilioJob[R]):
         return self._as_cancelled("FAILED" if code is not None and code > 0 else INTERRUPTED)
 
     def _seen(self) -> tuple[int | None, int | None]:
-        """Return the launcher (0 once it has ended, None before it began) and its exit code where it is ours."""
+        """Return the launcher (0 once it has ended, None before it began) and its exit code, if it is a child."""
         if self._process is not None:
             code = self._process.poll()
             return (self._process.pid if code is None else 0), code
@@ -229,7 +235,7 @@ class LocalResilioJob(ResilioJob[R]):
         return {"JobID": self.job_id, "State": self.state}
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether the launcher has ended, teardown included."""
+        """Return whether the launcher has ended, teardown included."""
         return self.state not in ("RUNNING", UNKNOWN)
 
     def wait(self) -> None:
@@ -238,7 +244,7 @@ class LocalResilioJob(ResilioJob[R]):
             time.sleep(LOCAL_POLL_S)
 
     def cancel(self, check: bool = True) -> None:
-        """As Ctrl-C: all ranks stop in good order."""
+        """Do as Ctrl-C: all ranks stop in good order."""
         if self._interrupt_with(signal.SIGINT):
             self._mark_cancelled()
 
@@ -246,7 +252,7 @@ class LocalResilioJob(ResilioJob[R]):
         self._interrupt_with(signal.SIGUSR2 if timeout else signal.SIGTERM)
 
     def _interrupt_with(self, number: signal.Signals) -> bool:
-        """Whether there was a launcher to be told."""
+        """Return whether there was a launcher to signal."""
         pid, _ = self._seen()
         if not pid:
             return False
@@ -255,7 +261,7 @@ class LocalResilioJob(ResilioJob[R]):
         return True
 
     def __del__(self) -> None:
-        if getattr(self, "_cancel_at_deletion", False):  # not there where __init__ failed
+        if getattr(self, "_cancel_at_deletion", False):  # missing where __init__ failed
             self.cancel(check=False)
 
     def __getstate__(self) -> dict[str, tp.Any]:
@@ -263,7 +269,7 @@ class LocalResilioJob(ResilioJob[R]):
 
 
 def _started(pid: int) -> str:
-    """When a process began, in clock ticks since boot, which tells it from a later one; "" for one that has ended."""
+    """Return a process's start time, in clock ticks since boot, which identifies it; "" for one that has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

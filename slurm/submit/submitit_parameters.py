@@ -1,4 +1,4 @@
-"""What ``update_parameters`` takes, and the job script that it makes. Pure."""
+"""The parameters of ``update_parameters``, and the job script made from them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm.submit import sbatch_options, sbatch_values, template_settings
 from resilio_hpc.slurm.submit.template import FilledTemplate, Template, render
 
-# submitit's name → sbatch's, or ours below.
+# submitit's name → sbatch's, or this package's below
 EQUIVALENT = {
     "name": "job_name",
     "timeout_min": "time",
@@ -24,7 +24,7 @@ EQUIVALENT = {
     "gpus_per_node": "gpus_per_node",
     "tasks_per_node": "tasks_per_node",
 }
-# What the executor decides itself.
+# set by the executor itself
 _NOT_THEIRS = {"output", "error", "array", "chdir", "ntasks_per_node"}
 OWN = {
     "tasks_per_node": "ranks of each node that trains (1)",
@@ -43,7 +43,7 @@ TASK_MODULE = "resilio_hpc.slurm.submitit_task"
 
 
 class ParameterError(UsageError, ValueError):
-    """A wrong parameter of an executor: what submitit's users catch is ValueError."""
+    """A wrong parameter of an executor: submitit's users catch ValueError."""
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def as_value_error() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TaskShape:
-    """How many tasks a job has, and what they run on."""
+    """How many tasks a job has, and on what they run."""
 
     nodes: int
     spares: int
@@ -73,7 +73,7 @@ class TaskShape:
 
 
 def checked(parameters: Mapping[str, Any]) -> None:
-    """Raise UsageError for a parameter that does not exist or cannot be."""
+    """Raise UsageError for an unknown parameter, or an impossible value."""
     for name, value in parameters.items():
         if name not in VALID:
             near = difflib.get_close_matches(name, VALID, 1, 0.6)
@@ -106,7 +106,7 @@ def shape(parameters: Mapping[str, Any]) -> TaskShape:
 
 
 def converted(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """submitit's general names and units as ours: memory in GB as sbatch takes it."""
+    """Return submitit's general names and units in this package's: memory in GB as sbatch takes it."""
     renamed = {EQUIVALENT.get(name, name): value for name, value in parameters.items()}
     if isinstance(renamed.get("mem"), (int, float)):
         renamed["mem"] = f"{int(renamed['mem'] * 1024)}M"
@@ -114,7 +114,7 @@ def converted(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return a value from Python as it would stand on a command line: ``["n1", "n2"]`` as ``n1,n2``."""
+    """Return a Python value as on a command line: ``["n1", "n2"]`` as ``n1,n2``."""
     if isinstance(value, list | tuple | set | frozenset):
         return ",".join(map(str, sorted(value) if isinstance(value, set | frozenset) else value))
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -128,7 +128,7 @@ def _option(name: str, value: Any) -> str:
 
 
 def launch_arguments(parameters: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return what resilio-launch gets beside what the template says."""
+    """Return resilio-launch's arguments beside those of the template."""
     return [*map(str, parameters.get("launch_flags", [])), "-m", TASK_MODULE, str(folder)]
 
 
@@ -141,10 +141,10 @@ def job_script(
     count: int,
     path_entry: str = "",
 ) -> FilledTemplate:
-    """Return the batch script for ``count`` functions (an array, where there are several). Raises UsageError."""
+    """Return the batch script for ``count`` functions (an array, if several). Raises UsageError."""
     wanted = shape(parameters)
     values = {name: as_text(value) for name, value in parameters.items() if name in sbatch_options.BY_KEY}
-    values = {name: value for name, value in values.items() if value}  # exclude=[] says nothing
+    values = {name: value for name, value in values.items() if value}  # exclude=[] means nothing
     number = "%A_%a" if count > 1 else "%j"
     values |= {
         "folder": str(folder),
@@ -166,10 +166,10 @@ def job_script(
 
 
 def torn_down(teardown: Sequence[str]) -> list[str]:
-    """Shell lines that run the command ``launch`` and then these; none for none.
+    """Return shell lines that run the command ``launch`` and then these; none for none.
 
     Signals are passed on to the launcher, which in a script of its own would be the one to get them. Monitor mode,
-    since a shell ignores SIGINT for others.
+    since a shell ignores SIGINT for other processes.
     """
     if not teardown:
         return []
@@ -190,8 +190,7 @@ def torn_down(teardown: Sequence[str]) -> list[str]:
 def local_command(parameters: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
     """Return what runs on this machine in place of the batch script.
 
-    The launch, between set-up and teardown where there are any. A signal that comes during the set-up ends it after the
-    command that runs.
+    The launch, between set-up and teardown if any. A signal during the set-up ends it after the command that runs.
     """
     if not parameters.get("setup") and not parameters.get("teardown"):
         return list(argv)

@@ -1,4 +1,4 @@
-"""The state of a chain of jobs, as submitit's watcher wants it: one word per first job. Pure, but for ``ask``."""
+"""The state of a chain of jobs for submitit's watcher: one word per first job. Pure, except ``ask``."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from resilio_hpc.slurm.client.commands import TIMEOUT_S, UNKNOWN
 from resilio_hpc.slurm.client.runner import run_here
 
 COMPLETED = "completed"
-# Verdicts after which no next job runs: all but those that a next job of the chain follows.
+# verdicts after which no next job runs: all except those that a next job of the chain follows
 CONTINUES = ("time_limit", "needs_new_job", "terminated")
 ENDED_AS = {"time_limit": "TIMEOUT", "terminated": "CANCELLED", "cancelled": "CANCELLED", "interrupted": "CANCELLED"}
-PURGED = "PURGED"  # Slurm answers, and knows the job no more
+PURGED = "PURGED"  # Slurm answers, and does not know the job any more
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "PREEMPTED")
 
 
 @dataclass(frozen=True)
 class JobStates:
-    """What Slurm says of jobs; ``sure``: it answered, so a job that is missing is purged."""
+    """Slurm's answer about jobs; ``sure``: it answered, so a missing job is purged."""
 
     states: Mapping[str, str]
     nodes: Mapping[str, str]
@@ -33,7 +33,7 @@ class JobStates:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How the newest part of a run ended; empty words while there is none."""
+    """How the newest part of a run ended; empty texts before any ended."""
 
     verdict: str = ""
     reason: str = ""
@@ -41,7 +41,7 @@ class RunEnd:
 
 
 def read_verdict(run_directory: Path) -> RunEnd:
-    """Return what the run directory says. Raises Untrusted."""
+    """Return the verdict in the run directory. Raises Untrusted."""
     f = Fields.of(trusted_files.read_object(run_directory / "verdict.json"))
     first = f.inner("first_failure")
     what = first.text("message") or first.text("kind")
@@ -55,7 +55,7 @@ def jobs_of(job: str, run_directory: Path) -> list[str]:
 
 
 def ask(jobs: Sequence[str]) -> JobStates:
-    """One squeue for all jobs, one sacct for those that it does not know any more."""
+    """Ask with one squeue for all jobs, and one sacct for those that it does not know any more."""
     numbers = sorted({job.split("_")[0] for job in jobs})
     try:
         argv = ["squeue", "-h", "-r", "-t", "all", "-j", ",".join(numbers), "-o", "%i|%T|%N"]
@@ -75,7 +75,10 @@ def ask(jobs: Sequence[str]) -> JobStates:
 
 
 def parse(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Lines ``12_3|RUNNING|n[1-2]`` (squeue), ``12|CANCELLED by 0|None assigned`` (sacct). Pure."""
+    """Return the states of lines ``12_3|RUNNING|n[1-2]`` (squeue), ``12|CANCELLED by 0|None assigned`` (sacct).
+
+    Pure.
+    """
     states, nodes = {}, {}
     for line in text.splitlines():
         job, state, names, *_ = [*line.split("|"), "", "", ""]
@@ -86,16 +89,16 @@ def parse(text: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def living(jobs: Sequence[str], answer: JobStates) -> list[str]:
-    """Those that run, or will, or whose state is unknown. Pure."""
+    """Return the jobs that run, or will, or whose state is unknown. Pure."""
     absent = PURGED if answer.sure else UNKNOWN
     return [job for job in jobs if answer.states.get(job, absent) in (*_RUNNING, *_WAITING, UNKNOWN)]
 
 
 def chain_state(states: Sequence[str], verdict: str, chained: bool) -> str:
-    """One word for a whole chain. Pure.
+    """Return one word for a whole chain. Pure.
 
-    ``states``: those of its jobs, in order. The next job waits from the start of each one, and is cancelled when
-    nothing is left to do: only while no other runs does its word count. UNKNOWN is never taken for an end.
+    ``states``: those of its jobs, in order. The next job waits from the start of each one, and is cancelled when no
+    work is left: only while no other runs does its state count. UNKNOWN is never taken for an end.
     """
     if verdict == COMPLETED:
         return "COMPLETED"

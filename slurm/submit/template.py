@@ -32,7 +32,7 @@ _SHORT = {"-J": "job_name", "-N": "nodes", "-t": "time", "-p": "partition", "-A"
 
 @dataclass(frozen=True)
 class TemplateSetting:
-    """``default`` is None where one must be given."""
+    """A setting. ``default``: None where one must be given."""
 
     key: str
     default: str | None
@@ -40,13 +40,13 @@ class TemplateSetting:
 
     @property
     def variable(self) -> str:
-        """The shell's name of it."""
+        """Return the shell's name of it."""
         return self.key.upper()
 
 
 @dataclass(frozen=True)
 class Template:
-    """A job script. ``options``: what its #SBATCH lines say, switches as "true"."""
+    """A job script. ``options``: those of its #SBATCH lines, switches as "true"."""
 
     name: str
     text: str
@@ -58,12 +58,12 @@ class Template:
 
     @property
     def summary(self) -> str:
-        """The first sentence of its comment."""
+        """Return the first sentence of its comment."""
         return re.split(r"(?<=\.) ", self.about.replace("\n", " "), maxsplit=1)[0]
 
     @property
     def keys(self) -> list[str]:
-        """Every key that it takes."""
+        """Return every key that it takes."""
         settings = [setting.key for setting in self.settings]
         return [*settings, *(["setup"] if self.takes_setup else []), *sbatch_options.BY_KEY]
 
@@ -72,7 +72,7 @@ class Template:
 class FilledTemplate:
     """A template with its values.
 
-    ``script`` is the whole batch script; ``options`` and ``settings`` those in force, ``arguments`` the options that
+    ``script``: the whole batch script; ``options`` and ``settings``: those in force; ``arguments``: the options that
     were given, as words of sbatch's command line.
     """
 
@@ -83,7 +83,7 @@ class FilledTemplate:
 
 
 def parse(name: str, text: str) -> Template:
-    """Read a script. Raises UsageError where it is none of ours."""
+    """Parse a script. Raises UsageError where it is no template of this package."""
     if not text.startswith("#!"):
         raise UsageError(f"template {name}: its first line is no #! line, so it is no batch script")
     lines = text.split("\n")
@@ -142,10 +142,10 @@ def render(
     setup_lines: Sequence[str] = (),
     teardown_lines: Sequence[str] = (),
 ) -> FilledTemplate:
-    """Return the job that ``values`` (as the user wrote them) and ``command`` make. Raises UsageError.
+    """Return the job made from ``values`` (as the user wrote them) and ``command``. Raises UsageError.
 
-    ``path_entry``: a directory to be put in front of PATH; ``others``: what may be meant by a key that this one lacks;
-    ``setup_lines``: shell code of the user's own, which goes where a set-up file is read; ``teardown_lines``: code that
+    ``path_entry``: a directory to put in front of PATH; ``others``: keys that may be meant by an unknown one;
+    ``setup_lines``: the user's shell code, which goes where a set-up file is read; ``teardown_lines``: code that
     launches and goes on, for a template that has a place for it.
     """
     given = _checked(template, values, others)
@@ -174,7 +174,7 @@ def _set_up(file: str, lines: Sequence[str], path_entry: str) -> list[str]:
 
 
 def normalised(key: str) -> str:
-    """``--gpus-per-node`` and ``GPUS_PER_NODE`` as ``gpus_per_node``."""
+    """Return ``--gpus-per-node`` and ``GPUS_PER_NODE`` as ``gpus_per_node``."""
     return key.strip().lstrip("-").replace("-", "_").lower()
 
 
@@ -235,7 +235,7 @@ def _help(template: Template, key: str) -> str:
 
 
 def _with_options(lines: Sequence[str], given: Mapping[str, str]) -> list[str]:
-    """Each option that was given in place of its #SBATCH line, or below the last of them: sbatch takes the last."""
+    """Return each given option in place of its #SBATCH line, or below the last of them: sbatch takes the last."""
     new = {key: sbatch_options.sbatch_line(sbatch_options.BY_KEY[key], value) for key, value in given.items()}
     result, placed, last = [], set(), 1
     for line in lines:
@@ -256,7 +256,7 @@ def _with_options(lines: Sequence[str], given: Mapping[str, str]) -> list[str]:
 
 
 def _refuse_to_undo(line: str, key: str, new: Mapping[str, str]) -> None:
-    """Refuse a switch among several options of one line: it cannot be taken out of it."""
+    """Refuse to switch off one of several options of one line: it cannot be removed."""
     undone = [name for name, text in new.items() if not text and sbatch_options.BY_KEY[name].flag in line.split()]
     if line.startswith("#SBATCH") and undone:
         raise UsageError(f"{undone[0]}=false: the template's line {line!r} holds several options: split it")
@@ -264,7 +264,7 @@ def _refuse_to_undo(line: str, key: str, new: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class _Rewriter:
-    """Lines of the script with settings, set-up and command written in."""
+    """Writes settings, set-up and command into the lines of the script."""
 
     settings: Mapping[str, str]
     explicit: set[str]
@@ -289,5 +289,5 @@ class _Rewriter:
 
 
 def _default_literal(value: str) -> str:
-    """Return a default for the shell, which fills in variables of Slurm."""
+    """Return a default for the shell, which fills in Slurm's variables."""
     return f'"{value}"' if "$" in value else shlex.quote(value)

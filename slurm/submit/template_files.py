@@ -1,4 +1,4 @@
-"""Where templates are: those of the package, and a site's or a user's own files."""
+"""The places of templates: those of the package, and a site's or a user's own files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Template:
-    """``chained``, or the path of a script (with a ``/`` or ending in .sbatch). Raises UsageError."""
+    """Return ``chained``, or the script at a path (with a ``/`` or ending in .sbatch). Raises UsageError."""
     if "/" not in name and not name.endswith(SUFFIX):
         known = names()
         if name not in known:

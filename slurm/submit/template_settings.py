@@ -21,13 +21,13 @@ def path(value: str) -> str:
 
 
 def anything(value: str) -> str:
-    """Any text, line breaks too: it is quoted for the shell."""
+    """Return any text, line breaks too: it is quoted for the shell."""
     return value
 
 
 @dataclass(frozen=True)
 class LaunchSetting:
-    """``launch_flag``: the flag of resilio-launch that the scripts give it to, where it is exactly one."""
+    """A setting. ``launch_flag``: the flag of resilio-launch to which the scripts pass it, where it is exactly one."""
 
     key: str
     check: Callable[[str], str]
@@ -52,7 +52,7 @@ SETTINGS = (
     LaunchSetting("local_checkpoints", path, "--local-checkpoints"),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
-# What users of other tools write, for "did you mean".
+# words of other tools' users, for "did you mean"
 OTHER_NAMES = {
     "name": "job_name", "walltime": "time", "timelimit": "time", "timeout": "time", "timeout_min": "time",
     "queue": "partition", "gpus": "gpus_per_node", "cpus": "cpus_per_task", "memory": "mem", "mem_gb": "mem",

@@ -1,4 +1,4 @@
-"""A job that is submitted on trial: asked for its start, submitted, looked at, taken back while it still waits."""
+"""A job submitted on trial: asked for its start, submitted, looked at, cancelled while it still waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilio_hpc.slurm.submit import submission
 
 @dataclass(frozen=True)
 class SubmitRequest:
-    """What sbatch gets: a script on its standard input, words, an environment."""
+    """The input of sbatch: a script on its standard input, words, an environment."""
 
     script: str
     arguments: tuple[str, ...]
@@ -22,7 +22,10 @@ class SubmitRequest:
 
 @dataclass(frozen=True)
 class JobLook:
-    """``state``: UNKNOWN when Slurm does not answer; ``reason``: why it waits, "" before Slurm looked at it."""
+    """A look at a job.
+
+    ``state``: UNKNOWN when Slurm does not answer; ``reason``: why it waits, "" before Slurm looked at it.
+    """
 
     state: str
     reason: str = ""
@@ -30,10 +33,10 @@ class JobLook:
 
 
 class Trials:
-    """Through Slurm's commands; each ends within its time limit."""
+    """Trials by Slurm's commands; each ends within its time limit."""
 
     def expected(self, request: SubmitRequest) -> Expected:
-        """When it would start. Raises SlurmError: Unanswered where slurmctld is away."""
+        """Return when it would start. Raises SlurmError: Unanswered where slurmctld is away."""
         return expected_start(request.script, request.arguments, request.environment)
 
     def submit(self, request: SubmitRequest) -> str:
@@ -41,7 +44,7 @@ class Trials:
         return submission.submit(request.script, request.arguments, request.environment).job
 
     def look(self, job: str) -> JobLook:
-        """How the job stands."""
+        """Return the job's state."""
         fields = commands.job_fields(job)
         why = value(fields, "Reason").replace("_", " ")
         return JobLook(state_of(fields), "" if why == "None" else why, value(fields, "NodeList"))
