@@ -1,4 +1,4 @@
-"""What a health check is, what it finds, and the verdict on a node: plain data."""
+"""A health check, its findings, and the verdict on a node, as plain data."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ REASON_PREFIX = "resilio:"
 
 
 class Unreadable(HealthError):
-    """What a check reads is not there, not allowed, or not what it should be: no verdict, in doubt for the node."""
+    """What a check reads is missing, not permitted, or invalid: no result, which counts against the node."""
 
 
 class Absent(HealthError):
-    """The node has nothing that this check is about."""
+    """The node lacks the device or service that this check is about."""
 
 
 class Thresholds:
-    """The thresholds of a check, from its table; every name that is asked for is in the shipped table."""
+    """The thresholds of a check, from its table; the shipped table has every name that is asked for."""
 
     def __init__(self, values: Mapping[str, Limit]) -> None:
         self._values = values
@@ -65,7 +65,7 @@ class Thresholds:
 class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row of the tables in ``checks/``. ``source``: which fetcher it reads; checks of one source share a child.
 
-    ``summary`` says what a pass means, ``reason`` is what an administrator reads in Slurm, ``origin`` where the
+    ``summary``: the meaning of a pass; ``reason``: what an administrator reads in Slurm; ``origin``: where the
     threshold or the meaning comes from.
     """
 
@@ -85,7 +85,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What is wrong with the node, or with one ``device`` of it. ``on_fail`` is set where it is not the check's own.
+    """A fault of the node, or of one ``device`` of it. ``on_fail`` is set where it is not the check's own.
 
     ``index``: of a GPU, as Slurm counts them (SLURM_JOB_GPUS); -1 otherwise.
     """
@@ -97,13 +97,13 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Doubt(Fault, frozen=True):
-    """A part of what a check looks at could not be read: told, while the check goes on with the other parts."""
+    """One part of a check's subject could not be read: reported, while the check goes on with the other parts."""
 
     on_fail: OnFail | None = "warn"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How a check ended. ``note`` says why it is not ``pass`` or ``fail``; ``uptime_s`` when it was."""
+    """How a check ended. ``note``: why it is not ``pass`` or ``fail``; ``uptime_s``: when it was."""
 
     check: str
     status: Status
@@ -116,7 +116,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A result that an administrator must know of, with what is to be done about it."""
+    """A result that an administrator must know of, with the action for it."""
 
     check: str
     action: OnFail
@@ -127,10 +127,10 @@ class HealthFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """On one node at one time; times are seconds since boot, which no change of the clock moves.
+    """The verdict on a node at one time, in seconds since boot, which no change of the clock moves.
 
-    ``withheld``: why it is not to be acted on, such as a storm of drains; prologs then only say what was found.
-    ``leave_until_s``: a prolog that fails makes Slurm drain the node; until then it has the storm breaker's leave.
+    ``withheld``: why no action may follow, such as a storm of drains; prologs then only print the findings.
+    ``leave_until_s``: a prolog that fails makes Slurm drain the node; until then the storm breaker permits it.
     """
 
     node: str
@@ -151,7 +151,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def action(self) -> OnFail | Literal["none"]:
-        """What the worst finding asks for, as far as it may be acted on."""
+        """Return the action of the worst finding, as far as it may be carried out."""
         worst = next((finding.action for finding in self.findings), None)
         if worst is None:
             return "none"
@@ -178,10 +178,10 @@ def _findings(result: Result) -> Iterable[HealthFinding]:
 
 @dataclass(frozen=True)
 class Former:
-    """What a check kept at its last run (JSON), or None, and what time it is now, in seconds since boot.
+    """What a check kept at its last run (JSON), or None, and the present time, in seconds since boot.
 
-    ``cleared_s``: when an administrator said last that what was found is put right. ``normal``: by device, what the
-    node's baseline says of this check; None without a baseline.
+    ``cleared_s``: when an administrator last said that the findings are repaired. ``normal``: by device, the node's
+    baseline of this check; None without a baseline.
     """
 
     kept: object
@@ -192,13 +192,13 @@ class Former:
 
 @dataclass(frozen=True)
 class DeviceHistory:
-    """What is known of each device from before: by the baseline, or else the best since the node was started."""
+    """The known value of each device: by the baseline, or else the best since the node was started."""
 
     normal: Mapping[str, Value] = field(default_factory=dict)
     seen: Mapping[str, Value] = field(default_factory=dict)
 
     def of(self, device: str) -> Value | None:
-        """Return the baseline's word, else the best that was seen since the node was started; None for a new device."""
+        """Return the baseline's value, else the best seen since the node was started; None for a new device."""
         return self.normal[device] if device in self.normal else self.seen.get(device)
 
     def expected(self, device: str, alike: Value) -> Value:
@@ -209,6 +209,6 @@ class DeviceHistory:
         return self.normal[device] if device in self.normal else max(self.seen.get(device, alike), alike)
 
     def action(self, device: str, now: Value) -> OnFail | None:
-        """For a fault: the check's own action (None) where the device was better before, else a warning."""
+        """Return a fault's action: the check's own (None) where the device was better before, else a warning."""
         before = self.of(device)
         return None if before is not None and before > now else "warn"

@@ -1,7 +1,7 @@
-"""Work in a child that may be killed: what it reads may hang, and then the child does, not we.
+"""Work in a child that may be killed: its reads may hang, and then only the child does.
 
-The child notes what it is about to touch in memory that it shares with us, so that a time-out can be laid to a path
-or a call. A child in uninterruptible sleep (state D) survives SIGKILL: it is left to itself, and named.
+The child notes in shared memory which path or call it is about to touch, so that a time-out can be traced to it. A
+child in uninterruptible sleep (state D) survives SIGKILL: it is left behind, and named.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Stuck:
-    """A child that SIGKILL did not end. ``started``: in clock ticks since boot, which tells it from a later one."""
+    """A child that SIGKILL did not end. ``started``: in clock ticks since boot, which identifies it."""
 
     pid: int
     started: int
@@ -40,7 +40,7 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: ``answer`` is what it wrote, None if it died or ran out of time (``overdue``)."""
+    """How a child ended: ``answer``: its output, None if it died or ran out of time (``overdue``)."""
 
     answer: bytes | None
     overdue: bool
@@ -51,9 +51,9 @@ class Ended:
 
 
 class Child:
-    """A running child. ``fileno`` is for poll(2); ``collect`` whenever it is readable, and at its ``deadline``.
+    """A running child. ``fileno`` is for poll(2); call ``collect`` when it is readable, and at the ``deadline``.
 
-    ``kill`` sends a signal, as os.kill. A child that has not ended ``slow_death_s`` after SIGKILL is left to itself.
+    ``kill`` sends a signal, as os.kill. A child that has not ended ``slow_death_s`` after SIGKILL is left behind.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Child:
         return self._read
 
     def collect(self) -> Ended | None:
-        """None while it goes on. Ends it where its time is up, or where it says more than is read."""
+        """Return how it ended; None while it runs. Kill it when its time is up, or when its output is too long."""
         whole = self._drain()
         overdue = not whole and time.monotonic() >= self.deadline
         if not whole and not overdue and len(self._answer) <= _MOST_BYTES:
@@ -99,7 +99,7 @@ class Child:
         return Ended(bytes(self._answer) if fine else None, overdue, seconds, touched, number, stuck)
 
     def _drain(self) -> bool:
-        """Whether the child has said all."""
+        """Return whether the child's output is complete."""
         while len(self._answer) <= _MOST_BYTES:
             try:
                 data = os.read(self._read, 65536)
@@ -116,7 +116,7 @@ class Child:
 
 
 def gather(children: list[Child], each: Callable[[Child, Ended], None]) -> None:
-    """Wait for all children, each no longer than its deadline; ``each`` may append more of them to the list."""
+    """Wait for all children, each until its deadline; ``each`` may append more of them to the list."""
     while children:
         poll = select.poll()
         for child in children:
@@ -132,13 +132,13 @@ def gather(children: list[Child], each: Callable[[Child, Ended], None]) -> None:
 
 @dataclass
 class OneAtATime:
-    """Work on a path that may hang: each time in a child, and in none while the last one cannot be killed."""
+    """Runs work on a path that may hang: each time in a child, and not while the last one cannot be killed."""
 
     budget_s: float
     _stuck: Stuck | None = None
 
     def answer(self, path: Path, work: Callable[[], bytes]) -> bytes | None:
-        """Return what the child answers; None where there is no answer in time."""
+        """Return the child's answer; None without one in time."""
         if self._stuck is not None and still_there(self._stuck.pid, self._stuck.started):
             return None
         found: list[Ended] = []
@@ -153,7 +153,7 @@ class OneAtATime:
 
 
 def still_there(pid: int, started: int) -> bool:
-    """Whether the process that was seen then has not ended yet; collects it if it was our child."""
+    """Return whether that process has not ended yet; reap it if it was a child."""
     stat = _process_stat(pid)
     if stat is None or stat[1] != started:
         return False
@@ -165,7 +165,7 @@ def still_there(pid: int, started: int) -> bool:
 
 
 def _be_the_child(work: Callable[[Mark], bytes], shared: mmap.mmap, write: int, parent: int) -> None:
-    """Never returns."""
+    """Do the work of the child. Never returns."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -185,7 +185,7 @@ def _be_the_child(work: Callable[[Mark], bytes], shared: mmap.mmap, write: int, 
 
 
 def _reaped(pid: int, slow_death_s: float) -> int | None:
-    """Its wait status; None if it has not died of the signal."""
+    """Return the wait status; None if it has not died of the signal."""
     began = time.monotonic()
     while True:
         try:
@@ -210,7 +210,7 @@ def _stuck(pid: int) -> Stuck:
 
 
 def _process_stat(pid: int) -> tuple[str, int] | None:
-    """(state, start time)."""
+    """Return (state, start time)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return fields[0], int(fields[19])

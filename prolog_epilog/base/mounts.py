@@ -1,4 +1,4 @@
-"""The mounts of a node, from proc(5) mountinfo: reading that touches no file system."""
+"""The mounts of a node, from proc(5) mountinfo, which is read without a touch of any file system."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class Mount:
-    """``device``: what is mounted, such as /dev/nvme0n1 or 10.0.0.1:/export."""
+    """A mount. ``device``: what is mounted, such as /dev/nvme0n1 or 10.0.0.1:/export."""
 
     path: str
     type: str
@@ -26,7 +26,10 @@ class Mount:
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
-    """In the kernel's order: of two at one place the later one is seen. Raises Unreadable. Pure."""
+    """Return the mounts in the kernel's order: of two at one place the later one is visible. Raises Unreadable.
+
+    Pure.
+    """
     found = []
     for line in text.splitlines():
         before, separator, after = line.partition(" - ")
@@ -49,7 +52,7 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
 
 
 def culprit(touched: str, mounts: Sequence[Mount]) -> str:
-    """Who keeps us waiting: a path with its mount, or the call that was noted. Pure."""
+    """Return what blocks the child: a path with its mount, or the call that was noted. Pure."""
     if not touched:
         return "starting the check"
     if not touched.startswith("/"):
@@ -59,5 +62,5 @@ def culprit(touched: str, mounts: Sequence[Mount]) -> str:
 
 
 def plain(text: str) -> str:
-    """Spaces and the like, which proc(5) and fstab(5) write as an octal number. Pure."""
+    """Return text in which proc(5) and fstab(5) write spaces and similar characters as octal numbers. Pure."""
     return _OCTAL.sub(lambda found: chr(int(found[1], 8)), text)

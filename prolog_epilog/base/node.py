@@ -1,4 +1,4 @@
-"""What fetchers are given: the node's files, its GPUs' library, the site's settings."""
+"""The input of fetchers: the node's files, its GPUs' library, the site's settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 
 
 def nvml_module() -> Any:
-    """nvidia-ml-py's module, which carries NVIDIA's names. Raises Unreadable where it is not installed."""
+    """Return nvidia-ml-py's module, which has NVIDIA's names. Raises Unreadable where it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError as error:
@@ -24,7 +24,7 @@ def nvml_module() -> Any:
 
 @dataclass(frozen=True)
 class NodeView:
-    """The node as a fetcher sees it, through ``root``. ``target``: which file system or directory is its subject."""
+    """The node as a fetcher sees it, below ``root``. ``target``: the file system or directory to look at."""
 
     settings: Mapping[str, Thresholds] = field(default_factory=dict)
     root: Path = Path("/")
@@ -46,7 +46,7 @@ def boot_id(root: Path = Path("/")) -> str:
 
 
 def uptime_s(root: Path = Path("/")) -> float:
-    """Seconds since boot, those in suspend included. Raises Unreadable."""
+    """Return seconds since boot, including those in suspend. Raises Unreadable."""
     text = NodeFiles(root).text("/proc/uptime")
     try:
         return float(text.split()[0])

@@ -1,4 +1,4 @@
-"""What fetchers read from: the files of a node below any root, so that a captured tree does as well as /."""
+"""The files of a node below any root, for fetchers; a captured tree works like /."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from resilio_hpc.prolog_epilog.base.isolated import Mark
 
 _MOST_BYTES = 4 << 20
 _MOST_NAMES = 100_000
-_MOST_LINKS = 40  # as the kernel follows
+_MOST_LINKS = 40  # the kernel's limit
 
 
 class NodeFiles:
-    """Reads below ``root``. Every path is marked before it is touched. Never blocks on a pipe that lies there."""
+    """Reads below ``root``. Every path is marked before it is touched. Never blocks on a named pipe."""
 
     def __init__(self, root: Path = Path("/"), mark: Mark = lambda _: None) -> None:
         self.root = root
         self._mark = mark
 
     def path(self, name: str) -> Path:
-        """Where a file of the node lies; marked."""
+        """Return the path of a file of the node, and mark it."""
         self._mark(name)
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
-        """Return a file's content. Raises Unreadable, also where there is none."""
+        """Return a file's content. Raises Unreadable, also where it is missing."""
         content = self.optional(name)
         if content is None:
             raise Unreadable(f"{name} is not there")
         return content
 
     def optional(self, name: str) -> str | None:
-        """Return a file's content; None where there is none.
+        """Return a file's content; None where it is missing.
 
-        Raises Unreadable where there is one that cannot be read.
+        Raises Unreadable where it exists and cannot be read.
         """
         path = self.path(name)
         try:
@@ -52,7 +52,7 @@ class NodeFiles:
                 raise Unreadable(f"{name} is no regular file")
             content = _read(fd)
         except OSError as error:
-            if error.errno in (errno.ESRCH, errno.ENODEV):  # a process that ended, a device that was taken out
+            if error.errno in (errno.ESRCH, errno.ENODEV):  # a process that ended, a device that was removed
                 return None
             raise Unreadable(f"{name}: {error.strerror}") from error
         finally:
@@ -73,7 +73,10 @@ class NodeFiles:
             return error
 
     def optional_number(self, name: str) -> int | None:
-        """None where the file is not there, or has no value (sysfs answers EINVAL). Raises Unreadable."""
+        """Return the number; None where the file is missing, or has no value (sysfs answers EINVAL).
+
+        Raises Unreadable.
+        """
         try:
             text = self.optional(name)
         except Unreadable as error:
@@ -83,7 +86,7 @@ class NodeFiles:
         return None if text is None else whole_number(text, name)
 
     def names(self, name: str, pattern: str = "") -> list[str]:
-        """Sorted names in a directory that match ``pattern`` wholly; none where there is no such directory."""
+        """Return the sorted names in a directory that match ``pattern`` wholly; none where the directory is missing."""
         path = self.path(name)
         try:
             found = sorted(os.listdir(path))  # noqa: PTH208 - names alone
@@ -96,7 +99,7 @@ class NodeFiles:
         return [one for one in found if not pattern or re.fullmatch(pattern, one)]
 
     def real(self, name: str) -> str:
-        """Where a path leads, with links followed below ``root``. A part that cannot be read is taken as it is."""
+        """Return the target of a path, with links followed below ``root``. An unreadable part is taken unchanged."""
         done, left, links = "", name.split("/"), 0
         while left:
             part = left.pop(0)
@@ -118,18 +121,18 @@ class NodeFiles:
         return done or "/"
 
     def exists(self, name: str) -> bool:
-        """Also a link to nowhere, as in a captured tree."""
+        """Return whether it exists, as a link without target too, which a captured tree may have."""
         return os.path.lexists(self.path(name))
 
 
 def no_value(error: Unreadable) -> bool:
-    """Whether sysfs says that there is nothing to be read."""
+    """Return whether sysfs says that there is no value."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def whole_number(text: str, name: str) -> int:
-    """Return the number in a text. Raises Unreadable, which says where. Pure."""
+    """Return the number in a text. Raises Unreadable, which names the place. Pure."""
     word = text.strip()
     if re.fullmatch(r"-?\d{1,20}", word, re.ASCII):
         return int(word)

@@ -1,4 +1,4 @@
-"""How a check is carried out: a source is fetched once, in a child, and each of its checks judges what was read."""
+"""How a check runs: a source is fetched once, in a child, and each of its checks judges the reading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLE_EVERY_S = 300.0
 
 @dataclass(frozen=True)
 class Source:
-    """``fetch`` reads. ``targets`` names what each gets a child of its own, so that one that hangs hides no other."""
+    """A source. ``fetch`` reads. Each of ``targets`` gets its own child, so that one that hangs hides no other."""
 
     fetch: Callable[[NodeView], Any]
     targets: Callable[[NodeView], list[str]] = lambda _: [""]
@@ -31,14 +31,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Probe:
-    """``remembers`` judges a reading, also by what it kept from the last one; ``normal`` is what a baseline keeps."""
+    """How a check judges.
+
+    ``remembers``: judges a reading, also by what it kept from the last; ``normal``: for a baseline.
+    """
 
     remembers: Remembering
     normal: Normal | None = None
 
     @classmethod
     def of(cls, judge: Judge) -> Probe:
-        """Return a check that needs to know nothing but the reading."""
+        """Return a check that needs only the reading."""
         return cls(lambda reading, limits, _: (judge(reading, limits), None))
 
     @classmethod
@@ -72,11 +75,13 @@ def rising(
     former: Former,
     words: str,
 ) -> tuple[list[Fault], object]:
-    """Faults where a counter rose by more than ``per_hour`` within the last hour, or since we first looked. Pure.
+    """Return faults for counters that rose by more than ``per_hour`` within the last hour, or since the first look.
 
-    What it says before that is history: it is known neither when it happened nor whether it was put right. A counter
-    that is lower than before was reset. Keeps samples for an hour, one every five minutes. A counter that cannot be
-    read is a doubt, and the others are judged.
+    Pure.
+
+    Its value before that is history: neither its time nor its repair is known. A counter that is lower than before was
+    reset. Keeps samples for an hour, one every five minutes. A counter that cannot be read is a doubt, and the others
+    are judged.
     """
     samples = [one for one in _samples(former.kept) if 0 <= former.now_s - one[0] <= _WINDOW_S] or [
         one for one in _samples(former.kept)[-1:] if one[0] <= former.now_s
@@ -96,7 +101,7 @@ def rising(
 
 
 def _risen(before: list[int], now: int) -> int:
-    """Return the sum of all rises from sample to sample; after a reset a counter has begun at 0."""
+    """Return the sum of all rises from sample to sample; after a reset a counter begins at 0."""
     total = 0
     for earlier, later in zip(before, [*before[1:], now], strict=True) if before else ():
         total += later - earlier if later >= earlier else later
@@ -104,7 +109,7 @@ def _risen(before: list[int], now: int) -> int:
 
 
 def _values(kept: object) -> dict[str, Value]:
-    """Return what was kept of devices, as far as it is what we keep."""
+    """Return the kept values of devices, as far as they are valid."""
     return (
         {name: value for name, value in kept.items() if isinstance(value, bool | int | float)}
         if isinstance(kept, dict)
@@ -113,7 +118,7 @@ def _values(kept: object) -> dict[str, Value]:
 
 
 def _samples(kept: object) -> list[tuple[float, dict[str, int]]]:
-    """Return what was kept, as far as it is what we keep."""
+    """Return the kept samples, as far as they are valid."""
     found = []
     for one in kept if isinstance(kept, list) else ():
         if isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[0], int | float):

@@ -1,4 +1,4 @@
-"""Processes from proc(5): who is in uninterruptible sleep or dead, which daemons run, and which jobs are here."""
+"""Processes from proc(5): those in uninterruptible sleep or dead, which daemons run, and which jobs are here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP = re.compile(r"slurmstepd: \[(\d+)\.")
 
 @dataclass(frozen=True)
 class Process:
-    """``started``: in clock ticks since boot; with the pid it names a process for ever."""
+    """A process. ``started``: in clock ticks since boot; with the pid it identifies a process for ever."""
 
     pid: int
     name: str
@@ -29,7 +29,7 @@ class Process:
 
 
 def parse_stat(text: str) -> Process:
-    """One /proc/PID/stat; a name may hold spaces and parentheses. Raises Unreadable. Pure."""
+    """Parse one /proc/PID/stat; a name may hold spaces and parentheses. Raises Unreadable. Pure."""
     head, opening, rest = text.partition(" (")
     name, closing, tail = rest.rpartition(") ")
     fields = tail.split()
@@ -42,7 +42,7 @@ def parse_stat(text: str) -> Process:
 
 
 def fetch(node: NodeView) -> list[Process]:
-    """Every process; those that end meanwhile are left out."""
+    """Return every process, without those that end meanwhile."""
     files = node.files
     found = []
     for pid in files.names("/proc", r"\d+"):
@@ -65,7 +65,7 @@ def jobs_here(files: NodeFiles) -> set[str]:
 
 
 def uninterruptible(processes: list[Process], limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
-    """Return processes that were in state D at every look for so long: what they wait for will not come."""
+    """Yield processes that were in state D at every look for so long: what they wait for will not come."""
     before = former.kept if isinstance(former.kept, dict) else {}
     since = {}
     for process in processes:
@@ -87,7 +87,7 @@ def uninterruptible(processes: list[Process], limits: Thresholds, former: Former
 
 
 def zombies(processes: list[Process], limits: Thresholds) -> Iterable[Fault]:
-    """Dead processes that are not collected, by the parent that should."""
+    """Yield dead processes that were not reaped, by the parent that should do it."""
     dead = [process for process in processes if process.state == "Z"]
     if len(dead) > limits.number("most"):
         parents = [process.parent for process in dead]
@@ -96,7 +96,7 @@ def zombies(processes: list[Process], limits: Thresholds) -> Iterable[Fault]:
 
 
 def running(processes: list[Process], limits: Thresholds) -> Iterable[Fault]:
-    """Daemons that must run, by name (15 characters of it, as the kernel keeps them)."""
+    """Yield daemons that must run and do not, by name (15 characters of it, as the kernel keeps them)."""
     alive = {process.name for process in processes if process.state not in ("Z", "X")}
     for name in limits.texts("daemons"):
         if name[:15] not in alive:

@@ -30,15 +30,15 @@ from resilio_hpc.core.json_fields import printable
 SPOOL = Path("/var/spool/resilio/reports")
 MODE = 0o1733
 MOST_BYTES = 4096
-# In one turn: entries that are listed, files of which the owner is looked up, files that are opened.
+# in one turn: entries that are listed, files whose owner is looked up, files that are opened
 MOST_ENTRIES, MOST_NAMES, MOST_FILES = 1_000_000, 20_000, 256
-MOST_PER_USER = 1000  # reports of one user that wait, for all nodes together
+MOST_PER_USER = 1000  # waiting reports of one user, for all nodes together
 KEEP_S = 86_400.0  # a report that no node has taken by then is removed
 _WRITING_S = 3600.0  # a hidden file younger than this may still be written
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a user wrote: ``node`` as Slurm calls it."""
+    """A user's report. ``node``: Slurm's name of it."""
 
     node: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")]
     why: Annotated[str, msgspec.Meta(max_length=2000)]
@@ -53,14 +53,14 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """What one look into the spool found. ``refused``: files that were no report, in words, the first few."""
+    """The result of one look into the spool. ``refused``: the first files that were no report, as text."""
 
     taken: tuple[Taken, ...] = ()
     refused: tuple[str, ...] = ()
 
 
 def write(spool: Path, report: Report) -> str:
-    """Hand in a report: the file's name. Raises UsageError where there is no spool, or it cannot take it."""
+    """Write a report; return the file's name. Raises UsageError where no spool exists, or it cannot take the report."""
     name = f"report-{secrets.token_hex(8)}"
     hidden = spool / f".{name}"
     try:
@@ -76,7 +76,7 @@ def write(spool: Path, report: Report) -> str:
 
 
 def prepare(spool: Path) -> None:
-    """Make the spool. Raises HealthError where it cannot be, or is not root's own."""
+    """Make the spool. Raises HealthError where that fails, or it is not root's own."""
     try:
         spool.parent.mkdir(0o755, parents=True, exist_ok=True)
         if not spool.exists():
@@ -88,7 +88,9 @@ def prepare(spool: Path) -> None:
 
 
 def take(spool: Path, node: str, now: float) -> Sweep:
-    """Read and remove the reports on ``node``, and what is no report. ``now``: Unix seconds. Raises HealthError.
+    """Read and remove the reports on ``node``, and files that are no report. ``now``: Unix seconds.
+
+    Raises HealthError.
 
     Reports on other nodes stay for those (a spool may be shared), for a day.
     """
@@ -118,7 +120,7 @@ def take(spool: Path, node: str, now: float) -> Sweep:
 
 
 class _NoReport(Exception):
-    """Something that is no report of a node."""
+    """Raised for a file that is no report of a node."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class _Found:
 
 
 def _opened(spool: Path) -> int:
-    """Return the directory itself, ours, and such that users cannot change what others have put there.
+    """Return the directory's descriptor; it is root's, and users cannot change each other's files in it.
 
     Raises OSError.
     """
@@ -143,15 +145,15 @@ def _opened(spool: Path) -> int:
 
 
 def _names(folder: int) -> list[str]:
-    """At most MOST_FILES names, of all users in turn, so that none keeps another's reports from being read.
+    """Return at most MOST_FILES names, of all users in turn, so that no user delays another's reports.
 
-    What a user has left beyond MOST_PER_USER is removed. Directories are passed over.
+    A user's files beyond MOST_PER_USER are removed. Directories are ignored.
     """
     of_users: dict[int, list[str]] = {}
     with os.scandir(folder) as entries:
         files = (entry for entry, _ in zip(entries, range(MOST_ENTRIES), strict=False) if not _is_directory(entry))
         for entry in itertools.islice(files, MOST_NAMES):
-            with contextlib.suppress(OSError):  # gone by now
+            with contextlib.suppress(OSError):  # it is gone by now
                 of_users.setdefault(entry.stat(follow_symlinks=False).st_uid, []).append(entry.name)
     for user, names in of_users.items():
         random.shuffle(names)  # each gets its turn, whatever its name
@@ -171,7 +173,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _read(folder: int, name: str, now: float) -> _Found | None:
-    """None for a file that is still being written, or gone. Raises _NoReport."""
+    """Return the report; None for a file that is still being written, or gone. Raises _NoReport."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode):
@@ -182,10 +184,10 @@ def _read(folder: int, name: str, now: float) -> _Found | None:
     except OSError as error:
         raise _NoReport(error.strerror) from error
     with open(fd, "rb") as file:
-        status = os.fstat(fd)  # of what was opened, whatever the name stands for by now
+        status = os.fstat(fd)  # of the opened file, whatever the name means by now
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             raise _NoReport(f"not a regular file with one name (user {status.st_uid})")
-        # The time of the last change of the inode: no user can set it, as mtime can be.
+        # the time of the inode's last change: no user can set it, as mtime can be
         if name.startswith(".") and abs(now - status.st_ctime) < _WRITING_S:
             return None
         if status.st_size > MOST_BYTES:
@@ -201,5 +203,5 @@ def _read(folder: int, name: str, now: float) -> _Found | None:
 def _remove(folder: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=folder)
-    except OSError:  # gone, or exchanged for a directory meanwhile: the next look sees
+    except OSError:  # gone, or exchanged for a directory meanwhile: the next look sees it
         return

@@ -1,7 +1,7 @@
-"""The table of checks: ``checks/*.toml`` as shipped, with the site's changes laid over it.
+"""The table of checks: ``checks/*.toml`` as shipped, overridden by the site's.
 
-A site's file names checks and what is different there, such as ``[disk-space]`` with ``on_fail = "warn"`` or
-``limits.free_percent = 2``. What it does not know or spells wrongly is an error, never silently another check.
+A site's file names checks and the differences, such as ``[disk-space]`` with ``on_fail = "warn"`` or
+``limits.free_percent = 2``. An unknown or misspelt name is an error, never silently another check.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Table:
 
 
 def load(site: Path | None = None, shipped: Path = SHIPPED) -> Table:
-    """Return the shipped tables, with ``site`` (default: /etc/resilio/health.toml if there) over them.
+    """Load the shipped tables, overridden by ``site`` (default: /etc/resilio/health.toml, if it exists).
 
     Raises UsageError.
     """
@@ -62,7 +62,7 @@ def load(site: Path | None = None, shipped: Path = SHIPPED) -> Table:
 def overlay(
     checks: dict[str, Check], settings: dict[str, dict[str, Limit]], site: Mapping[str, Any], name: str
 ) -> None:
-    """Lay a site's changes over the shipped rows, in place. Raises UsageError. Pure otherwise."""
+    """Apply a site's changes to the shipped rows, in place. Raises UsageError. Pure otherwise."""
     for key, changes in site.items():
         if key == "settings":
             for source, values in _tables(changes, f"{name}: [settings]").items():

@@ -1,4 +1,4 @@
-"""The node's clock, as the kernel thinks of it: adjtimex(2), which needs no daemon and no network."""
+"""The node's clock, as the kernel sees it: adjtimex(2), which needs no daemon and no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIME_ERROR = 5
 
 
 class _Timex(ctypes.Structure):
-    """struct timex of linux/timex.h on 64-bit machines, as far as we read it."""
+    """struct timex of linux/timex.h on 64-bit machines, up to the fields that are read."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -30,7 +30,7 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True)
 class ClockState:
-    """``most_error_s``: what the clock may be wrong by at most, as the daemon that disciplines it says."""
+    """The clock. ``most_error_s``: its largest possible error, as the daemon that disciplines it says."""
 
     synchronised: bool
     most_error_s: float
@@ -38,7 +38,7 @@ class ClockState:
 
 def fetch(node: NodeView) -> ClockState:
     """Read the clock's state. Raises Unreadable."""
-    captured = node.files.optional("/.adjtimex")  # a captured tree has what adjtimex said
+    captured = node.files.optional("/.adjtimex")  # a captured tree has adjtimex's output
     if captured is not None:
         return parse(captured)
     node.mark("adjtimex")
@@ -50,7 +50,7 @@ def fetch(node: NodeView) -> ClockState:
 
 
 def parse(text: str) -> ClockState:
-    """``state status maxerror esterror``. Raises Unreadable. Pure."""
+    """Parse ``state status maxerror esterror``. Raises Unreadable. Pure."""
     words = text.split()
     try:
         state, status, most, _ = (int(word) for word in words)
@@ -65,7 +65,10 @@ def synchronised(clock: ClockState, limits: Thresholds) -> Iterable[Fault]:
 
 
 def error(clock: ClockState, limits: Thresholds) -> Iterable[Fault]:
-    """munge refuses what is 300 s off; time stamps of many nodes are compared long before."""
+    """Yield a fault for a clock with a large error.
+
+    munge refuses 300 s; comparisons of many nodes' time stamps fail long before.
+    """
     if not clock.synchronised:
         raise Absent("the clock is not synchronised")
     if clock.most_error_s > limits.number("most_s"):

@@ -1,7 +1,7 @@
-"""What NVIDIA's DCGM watches in the background, where its host engine runs: ``dcgmi health --check``, no diagnostics.
+"""The findings of NVIDIA's DCGM in the background, where its host engine runs: ``dcgmi health --check``.
 
-Forms: dcgmi's JSON is a tree of ``children``, ``value`` and ``overflow`` (dcgmi/Health.cpp and DcgmiOutput.cpp of
-NVIDIA's public source); DCGM's own numbers of GPUs are told apart by ``dcgmi discovery --list``.
+No diagnostics are run. Forms: dcgmi's JSON is a tree of ``children``, ``value`` and ``overflow`` (dcgmi/Health.cpp and
+DcgmiOutput.cpp of NVIDIA's public source); DCGM's own numbers of GPUs are mapped by ``dcgmi discovery --list``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 
 HEALTH = ("dcgmi", "health", "--check", "--group", "0", "--json")  # group 0: all GPUs
 DISCOVERY = ("dcgmi", "discovery", "--list")
-CAPTURED = {HEALTH: "/.dcgmi-health", DISCOVERY: "/.dcgmi-discovery"}  # in trees of tests
+CAPTURED = {HEALTH: "/.dcgmi-health", DISCOVERY: "/.dcgmi-discovery"}  # in captured trees of tests
 WITHIN_S = 10.0
 _NUMBER = re.compile(r"^\|\s*(\d{1,4})\s*\|")
 _UUID = re.compile(r"Device UUID:\s*(GPU-[0-9a-fA-F-]+)")
@@ -30,7 +30,7 @@ _RESULTS = ("Healthy", "Warning", "Failure")
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """Of the tree; every part may be missing."""
+    """An entry of the tree; every part may be missing."""
 
     value: str = ""
     overflow: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class _Tree(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Incident:
-    """What DCGM says of one system of one GPU. ``result``: Warning or Failure."""
+    """DCGM's result for one system of one GPU. ``result``: Warning or Failure."""
 
     gpu: int
     system: str
@@ -53,7 +53,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Reading:
-    """``uuids`` by DCGM's numbers."""
+    """The results. ``uuids``: by DCGM's numbers."""
 
     incidents: tuple[Incident, ...]
     uuids: Mapping[int, str]
@@ -87,7 +87,7 @@ def _captured(files: NodeFiles, command: tuple[str, ...]) -> str | None:
 
 
 def parse_health(text: str) -> tuple[Incident, ...]:
-    """Of ``dcgmi health --check --json``. Raises Absent where no watch is set, Unreadable for anything else. Pure."""
+    """Parse ``dcgmi health --check --json``. Raises Absent where no watch is set, Unreadable for other text. Pure."""
     if _NOT_WATCHING in text:
         raise Absent("DCGM watches nothing here: dcgmi health --set a")
     try:
@@ -110,7 +110,7 @@ def parse_health(text: str) -> tuple[Incident, ...]:
 
 
 def parse_discovery(text: str) -> Mapping[int, str]:
-    """Of ``dcgmi discovery --list``: UUIDs by DCGM's numbers. Pure."""
+    """Parse ``dcgmi discovery --list``: UUIDs by DCGM's numbers. Pure."""
     found: dict[int, str] = {}
     number = -1
     for line in text.splitlines():
@@ -122,12 +122,12 @@ def parse_discovery(text: str) -> Mapping[int, str]:
 
 
 def failures(reading: Reading, limits: Thresholds) -> Iterable[Fault]:
-    """Return what DCGM calls a failure, of the systems that the site wants to act on."""
+    """Yield DCGM's failures, of the systems that the site acts on."""
     return _faults(reading, "Failure", limits)
 
 
 def warnings(reading: Reading, limits: Thresholds) -> Iterable[Fault]:
-    """Return what it warns of."""
+    """Yield DCGM's warnings."""
     return _faults(reading, "Warning", limits)
 
 

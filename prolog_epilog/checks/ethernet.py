@@ -16,7 +16,7 @@ _ERRORS = ("rx_errors", "tx_errors", "rx_crc_errors")
 
 @dataclass(frozen=True)
 class Interface:
-    """One that is set up. ``speed_mbps`` is None where the driver does not tell (virtual machines).
+    """An interface that is up. ``speed_mbps``: None where the driver does not tell it (virtual machines).
 
     ``trouble``: why it could not be read, or "".
     """
@@ -30,7 +30,7 @@ class Interface:
 
 
 def fetch(node: NodeView) -> list[Interface]:
-    """Interfaces that are up and are hardware. Raises Absent without any."""
+    """Return hardware interfaces that are up. Raises Absent without any."""
     files = node.files
     found = []
     for name in files.names(CLASS):
@@ -68,7 +68,7 @@ def _interface(files: NodeFiles, name: str, folder: str) -> Interface:
 
 
 def link(interfaces: list[Interface], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """Up, and yet without a carrier, unless the baseline says that this is normal."""
+    """Yield interfaces that are up without a carrier, unless the baseline says that this is normal."""
     for one in interfaces:
         if one.trouble:
             yield Doubt(one.trouble, one.name)
@@ -80,12 +80,12 @@ def link(interfaces: list[Interface], limits: Thresholds, past: DeviceHistory) -
 
 
 def carriers(interfaces: list[Interface]) -> Mapping[str, Value]:
-    """Which interfaces have a carrier."""
+    """Return which interfaces have a carrier."""
     return {one.name: one.carrier for one in interfaces if not one.trouble}
 
 
 def speed(interfaces: list[Interface], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """Slower than the site says, or than the interface was before."""
+    """Yield interfaces slower than the site's limit, or than they were before."""
     yield from (Doubt(one.trouble, one.name) for one in interfaces if one.trouble)
     for one in interfaces:
         least = limits.number("mbps") or past.of(one.name) or 0
@@ -95,7 +95,7 @@ def speed(interfaces: list[Interface], limits: Thresholds, past: DeviceHistory) 
 
 
 def speeds(interfaces: list[Interface]) -> Mapping[str, Value]:
-    """How fast the interfaces are that tell it."""
+    """Return the speeds of interfaces that tell them."""
     return {one.name: one.speed_mbps for one in interfaces if one.speed_mbps is not None}
 
 

@@ -1,4 +1,4 @@
-"""File systems: room, inodes, read-only, latency, and whether they are mounted at all."""
+"""File systems: space, inodes, read-only, latency, and whether they are mounted at all."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from resilio_hpc.prolog_epilog.base.check import Absent, DeviceHistory, Doubt, F
 from resilio_hpc.prolog_epilog.base.mounts import MOUNTINFO, Mount, mount_of, parse_mountinfo, plain
 from resilio_hpc.prolog_epilog.base.node import NodeView
 
-# Full is another check's; and a user, or root on a squashed export, may not write everywhere.
+# a full disk is another check's; and a user, or root on a squashed export, may not write everywhere
 _NOT_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True)
 class FileSystem:
-    """One file system, as statvfs(2) tells, and how long it took to answer. ``inodes`` is 0 where it has no limit.
+    """One file system by statvfs(2), and how long the call took. ``inodes``: 0 where it has no limit.
 
     ``refused``: why a file could not be written there; "" where it could, or was not tried.
     """
@@ -41,7 +41,7 @@ class FileSystem:
 
     @property
     def identity(self) -> str:
-        """What the past is remembered by: another file system at the same place has a past of its own."""
+        """Return the key of its past: another file system at the same place has its own past."""
         return f"{self.path} {self.type}"
 
 
@@ -52,7 +52,7 @@ def targets(node: NodeView) -> list[str]:
 
 
 def choose(mounts: Sequence[Mount], paths: Iterable[str], types: Sequence[str]) -> list[str]:
-    """One path for each file system that is meant. Pure."""
+    """Return one path for each selected file system. Pure."""
     chosen: dict[str, str] = {}
     for path in paths:
         mount = mount_of(path, mounts)
@@ -70,7 +70,7 @@ def is_network(mount: Mount, types: Sequence[str]) -> bool:
 
 
 def fetch(node: NodeView) -> FileSystem:
-    """Look at the target's file system, and write a file where the settings say so. May hang: that is measured."""
+    """Read the target's file system, and write a file where the settings say so. It may hang, which is measured."""
     settings = node.settings["file-systems"]
     mounts = parse_mountinfo(node.files.text(MOUNTINFO))
     mount = mount_of(node.target, mounts)
@@ -87,7 +87,7 @@ def fetch(node: NodeView) -> FileSystem:
         raise Absent(f"{node.target} is not there") from error
     except OSError as error:
         if isinstance(error, PermissionError) and mount.type.startswith("fuse"):
-            raise Absent(f"{node.target} is a user's own") from error  # FUSE shuts out root, too
+            raise Absent(f"{node.target} is a user's own") from error  # FUSE excludes root, too
         raise Unreadable(f"{node.target}: {error.strerror}") from error
     return FileSystem(
         path=node.target,
@@ -104,7 +104,7 @@ def fetch(node: NodeView) -> FileSystem:
 
 
 def _written(path: Path) -> str:
-    """Write, sync and remove a file; "" or why it cannot be written."""
+    """Write, sync and remove a file; return "" or why that failed."""
     try:
         fd, name = tempfile.mkstemp(prefix=".resilio-health-", dir=path)
     except OSError as error:
@@ -126,7 +126,10 @@ def _why(error: OSError) -> str:
 
 
 def space(found: FileSystem, limits: Thresholds) -> Iterable[Fault]:
-    """Too little room. Pseudo file systems have no size, and images that are read-only are full by nature."""
+    """Yield file systems with too little space.
+
+    Pseudo file systems have no size, and read-only images are always full.
+    """
     if found.size_bytes <= 0 or found.read_only:
         return
     percent = 100 * found.free_bytes / found.size_bytes
@@ -138,7 +141,7 @@ def space(found: FileSystem, limits: Thresholds) -> Iterable[Fault]:
 
 
 def inodes(found: FileSystem, limits: Thresholds) -> Iterable[Fault]:
-    """Too few inodes; file systems without a fixed number say 0 of 0."""
+    """Yield file systems with too few inodes; those without a fixed number say 0 of 0."""
     if found.inodes > 0 and not found.network and not found.read_only:
         percent = 100 * found.free_inodes / found.inodes
         if percent < limits.number("free_percent"):
@@ -146,10 +149,10 @@ def inodes(found: FileSystem, limits: Thresholds) -> Iterable[Fault]:
 
 
 def writable(found: FileSystem, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """Read-only now, and writable before.
+    """Yield file systems that are read-only now, and were writable before.
 
-    What was never writable is meant so: software, images, exports. A file that cannot be written although the mount
-    would allow it is a fault, but for an export that never took one.
+    One that was never writable is meant to be so: software, images, exports. A file that cannot be written although the
+    mount allows it is a fault, except on an export that never accepted one.
     """
     if found.path in limits.texts("may_be_read_only"):
         return
@@ -165,21 +168,21 @@ def writable(found: FileSystem, limits: Thresholds, past: DeviceHistory) -> Iter
 
 
 def takes_files(found: FileSystem) -> Mapping[str, Value]:
-    """Whether it is mounted for writing, and took a file where we tried."""
+    """Return whether it is mounted for writing, and accepted a file where one was tried."""
     return {found.identity: not found.read_only and not found.refused}
 
 
 def latency(found: FileSystem, limits: Thresholds) -> Iterable[Fault]:
-    """Slow, and yet within the budget."""
+    """Yield file systems that are slow, but within the time budget."""
     if found.seconds > limits.number("slow_s"):
         yield Fault(f"{found.path} took {found.seconds:.1f} s to answer", found.path)
 
 
 @dataclass(frozen=True)
 class MountTable:
-    """What is mounted, and what /etc/fstab says should be. ``real``: where a path leads that goes through links.
+    """The mounts, and those that /etc/fstab asks for. ``real``: the target of a path with links.
 
-    ``trouble``: lines of /etc/fstab that are none.
+    ``trouble``: invalid lines of /etc/fstab.
     """
 
     mounts: tuple[Mount, ...]
@@ -188,7 +191,7 @@ class MountTable:
     real: Callable[[str], str] = str
 
     def has(self, path: str) -> bool:
-        """Whether something is mounted there; links are followed only where it is not at once."""
+        """Return whether something is mounted there; links are followed only if it is not found at once."""
         mounted = {mount.path for mount in self.mounts}
         return path in mounted or self.real(path) in mounted
 
@@ -199,11 +202,11 @@ def fetch_mount_table(node: NodeView) -> MountTable:
     return MountTable(tuple(mounts), tuple(wanted), tuple(trouble), node.files.real)
 
 
-_NOT_MOUNTED = ("swap", "ignore")  # types that no mount(8) mounts; "none" is the type of a bind mount
+_NOT_MOUNTED = ("swap", "ignore")  # types that mount(8) does not mount; "none" is the type of a bind mount
 
 
 def parse_fstab(text: str) -> tuple[list[str], list[str]]:
-    """Mount points that must be there after boot, and what is wrong with lines that are none. Pure."""
+    """Return the mount points that must exist after boot, and the errors of invalid lines. Pure."""
     wanted, trouble = [], []
     for line in text.splitlines():
         words = line.split()
@@ -219,14 +222,14 @@ def parse_fstab(text: str) -> tuple[list[str], list[str]]:
 
 
 def tidy(path: str) -> str:
-    """``//a//b/`` as mount(8) and the kernel write it. Pure."""
+    """Return ``//a//b/`` as mount(8) and the kernel write it. Pure."""
     return re.sub("/+", "/", path).rstrip("/") or "/"
 
 
 def present(table: MountTable, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """Yield what should be mounted and is not, unless it was not when the baseline was taken.
+    """Yield missing mounts, unless they were missing when the baseline was taken.
 
-    The types need not be those of fstab: autofs stands in for what it mounts.
+    The types need not be those of fstab: autofs stands for what it mounts.
     """
     yield from map(Doubt, table.trouble)
     named = [tidy(path) for path in limits.texts("expected")]
@@ -237,5 +240,5 @@ def present(table: MountTable, limits: Thresholds, past: DeviceHistory) -> Itera
 
 
 def mounted_paths(table: MountTable) -> Mapping[str, Value]:
-    """Which mount points of /etc/fstab are in use."""
+    """Return which mount points of /etc/fstab are in use."""
     return {path: table.has(path) for path in table.wanted}

@@ -1,4 +1,4 @@
-"""Judging GPUs by what NVML told. Faults of one GPU carry its UUID and index."""
+"""Judges GPUs by NVML's readings. Faults of one GPU carry its UUID and index."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _of(gpu: Gpu, text: str, on_fail: OnFail | None = None) -> Fault:
 
 
 def _reads(*fields: str) -> Callable[[Judge], Judge]:
-    """Make a judge of these fields also say where they could not be read."""
+    """Make a judge of these fields also report where they could not be read."""
 
     def with_doubts(judge: Judge) -> Judge:
         @wraps(judge)
@@ -51,7 +51,7 @@ def _unread(reading: Gpus, field: str) -> Mapping[str, Unreadable]:
 
 
 def _present(reading: Gpus) -> list[Gpu]:
-    """GPUs that answer. Raises Absent where none does: that is the subject of gpu-driver and gpu-count."""
+    """Return the GPUs that answer. Raises Absent where none does: that concerns gpu-driver and gpu-count."""
     present = [gpu for gpu in reading.gpus if not gpu.lost]
     if not present:
         raise Absent("no GPU answers")
@@ -65,7 +65,7 @@ def driver(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
 
 
 def count(reading: Gpus, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """As many as expected, and as the baseline has."""
+    """Yield a fault unless as many answer as expected, and as the baseline has."""
     if reading.trouble:
         raise Absent("the driver does not answer")
     expected = max(reading.expected, int(past.normal.get(_GPUS, 0)))
@@ -74,12 +74,12 @@ def count(reading: Gpus, limits: Thresholds, past: DeviceHistory) -> Iterable[Fa
 
 
 def number(reading: Gpus) -> Mapping[str, Value]:
-    """How many GPUs answer."""
+    """Return how many GPUs answer."""
     return {} if reading.trouble else {_GPUS: len(reading.gpus)}
 
 
 def lost(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
-    """Return GPUs that fell off the bus, or want a reset."""
+    """Yield GPUs that fell off the bus, or need a reset."""
     return [_of(gpu, gpu.lost) for gpu in reading.gpus if gpu.lost]
 
 
@@ -116,9 +116,9 @@ def retired_pages(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
 
 @_reads("nvlinks")
 def nvlink_down(reading: Gpus, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """Fewer active links than the site says, or than the GPU had before.
+    """Yield GPUs with fewer active links than the site's limit, or than before.
 
-    Where others of this node only have more, it is warned of: bridges may join some of the GPUs. A node without NVLink
+    Where only others of this node have more, it is a warning: bridges may join some of the GPUs. A node without NVLink
     has none active.
     """
     active = active_links(reading)
@@ -135,7 +135,7 @@ def nvlink_down(reading: Gpus, limits: Thresholds, past: DeviceHistory) -> Itera
 
 
 def active_links(reading: Gpus) -> Mapping[str, Value]:
-    """How many NVLinks of each GPU are active."""
+    """Return how many NVLinks of each GPU are active."""
     return {gpu.name: sum(gpu.nvlinks.values()) for gpu in _present(reading) if "nvlinks" not in gpu.unread}
 
 
@@ -150,7 +150,7 @@ def nvlink_errors(reading: Gpus) -> Mapping[str, int | Unreadable]:
 
 @_reads("pcie_width", "pcie_most_width")
 def pcie_width(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
-    """Fewer lanes than GPU and slot could have; the generation is not compared, since idle GPUs lower it."""
+    """Yield GPUs with fewer lanes than GPU and slot allow. The generation does not count, since idle GPUs lower it."""
     for gpu in _present(reading):
         expected = limits.number("width") or gpu.pcie_most_width
         if gpu.pcie_width is not None and expected and gpu.pcie_width < expected:
@@ -172,7 +172,7 @@ def throttle(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
 
 @_reads("temperature_c", "slowdown_c")
 def temperature(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
-    """Near the temperature at which it slows down by itself, or above the site's own limit."""
+    """Yield GPUs near the temperature at which they slow down by themselves, or above the site's own limit."""
     for gpu in _present(reading):
         own = limits.number("most_c")
         most = own or (gpu.slowdown_c - limits.number("margin_c") if gpu.slowdown_c is not None else None)
@@ -182,7 +182,7 @@ def temperature(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
 
 @_reads("memory_used", "mig")
 def residual_memory(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
-    """Memory in use while no job is here. With MIG it is the instances' own, which say nothing here."""
+    """Yield GPUs with memory in use while no job is here. Under MIG the instances use it, so it tells nothing."""
     for gpu in _present(reading):
         if gpu.memory_used is not None and not gpu.mig and gpu.memory_used > limits.number("most_mib") * 2**20:
             yield _of(gpu, f"{gpu.memory_used / 2**20:.0f} MiB in use, and no job is here")
@@ -207,7 +207,7 @@ def headroom(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
 
 @_reads("mig", "mig_pending")
 def mig(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
-    """Yield GPUs in another mode than the site wants, or with one that waits for a reset."""
+    """Yield GPUs in another mode than the site's, or with one that waits for a reset."""
     wanted = {"on": 1, "off": 0}.get(limits.text("mode"))
     for gpu in _present(reading):
         if gpu.mig is None:
@@ -226,5 +226,5 @@ def persistence(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
 
 
 def index_of(reading: Gpus, name: str) -> int:
-    """Slurm's, of the GPU with this name; -1 where there is none."""
+    """Return Slurm's index of the GPU with this name; -1 without one."""
     return next((gpu.slurm_index for gpu in reading.gpus if gpu.name == name), -1)

@@ -1,4 +1,4 @@
-"""What NVML tells of a node's GPUs. A GPU or driver that does not know a question leaves None, never 0."""
+"""NVML's readings of a node's GPUs. A field that a GPU or driver does not know is None, never 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. Counters since the driver was loaded (volatile) or for ever (aggregate); sizes in bytes.
 
     ``index`` is NVML's, by PCI address; Slurm counts by device files, /dev/nvidia<minor>. ``instances``: MIG's UUIDs.
-    ``unread``: by field, why it could not be read, which is no reason against any other.
+    ``unread``: by field, why it could not be read, which says nothing against the others.
     """
 
     index: int
@@ -60,12 +60,15 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of the device, for people, and to take it out of use."""
+        """Return the device's name, for people, and for its eviction."""
         return self.uuid or self.bus_id or f"GPU-{self.index}"
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """``expected``: as the site says, or the PCI bus shows. ``trouble``: why the driver does not answer, or ""."""
+    """All GPUs. ``expected``: the number by the site, or the PCI bus.
+
+    ``trouble``: why the driver does not answer, or "".
+    """
 
     expected: int
     gpus: tuple[Gpu, ...] = ()
@@ -73,7 +76,7 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 def fetch(node: NodeView) -> Gpus:
-    """Read the GPUs. Raises Absent where there is none and none is expected; Unreadable where NVML cannot be asked."""
+    """Read the GPUs. Raises Absent where none exists and none is expected; Unreadable where NVML cannot be asked."""
     expected = int(node.settings["gpus"].number("count")) or count_on_bus(node.files)
     if expected == 0:
         raise Absent("no NVIDIA GPU on the PCI bus")
@@ -89,7 +92,7 @@ def fetch(node: NodeView) -> Gpus:
 
 
 def count_on_bus(files: NodeFiles) -> int:
-    """NVIDIA's display controllers on the PCI bus. Raises Unreadable."""
+    """Return the number of NVIDIA's display controllers on the PCI bus. Raises Unreadable."""
     count = 0
     for device in files.names("/sys/bus/pci/devices"):
         folder = f"/sys/bus/pci/devices/{device}"
@@ -99,9 +102,9 @@ def count_on_bus(files: NodeFiles) -> int:
 
 
 def _gpu(nvml: Any, index: int, mark: Callable[[str], None]) -> Gpu | None:
-    """None for one that this process may not see (another job's).
+    """Return a GPU; None for one that this process may not see (another job's).
 
-    Raises the library's errors where it does not even tell a GPU's name, but those of a GPU that is lost.
+    Raises the library's errors where it does not even tell a GPU's name, except those of a GPU that is lost.
     """
     try:
         mark(f"nvmlDeviceGetHandleByIndex of GPU {index}")
@@ -124,7 +127,7 @@ def _last_name(nvml: Any, index: int) -> str:
 
 
 class _Questions:
-    """What NVML is asked about one GPU. A question that it cannot answer leaves the others."""
+    """The questions to NVML about one GPU. One that it cannot answer leaves the others."""
 
     def __init__(self, nvml: Any, gpu: Any, index: int, mark: Callable[[str], None]) -> None:
         self._nvml, self._gpu, self._index, self._mark = nvml, gpu, index, mark
@@ -140,7 +143,10 @@ class _Questions:
         )
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """None where this GPU or driver does not know the question. Raises the library's other errors."""
+        """Return the answer; None where this GPU or driver does not know the question.
+
+        Raises the library's other errors.
+        """
         self._last = name
         self._mark(f"{name} of GPU {self._index}")
         try:
@@ -149,7 +155,7 @@ class _Questions:
             return None
 
     def answers(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """By field of Gpu: what it is, and why it could not be read.
+        """Return, by field of Gpu, the values, and why others could not be read.
 
         Raises the errors of a GPU that is lost, and of a driver that is gone.
         """
@@ -175,7 +181,7 @@ class _Questions:
         nvml, ask = self._nvml, self.ask
         uncorrected, corrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
         sram = (nvml.NVML_AGGREGATE_ECC, nvml.NVML_MEMORY_LOCATION_SRAM)
-        memory = partial(ask, "nvmlDeviceGetMemoryInfo", nvml.nvmlMemory_v2)  # v2: without what the driver keeps itself
+        memory = partial(ask, "nvmlDeviceGetMemoryInfo", nvml.nvmlMemory_v2)  # v2: without the driver's own memory
         rows, mig = partial(ask, "nvmlDeviceGetRemappedRows"), partial(ask, "nvmlDeviceGetMigMode")
         return {
             "minor": partial(ask, "nvmlDeviceGetMinorNumber"),
@@ -208,13 +214,13 @@ class _Questions:
         }  # fmt: skip
 
     def _instances(self) -> list[str]:
-        """UUIDs of the MIG devices of a GPU."""
+        """Return UUIDs of the MIG devices of a GPU."""
         count = self.ask("nvmlDeviceGetMaxMigDeviceCount") or 0
         handles = [self.ask("nvmlDeviceGetMigDeviceHandleByIndex", at) for at in range(count)]
         return [str(self._nvml.nvmlDeviceGetUUID(handle)) for handle in handles if handle is not None]
 
     def _links(self) -> dict[str, bool]:
-        """NVLinks that the GPU has, and whether each is active."""
+        """Return the NVLinks that the GPU has, and whether each is active."""
         active: dict[str, bool] = {}
         for link in range(min(self._nvml.NVML_NVLINK_MAX_LINKS, _MOST_LINKS)):
             state = self.ask("nvmlDeviceGetNvLinkState", link)
@@ -224,7 +230,7 @@ class _Questions:
         return active
 
     def _link_errors(self) -> dict[str, int]:
-        """Error counters of active NVLinks, where this generation still counts them."""
+        """Return the error counters of active NVLinks, where this generation still has them."""
         nvml = self._nvml
         kinds = {
             "replay": nvml.NVML_NVLINK_ERROR_DL_REPLAY,
@@ -241,12 +247,12 @@ class _Questions:
 
 
 def _of(told: Any, pick: Callable[[Any], Any]) -> Any:
-    """Return a part of an answer; None where there is none."""
+    """Return a part of an answer; None without an answer."""
     return None if told is None else pick(told)
 
 
 def _flag(value: Any) -> bool:
-    """NVML's enable states are 0 and 1. Raises ValueError for anything else: whatever is true in Python is no fault."""
+    """Return NVML's enable state, 0 or 1. Raises ValueError for any other value, which must not count as a fault."""
     if value not in (0, 1):
         raise ValueError(f"{value!r} is no state")
     return bool(value)

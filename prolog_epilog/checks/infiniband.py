@@ -17,10 +17,12 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 
 @dataclass(frozen=True)
 class Port:
-    """``name``: as in mlx5_0/1. ``state`` is ACTIVE, DOWN, INIT, ARMED …; ``physical`` LinkUp, Polling, Disabled …
+    """A port. ``name``: as in mlx5_0/1.
 
-    ``kind``: what makes two ports comparable: driver, link layer, model of the adapter. ``trouble``: why state or rate
-    could not be read, or "".
+    ``state``: ACTIVE, DOWN, INIT, ARMED …; ``physical``: LinkUp, Polling, Disabled …
+
+    ``kind``: makes two ports comparable: driver, link layer, model of the adapter. ``trouble``: why state or rate could
+    not be read, or "".
     """
 
     name: str
@@ -33,7 +35,7 @@ class Port:
 
 
 def fetch(node: NodeView) -> list[Port]:
-    """Read the ports; virtual functions come and go as jobs want: left out. Raises Absent without an adapter."""
+    """Return the ports, without virtual functions, which come and go with jobs. Raises Absent without an adapter."""
     files = node.files
     ports = []
     for device in files.names(CLASS):
@@ -67,13 +69,16 @@ def _port(files: NodeFiles, device: str, number: str) -> Port:
 
 
 def _kind(files: NodeFiles, device: str, folder: str) -> tuple[str, ...]:
-    """Names of the same driver begin with the same letters, by the kernel's names and by udev's (ibp1s0, rocep1s0)."""
+    """Return a port's kind.
+
+    Names of one driver begin with the same letters, by the kernel and by udev (ibp1s0, rocep1s0).
+    """
     model = [f"{CLASS}/{device}/{name}" for name in ("node_type", "hca_type", "board_id")]
     return (re.split(r"[\d_]", device)[0], *(_word(files, path) for path in (f"{folder}/link_layer", *model)))
 
 
 def _word(files: NodeFiles, path: str) -> str:
-    """Return a word of a file; "" where it is not there or cannot be read."""
+    """Return a word of a file; "" where it is missing or unreadable."""
     try:
         return (files.optional(path) or "").strip()
     except Unreadable:
@@ -81,7 +86,7 @@ def _word(files: NodeFiles, path: str) -> str:
 
 
 def _counters(files: NodeFiles, folder: str) -> dict[str, int | Unreadable]:
-    """Those that a folder has, and why one, or all, cannot be read."""
+    """Return the counters of a folder, and why one, or all, cannot be read."""
     try:
         names = [name for name in files.names(folder, r"[a-zA-Z0-9_]+") if name in _READ]
     except Unreadable as error:
@@ -91,7 +96,7 @@ def _counters(files: NodeFiles, folder: str) -> dict[str, int | Unreadable]:
 
 
 def _counter(files: NodeFiles, path: str) -> int | Unreadable | None:
-    """None where the adapter does not count this: "N/A (no PMA)", as iWARP adapters and virtual ones say."""
+    """Return a counter; None where the adapter lacks it: "N/A (no PMA)", as on iWARP and virtual adapters."""
     try:
         text = (files.optional(path) or "").strip()
         return None if not text or text.startswith("N/A") else whole_number(text, path)
@@ -100,7 +105,7 @@ def _counter(files: NodeFiles, path: str) -> int | Unreadable | None:
 
 
 def parse_state(text: str, name: str) -> str:
-    """``4: ACTIVE``. Raises Unreadable. Pure."""
+    """Parse ``4: ACTIVE``. Raises Unreadable. Pure."""
     found = _STATE.fullmatch(text.strip())
     if not found:
         raise Unreadable(f"{name}: not the state of a port: {text[:40]!r}")
@@ -108,7 +113,7 @@ def parse_state(text: str, name: str) -> str:
 
 
 def parse_rate(text: str, name: str) -> float:
-    """``400 Gb/sec (4X NDR)``. Raises Unreadable. Pure."""
+    """Parse ``400 Gb/sec (4X NDR)``. Raises Unreadable. Pure."""
     found = _RATE.match(text.strip())
     if not found:
         raise Unreadable(f"{name}: not the rate of a port: {text[:40]!r}")
@@ -116,9 +121,9 @@ def parse_rate(text: str, name: str) -> float:
 
 
 def link_state(ports: list[Port], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """Ports that are not active.
+    """Yield ports that are not active.
 
-    Where one never was, it may be meant so (nothing plugged in, switched off): a warning, until a baseline or
+    One that never was active may be meant so (nothing plugged in, switched off): a warning, until a baseline or
     ``ignored`` says so.
     """
     used = list(_used(ports, limits))
@@ -140,12 +145,12 @@ def link_state(ports: list[Port], limits: Thresholds, past: DeviceHistory) -> It
 
 
 def active_ports(ports: list[Port]) -> Mapping[str, Value]:
-    """Which ports are active."""
+    """Return which ports are active."""
     return {port.name: port.state == "ACTIVE" for port in ports if not port.trouble}
 
 
 def rate(ports: list[Port], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """Slower than the site says, or than the port was before: a cable or transceiver that fell back.
+    """Yield ports slower than the site's limit, or than before: a cable or transceiver that fell back.
 
     A new port is compared with the fastest of its kind here, and only warned of: a node may have ports at several
     rates.
@@ -162,7 +167,7 @@ def rate(ports: list[Port], limits: Thresholds, past: DeviceHistory) -> Iterable
 
 
 def rates(ports: list[Port]) -> Mapping[str, Value]:
-    """How fast active ports are."""
+    """Return the rates of active ports."""
     return {port.name: port.rate_gbps for port in ports if port.state == "ACTIVE"}
 
 

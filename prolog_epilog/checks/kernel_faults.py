@@ -1,4 +1,4 @@
-"""What lines of the kernel's log say of disks, file systems, processors and memory, by ``checks/kernel_lines.toml``."""
+"""Faults of disks, file systems, processors and memory in the kernel's log, by ``checks/kernel_lines.toml``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line
 TABLE = Path(__file__).with_name("kernel_lines.toml")
 _LAST_BOOT = "BERT: Error records from previous boot"
 _HARDWARE = "[Hardware Error]"
-# A partition's or namespace's disk: sda1, nvme0n1p2, nvme0c1n1, mmcblk0p1.
+# a partition's or namespace's disk: sda1, nvme0n1p2, nvme0c1n1, mmcblk0p1
 _DISK = re.compile(r"(nvme\d+|mmcblk\d+|(?:sd|vd|xvd|hd)[a-z]+)(?:[cnp]?\d+)*")
 
 
@@ -44,7 +44,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class LineRule:
-    """A row of the table, ready for use; see there."""
+    """A row of the table, compiled; see there."""
 
     check: str
     pattern: re.Pattern[str]
@@ -53,7 +53,7 @@ class LineRule:
     on_fail: OnFail | None
 
     def device_of(self, text: str) -> str | None:
-        """Whose fault a line tells, "" where it names no device; None for another line."""
+        """Return the faulty device of a line, "" where it names none; None for another line."""
         found = self.pattern.search(text)
         if found is None or (self.unless is not None and self.unless.search(text)):
             return None
@@ -71,7 +71,7 @@ class LineTable:
 
 @functools.cache
 def table(path: Path = TABLE) -> LineTable:
-    """Read the table of lines. Raises UsageError where it is not as it should be."""
+    """Read the table of lines. Raises UsageError where it is invalid."""
     try:
         read = msgspec.convert(tomllib.loads(path.read_text()), _Table)
         rules = tuple(
@@ -138,7 +138,7 @@ def disk_of(name: str) -> str:
 
 
 def _of_last_boot(lines: Iterable[Line]) -> Iterator[bool]:
-    """For each line, whether firmware tells it of the time before the last boot: what broke then may be mended."""
+    """Yield, for each line, whether firmware reports it of the time before the last boot: it may be repaired since."""
     within = False
     for line in lines:
         within = _LAST_BOOT in line.text or (within and line.text.startswith(_HARDWARE))

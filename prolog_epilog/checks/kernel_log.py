@@ -1,4 +1,4 @@
-"""The kernel's log, and what is needed to name the devices in it."""
+"""The kernel's log, and the data that names the devices in it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Line:
 
 
 def parse(record: str) -> Line | None:
-    """Return a record of /dev/kmsg (Linux: Documentation/ABI/testing/dev-kmsg); None for what is none. Pure.
+    """Parse a record of /dev/kmsg (Linux: Documentation/ABI/testing/dev-kmsg); None for anything else. Pure.
 
-    Programs may write there, too, if they are root: their facility is not 0, and none may forge the kernel's.
+    Programs of root may write there too: their facility is not 0, and none can forge the kernel's.
     """
     found = _HEAD.match(record)
     if not found:
@@ -44,10 +44,10 @@ def parse(record: str) -> Line | None:
 
 @dataclass(frozen=True)
 class KernelLog:
-    """``gpus``: PCI address, as Xids name it → UUID and number of the device file, as the driver tells in /proc.
+    """The log. ``gpus``: PCI address, as in Xids → UUID and number of the device file, by the driver in /proc.
 
-    ``removable``: disks whose medium can be taken out, as a BMC's virtual stick. ``users``: whose programs are on the
-    node now."""
+    ``removable``: disks with removable media, as a BMC's virtual stick. ``users``: whose programs are on the node now.
+    """
 
     lines: tuple[Line, ...]
     gpus: Mapping[str, tuple[str, int]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class KernelLog:
 
 
 def fetch(node: NodeView) -> KernelLog:
-    """Read the kernel's log. Raises Unreadable, as where only root may read."""
+    """Read the kernel's log. Raises Unreadable, for instance where only root may read."""
     return KernelLog(tuple(_lines(node)), driver_gpus(node.files), _removable(node.files), _users(node.files))
 
 
@@ -66,7 +66,7 @@ def _removable(files: NodeFiles) -> frozenset[str]:
 
 
 def _users(files: NodeFiles) -> frozenset[int]:
-    """Return the owners of processes, but for the system's own."""
+    """Return the owners of processes, without the system's own."""
     owners = set()
     for pid in files.names("/proc", r"\d+"):
         with contextlib.suppress(OSError):  # it has ended
@@ -86,7 +86,7 @@ def driver_gpus(files: NodeFiles) -> dict[str, tuple[str, int]]:
 
 
 def _lines(node: NodeView) -> list[Line]:
-    """Return the kernel's own lines, as far back as it remembers."""
+    """Return the kernel's own lines, as far back as it keeps them."""
     path = node.files.path(KMSG)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -107,7 +107,7 @@ def _lines(node: NodeView) -> list[Line]:
 
 
 def _records(fd: int) -> Iterator[str]:
-    """Each read gives one record; EPIPE where it was overwritten before we read it."""
+    """Yield one record per read; EPIPE means that it was overwritten before the read."""
     for _ in range(_MOST_RECORDS):
         try:
             record = os.read(fd, _RECORD_BYTES)

@@ -1,4 +1,4 @@
-"""Main memory and processors: room, huge pages, ECC errors (EDAC), processors that are off or too hot."""
+"""Main memory and processors: space, huge pages, ECC errors (EDAC), processors that are off or too hot."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from resilio_hpc.prolog_epilog.base.node import NodeView
 _EDAC = "/sys/devices/system/edac/mc"
 _CPU = "/sys/devices/system/cpu"
 _TOTAL, _ONLINE = "GiB", "online"
-_KERNELS_SHARE = 0.02  # of memory, by which kernels differ; a module of 2 TiB has 3 %
+_KERNELS_SHARE = 0.02  # of memory, by which kernels differ; a module of 2 TiB is 3 %
 _FIELD = re.compile(r"^([\w()]+):\s+(\d{1,18})(?: kB)?\s*$", re.MULTILINE)
 
 
 def fetch(node: NodeView) -> Mapping[str, int]:
-    """/proc/meminfo: kB, but for the numbers of huge pages."""
+    """Return /proc/meminfo in kB; huge pages as numbers."""
     return parse_meminfo(node.files.text("/proc/meminfo"))
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:
-    """Parse /proc/meminfo. Raises Unreadable without a total that makes sense. Pure."""
+    """Parse /proc/meminfo. Raises Unreadable without a plausible total. Pure."""
     fields = {name: int(value) for name, value in _FIELD.findall(text)}
     if fields.get("MemTotal", 0) <= 0 or "MemAvailable" not in fields:
         raise Unreadable(f"/proc/meminfo: {text[:60]!r}")
@@ -30,7 +30,10 @@ def parse_meminfo(text: str) -> Mapping[str, int]:
 
 
 def size(fields: Mapping[str, int], limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """Less than the site says, or than the baseline: a module was lost. Kernels differ by what they take themselves."""
+    """Yield a fault for less memory than the site's limit or the baseline: a module was lost.
+
+    Kernels use some themselves.
+    """
     expected, mib = limits.number("mib"), fields["MemTotal"] / 1024
     least = expected or past.normal.get(_TOTAL, 0) * 1024 * (1 - _KERNELS_SHARE)
     if least == 0:
@@ -45,7 +48,7 @@ def total(fields: Mapping[str, int]) -> Mapping[str, Value]:
 
 
 def pressure(fields: Mapping[str, int], limits: Thresholds) -> Iterable[Fault]:
-    """Nearly all of it in use; on a busy node a warning, since the job may just be as big."""
+    """Yield a fault where nearly all of it is in use; on a busy node a warning, since the job may need it."""
     used = 100 - 100 * fields["MemAvailable"] / fields["MemTotal"]
     if used >= limits.number("critical_percent"):
         yield Fault(f"critical: {used:.0f} % in use, {fields['MemAvailable'] / 1024:.0f} MiB available")
@@ -54,14 +57,14 @@ def pressure(fields: Mapping[str, int], limits: Thresholds) -> Iterable[Fault]:
 
 
 def free(fields: Mapping[str, int], limits: Thresholds) -> Iterable[Fault]:
-    """Little of it available while no job is here."""
+    """Yield a fault where little of it is available while no job is here."""
     percent = 100 * fields["MemAvailable"] / fields["MemTotal"]
     if percent < limits.number("least_percent"):
         yield Fault(f"{percent:.0f} % available, and no job is here")
 
 
 def huge_pages(fields: Mapping[str, int], limits: Thresholds) -> Iterable[Fault]:
-    """As many as the site reserves, and none in use while no job is here."""
+    """Yield a fault unless there are as many as the site reserves, and none in use while no job is here."""
     total, unused = fields.get("HugePages_Total"), fields.get("HugePages_Free")
     if total is None or unused is None or (total == 0 and limits.number("total") == 0):
         raise Absent("no huge pages are reserved")
@@ -73,14 +76,14 @@ def huge_pages(fields: Mapping[str, int], limits: Thresholds) -> Iterable[Fault]
 
 @dataclass(frozen=True)
 class MemoryErrors:
-    """By memory controller (mc0): errors since the driver was loaded."""
+    """Errors since the driver was loaded, by memory controller (mc0)."""
 
     corrected: Mapping[str, int | Unreadable]
     uncorrected: Mapping[str, int | Unreadable]
 
 
 def fetch_errors(node: NodeView) -> MemoryErrors:
-    """Read the counts of errors. Raises Absent without an EDAC driver, as in virtual machines."""
+    """Read the error counts. Raises Absent without an EDAC driver, as in virtual machines."""
     files = node.files
     controllers = files.names(_EDAC, r"mc\d+")
     if not controllers:
@@ -106,7 +109,7 @@ def corrected(errors: MemoryErrors) -> Mapping[str, int | Unreadable]:
 
 @dataclass(frozen=True)
 class Processors:
-    """``present`` and ``online`` as sets of numbers; ``throttles``: how often each was slowed down by heat.
+    """``present`` and ``online`` as sets of numbers; ``throttles``: how often heat slowed each down.
 
     ``one_thread``: the site switched hyperthreads off (nosmt, /sys/devices/system/cpu/smt/control).
     """
@@ -133,7 +136,7 @@ def fetch_processors(node: NodeView) -> Processors:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """``0-3,8``. Raises Unreadable. Pure."""
+    """Parse ``0-3,8``. Raises Unreadable. Pure."""
     found: set[int] = set()
     for part in text.strip().split(","):
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
@@ -144,7 +147,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def online(found: Processors, limits: Thresholds, past: DeviceHistory) -> Iterable[Fault]:
-    """Processors that are off: a fault where they were on before, else a warning.
+    """Yield processors that are off: a fault where they were on before, else a warning.
 
     Where hyperthreads are switched off, half of them may be.
     """
@@ -158,7 +161,7 @@ def online(found: Processors, limits: Thresholds, past: DeviceHistory) -> Iterab
 
 
 def online_count(found: Processors) -> Mapping[str, Value]:
-    """How many processors are on."""
+    """Return how many processors are on."""
     return {_ONLINE: len(found.online)}
 
 

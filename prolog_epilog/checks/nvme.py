@@ -1,4 +1,4 @@
-"""NVMe controllers: their state in /sys, and what their own health log says (NVM Express Base Specification)."""
+"""NVMe controllers: their state in /sys, and their own health log (NVM Express Base Specification)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WARNINGS = (
 
 @dataclass(frozen=True)
 class HealthLog:
-    """SMART / Health Information (log page 02h). ``spare`` and ``spare_least`` in percent, ``used`` beyond 100, too."""
+    """SMART / Health Information (log page 02h). ``spare`` and ``spare_least`` in percent; ``used`` may exceed 100."""
 
     warnings: int
     temperature_c: int
@@ -45,7 +45,10 @@ class HealthLog:
 
 @dataclass(frozen=True)
 class NvmeController:
-    """``log`` is None where it may not be asked. ``remote``: a disk of a server, by TCP, RDMA or Fibre Channel."""
+    """A controller. ``log``: None where it may not be read.
+
+    ``remote``: a disk of a server, by TCP, RDMA or Fibre Channel.
+    """
 
     name: str
     state: str
@@ -54,7 +57,7 @@ class NvmeController:
 
     @property
     def on_fail(self) -> OnFail | None:
-        """A server's disk is no part of the node: it fails for all nodes at once."""
+        """Return the action for it: a server's disk is no part of the node, since it fails for all nodes at once."""
         return "warn" if self.remote else None
 
 
@@ -85,7 +88,7 @@ def parse_log(data: bytes) -> HealthLog:
 
 
 def _log(node: NodeView, name: str) -> HealthLog | Unreadable | None:
-    """Return the log, or why it cannot be read: the other disks are looked at all the same."""
+    """Return the log, or why it cannot be read, so that the other disks are read all the same."""
     try:
         return _asked(node, name)
     except Unreadable as error:
@@ -93,7 +96,7 @@ def _log(node: NodeView, name: str) -> HealthLog | Unreadable | None:
 
 
 def _asked(node: NodeView, name: str) -> HealthLog | None:
-    """Return the log, by ioctl(2); in a captured tree by reading a file. None where it may not be asked."""
+    """Return the log, by ioctl(2); in a captured tree from a file. None where it may not be read."""
     path = node.files.path(f"/dev/{name}")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -119,7 +122,7 @@ def _asked(node: NodeView, name: str) -> HealthLog | None:
 
 
 def _logs(controllers: list[NvmeController]) -> list[tuple[NvmeController, HealthLog]]:
-    """Of the disks that told it. Raises Absent where none may be asked."""
+    """Return the controllers with a log. Raises Absent where no log may be read."""
     if all(one.log is None for one in controllers):
         raise Absent("no NVMe disk may be asked for its health log")
     return [(one, one.log) for one in controllers if isinstance(one.log, HealthLog)]
@@ -130,9 +133,9 @@ def _doubts(controllers: list[NvmeController]) -> Iterable[Doubt]:
 
 
 def state(controllers: list[NvmeController], limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
-    """Return controllers that are dead, or not live for a while: a reset takes some seconds, and is only warned of.
+    """Return faults of controllers that are dead, or not live for a while; a reset, of some seconds, is a warning.
 
-    Also fewer disks than the baseline has.
+    Also of fewer disks than the baseline has.
     """
     kept = former.kept if isinstance(former.kept, dict) else {}
     waited = {
@@ -158,12 +161,12 @@ def state(controllers: list[NvmeController], limits: Thresholds, former: Former)
 
 
 def local_disks(controllers: list[NvmeController]) -> Mapping[str, Value]:
-    """How many the node has of its own."""
+    """Return how many disks the node has of its own."""
     return {_DISKS: sum(not one.remote for one in controllers)}
 
 
 def warnings(controllers: list[NvmeController], limits: Thresholds) -> Iterable[Fault]:
-    """Bits of the critical warning, each said."""
+    """Yield each bit of the critical warning."""
     yield from _doubts(controllers)
     for one, log in _logs(controllers):
         if log.warnings:
@@ -172,7 +175,7 @@ def warnings(controllers: list[NvmeController], limits: Thresholds) -> Iterable[
 
 
 def wear(controllers: list[NvmeController], limits: Thresholds) -> Iterable[Fault]:
-    """At the end of its life. A threshold of 0 says that the disk counts no spare blocks, as virtual ones."""
+    """Yield disks at the end of their life. A threshold of 0: the disk counts no spare blocks, as virtual ones."""
     yield from _doubts(controllers)
     for one, log in _logs(controllers):
         spent = log.spare_least > 0 and log.spare <= log.spare_least

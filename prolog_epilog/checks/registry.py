@@ -1,4 +1,4 @@
-"""Which code carries out which row of the tables."""
+"""The code of each row of the tables."""
 
 from __future__ import annotations
 

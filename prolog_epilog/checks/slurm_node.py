@@ -1,4 +1,4 @@
-"""Slurm's own side of the node: does slurmd work with the configuration that the controller has?"""
+"""Slurm's side of the node: whether slurmd works with the controller's configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilio_hpc.slurm.client.commands import config
 
 
 def fetch(node: NodeView) -> Mapping[str, str]:
-    """``scontrol show config``, bounded. Raises Unreadable where Slurm does not answer: no fault of the node's."""
+    """Return ``scontrol show config``, bounded. Raises Unreadable where Slurm does not answer: no fault of the node."""
     captured = node.files.optional("/.scontrol-show-config")
     if captured is not None:
         return parse_config(captured)
@@ -24,7 +24,7 @@ def fetch(node: NodeView) -> Mapping[str, str]:
 
 
 def parse_config(text: str) -> Mapping[str, str]:
-    """Parse what Slurm says of the node. Raises Unreadable. Pure."""
+    """Parse Slurm's configuration. Raises Unreadable. Pure."""
     found = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in text.splitlines())}
     if "ClusterName" not in found:
         raise Unreadable(f"scontrol show config: {text[:60]!r}")
@@ -32,14 +32,14 @@ def parse_config(text: str) -> Mapping[str, str]:
 
 
 def drift(found: Mapping[str, str], limits: Thresholds) -> Iterable[Fault]:
-    """HASH_VAL compares this node's slurm.conf with the controller's (scontrol(1), DebugFlags=NO_CONF_HASH)."""
+    """Yield a fault where HASH_VAL says that this node's slurm.conf differs (scontrol(1), DebugFlags=NO_CONF_HASH)."""
     said = found.get("HASH_VAL", "")
     if said.startswith("Different"):
         yield Fault(f"this node's slurm.conf is not the controller's: {said}")
 
 
 def fetch_switches(node: NodeView) -> list[Process]:
-    """Return the processes, where there are NVSwitches. Raises Absent."""
+    """Return the processes, on a node with NVSwitches. Raises Absent."""
     if not node.files.names("/dev", r"nvidia-nvswitch\d+"):
         raise Absent("no NVSwitch")
     return fetch_processes(node)

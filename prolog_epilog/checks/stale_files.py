@@ -1,4 +1,4 @@
-"""What former jobs left in /dev/shm, /tmp and the burst buffer: files of users who have nothing running here."""
+"""Files that former jobs left in /dev/shm, /tmp and the burst buffer, of users with no process here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UID = re.compile(r"^Uid:\s+\d+\s+(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class StaleFiles:
-    """By user: bytes on disk below ``path``. ``cut``: there is more than we count."""
+    """By user: bytes on disk below ``path``. ``cut``: there are more than were counted."""
 
     path: str
     bytes_by_user: dict[int, int]
@@ -30,7 +30,7 @@ class StaleFiles:
 
 
 def place(kind: str) -> Source:
-    """Return the fetcher for one kind of place, named in the settings; each place has a child of its own."""
+    """Return the fetcher for one kind of place, named in the settings; each place has its own child."""
 
     def fetch(node: NodeView) -> StaleFiles:
         top = node.files.path(node.target)
@@ -46,7 +46,7 @@ def place(kind: str) -> Source:
 
 
 def active_users(files: NodeFiles) -> frozenset[int]:
-    """Users who have a process here. Raises Unreadable."""
+    """Return users who have a process here. Raises Unreadable."""
     found = set()
     for pid in files.names("/proc", r"\d+"):
         match = _UID.search(files.optional(f"/proc/{pid}/status") or "")
@@ -58,7 +58,7 @@ def active_users(files: NodeFiles) -> frozenset[int]:
 
 
 def _counted(top: Path, sizes: dict[int, int]) -> bool:
-    """Add up what lies below, on this file system only, following no link; True where there was too much of it."""
+    """Add up the files below, on this file system only, without links; return whether there were too many."""
     until = time.monotonic() + _WALK_S
     device = os.lstat(top).st_dev
     folders, files = [top], 0
@@ -72,14 +72,14 @@ def _counted(top: Path, sizes: dict[int, int]) -> bool:
                     if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
                         folders.append(Path(entry.path))
         except OSError:
-            continue  # it went meanwhile, or is not for us
+            continue  # it vanished meanwhile, or may not be read
         if files > _MOST_FILES or time.monotonic() > until:
             return True
     return False
 
 
 def large(stale: StaleFiles, limits: Thresholds) -> Iterable[Fault]:
-    """Much of users who run nothing here."""
+    """Yield much data of users who run nothing here."""
     idle = {user: size for user, size in stale.bytes_by_user.items() if user not in stale.active_users}
     mib = sum(idle.values()) / 2**20
     if mib > limits.number("most_mib"):

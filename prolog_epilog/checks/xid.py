@@ -25,10 +25,10 @@ POLICY = Path(__file__).with_name("xid.csv")
 CLASSES = (
     "ignore", "software", "application", "reset", "reboot", "workflow", "mechanical", "support", "line", "undefined",
 )  # fmt: skip
-# Of a MIG instance: (PCI:0000:65:00 GPU-I:05 GPU-CI:00); of old drivers: (0000:03:00).
+# of a MIG instance: (PCI:0000:65:00 GPU-I:05 GPU-CI:00); of old drivers: (0000:03:00)
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})(?: [^)]*)?\): (\d{1,5})(?:,\s*(.*))?$")
 _SXID = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]{7,16})\): (\d{1,6}), (Fatal|Non-fatal)(.*)$", re.IGNORECASE)
-# Where on the chip; GPCCLIENT_T1_0 alone names a kind of client, which each GPC has.
+# the place on the chip; GPCCLIENT_T1_0 alone names a kind of client, which each GPC has
 _UNITS = (re.compile(r"GPC ?(\d+)[, ]+TPC ?(\d+)"), re.compile(r"\bGPC(\d+) GPCCLIENT_(\w+)"))
 _RECOVERY = re.compile(r"recovery action changed from .* to (?:0x[0-9a-fA-F]+ )?\(([^)]*)\)")
 _RESET_DONE = re.compile(r"recovery action changed from .*\bReset\b.* to (?:0x[0-9a-fA-F]+ )?\(None\)")
@@ -36,7 +36,7 @@ _PROCESS = re.compile(r"\bpid='?(\d+)'?(?:, name='?([^,']*))?")
 _INTERPRETER = re.compile(r"(?:python|pypy|perl)[\d.]*|julia|java|node|R|MATLAB|bash|sh|pt_\w+|ray::.*")
 """Names that are those of many programs (``pt_main_thread``: PyTorch's)."""
 _NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
-_DEVICE = 154  # its line says what is to be done
+_DEVICE = 154  # its line names the action
 _KEPT_EVENTS = 500
 
 
@@ -44,7 +44,7 @@ _KEPT_EVENTS = 500
 class Rule:
     """One row of xid.csv.
 
-    ``on_fail`` is None where it is no fault; ``nonfatal``: instead of it where the line says so; ``by_unit``: see the
+    ``on_fail``: None where it is no fault; ``nonfatal``: instead of it where the line says so; ``by_unit``: see the
     same-unit rule.
     """
 
@@ -58,9 +58,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class XidEvent:
-    """One Xid of one GPU (its PCI address), at seconds since boot; ``unit`` is the part of the GPU, if told.
+    """One Xid of one GPU (its PCI address), at seconds since boot; ``unit``: the part of the GPU, if told.
 
-    ``users``: who had programs on the node around that time; empty where that is not known."""
+    ``users``: whose programs were on the node around that time; empty where that is not known.
+    """
 
     at_s: float
     gpu: str
@@ -71,14 +72,14 @@ class XidEvent:
 
     @property
     def process(self) -> tuple[str, str] | None:
-        """Number and name of the process whose GPU work it was; None where the line does not say (``<unknown>``)."""
+        """Return number and name of the process with that GPU work; None where the line has none (``<unknown>``)."""
         found = _PROCESS.search(self.text)
         return (found[1], found[2] or "") if found else None
 
 
 @functools.cache
 def policy(path: Path = POLICY) -> Mapping[int, Rule]:
-    """By number. Raises UsageError where the table is not as it should be."""
+    """Return the rows by number. Raises UsageError where the table is invalid."""
     rules = {}
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     for row in csv.DictReader(lines):
@@ -112,14 +113,14 @@ def _unit(text: str) -> str:
 
 
 def address(text: str) -> str:
-    """Return a PCI address as the kernel's log writes it, without function: 0000:3b:00. Pure."""
+    """Return a PCI address as in the kernel's log, without function: 0000:3b:00. Pure."""
     words = text.lower().split(".")[0].split(":")
     words = words if len(words) == 3 else ["0", *words]
     return ":".join([f"{int(words[0] or '0', 16):04x}", *words[1:3]])
 
 
 def collapsed(events: Sequence[XidEvent], burst_s: float) -> list[XidEvent]:
-    """Without those that follow the same one (GPU, number, unit) within ``burst_s``; of Xid 154 each is kept. Pure."""
+    """Return events without repetitions (GPU, number, unit) within ``burst_s``; of Xid 154 each is kept. Pure."""
     kept: list[XidEvent] = []
     last: dict[tuple[str, int, str], float] = {}
     for event in sorted(events, key=lambda event: event.at_s):
@@ -131,7 +132,7 @@ def collapsed(events: Sequence[XidEvent], burst_s: float) -> list[XidEvent]:
 
 
 def judge(log: KernelLog, limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
-    """Faults by GPU, the worst of each; keeps events that the kernel's log will forget. Pure."""
+    """Return faults by GPU, the worst of each; keep events that the kernel's log will forget. Pure."""
     window = limits.number("escalate_window_s")
     kept = _Kept.read(former.kept)
     seen = {_key(event): event for event in kept.events}
@@ -146,13 +147,16 @@ def judge(log: KernelLog, limits: Thresholds, former: Former) -> tuple[Iterable[
 
 
 def _named(fault: Fault, log: KernelLog) -> Fault:
-    """With the UUID and Slurm's index of the GPU, where the driver tells them: the PCI address is in the evidence."""
+    """Return the fault with the GPU's UUID and Slurm's index, where the driver tells them.
+
+    The evidence has the PCI address.
+    """
     uuid, index = log.gpus.get(fault.device, (fault.device, -1))
     return msgspec.structs.replace(fault, device=uuid, index=index)
 
 
 def faults(events: Sequence[XidEvent], limits: Thresholds) -> list[Fault]:
-    """Return what single events ask for, and what they ask for together. Pure."""
+    """Return the faults of single events, and of several together. Pure."""
     found = []
     counted = collapsed(events, limits.number("burst_s"))
     for gpu in dict.fromkeys(event.gpu for event in counted):
@@ -171,7 +175,7 @@ def faults(events: Sequence[XidEvent], limits: Thresholds) -> list[Fault]:
 
 
 def _single(event: XidEvent) -> Fault | None:
-    """Return what one event asks for; a number that is not in the table is said, and no more."""
+    """Return the fault of one event; a number that is not in the table is only reported."""
     rule = policy().get(event.xid)
     action = _action(event)
     meaning = rule.meaning if rule else "not in our table"
@@ -192,9 +196,9 @@ def _action(event: XidEvent) -> OnFail | None:
 
 
 def _current(events: Sequence[XidEvent]) -> list[XidEvent]:
-    """Of the lines that change what is to be done, the last counts.
+    """Return the events that still count: of lines that change the action, the last one.
 
-    Where it is "None" after a reset, what asked for that reset is done with.
+    Where it is "None" after a reset, the events that asked for that reset do not count any more.
     """
     changes = [event for event in events if event.xid == _DEVICE]
     if not changes:
@@ -213,7 +217,7 @@ def _by_reset(event: XidEvent) -> bool:
 
 
 def _recovery(text: str) -> tuple[OnFail | None, str]:
-    """Return what Xid 154 says is to be done."""
+    """Return the action that Xid 154 asks for."""
     found = _RECOVERY.search(text)
     said = found[1] if found else ""
     if said == "None":
@@ -232,7 +236,7 @@ def _units_of_processes(events: Sequence[XidEvent]) -> Mapping[tuple[int, str], 
 
 
 def _same_unit(events: Sequence[XidEvent], units: Mapping[tuple[int, str], set[str]], least: float) -> list[Fault]:
-    """By processes that met the Xid on this unit and on no other: a program's own mistake is on all that run it."""
+    """Return faults of a unit by processes that met the Xid there only: a program's mistake shows on every unit."""
     by_unit: dict[tuple[int, str], dict[str, XidEvent]] = {}
     for event in events:
         rule = policy().get(event.xid)
@@ -249,7 +253,7 @@ def _same_unit(events: Sequence[XidEvent], units: Mapping[tuple[int, str], set[s
 
 
 def _one_culprit(events: Sequence[XidEvent]) -> bool:
-    """Whether it may have been one program, started again and again, or one user's."""
+    """Return whether it may have been one program, started again and again, or one user's."""
     names = {event.process[1] for event in events if event.process is not None}
     if len(names) == 1 and not _INTERPRETER.fullmatch(next(iter(names))):
         return True
@@ -268,14 +272,14 @@ def _key(event: XidEvent) -> tuple[float, str, int, str]:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What is kept from look to look: events, and who had programs on the node at the last one (``looked_s``)."""
+    """What is kept from look to look: events, and whose programs were on the node at the last one (``looked_s``)."""
 
     events: Sequence[XidEvent]
     users: frozenset[int] = frozenset()
     looked_s: float | None = None
 
     def written(self) -> dict[str, object]:
-        """As JSON takes it. Of too many events those of faulty hardware and the newest are kept."""
+        """Return it for JSON. Of too many events, those of faulty hardware and the newest are kept."""
         ranked = sorted(self.events, key=lambda event: (_is_hardware(event) or event.xid == _DEVICE, event.at_s))
         newest = sorted(ranked[-_KEPT_EVENTS:], key=lambda event: event.at_s)
         events = [[one.at_s, one.gpu, one.xid, one.unit, one.text, sorted(one.users)] for one in newest]
@@ -283,7 +287,7 @@ class _Kept:
 
     @classmethod
     def read(cls, value: object) -> _Kept:
-        """As far as it is what we keep."""
+        """Read it, as far as it is valid."""
         try:
             found = msgspec.convert(value, _Written)
         except msgspec.ValidationError:
@@ -299,7 +303,7 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 def switches(log: KernelLog, limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
-    """Fatal errors of NVSwitches; each line says itself whether it is fatal. Pure."""
+    """Return fatal errors of NVSwitches; each line says itself whether it is fatal. Pure."""
     found = {}
     for line in log.lines:
         match = _SXID.search(line.text)

@@ -1,6 +1,6 @@
-"""Which reports of users lead to a check: a few per user and hour, a few of all.
+"""Which users' reports start a check: a few per user and hour, a few of all.
 
-The spool is read in a child, since it may lie on a file system that hangs.
+A child reads the spool, which may lie on a file system that hangs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PER_USER, OF_ALL = 3, 20  # checks within WINDOW_S
 
 @dataclass
 class Admission:
-    """Counts what was let through. Times in seconds of any clock that only goes forward."""
+    """Counts admitted reports. Times in seconds of a clock that only goes forward."""
 
     _times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def admit(self, user: int, now: float) -> bool:
-        """Whether this user's report may have a check follow."""
+        """Return whether this user's report may start a check."""
         for number in list(self._times):
             self._times[number] = [at for at in self._times[number] if now - at < WINDOW_S]
             if not self._times[number]:
@@ -43,9 +43,9 @@ class Admission:
 
 @dataclass
 class ReportIntake:
-    """``said`` gets a line for what came.
+    """Takes reports. ``said`` is called with a line for each.
 
-    ``unix_time``: files' ages are told by it. ``prepare`` makes or checks the spool, in a child that is given up after
+    ``unix_time``: for the age of files. ``prepare`` makes or checks the spool, in a child that is given up after
     ``budget_s``.
     """
 
@@ -63,7 +63,7 @@ class ReportIntake:
         self._child = OneAtATime(budget_s)
 
     def wanted(self, now_s: float) -> bool:
-        """Whether a user's report is to have this node checked now. ``now_s``: seconds since boot."""
+        """Return whether a user's report asks to check this node now. ``now_s``: seconds since boot."""
         if now_s - self._looked_s < LOOK_S:
             return False
         self._looked_s = now_s

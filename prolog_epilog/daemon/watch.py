@@ -20,7 +20,7 @@ REWRITE_S = 60.0
 
 @dataclass
 class Watch:
-    """``turn`` whenever time has passed. ``said`` gets a line for what changed."""
+    """The daemon. Call ``turn`` regularly. ``said`` is called with a line for each change."""
 
     health_run: HealthRun
     cache: VerdictCache
@@ -35,7 +35,7 @@ class Watch:
     _written_s: float = -REWRITE_S
 
     def turn(self) -> NodeVerdict | None:
-        """Run what is due, or everything on request; None where nothing was, or another process runs the checks."""
+        """Run what is due, or everything on request; None where nothing was due, or another process runs the checks."""
         now = self.health_run.now_s()
         asked = self.cache.take_request() | (self.reports is not None and self.reports.wanted(now))
         again = self.drains.again if self.drains is not None else ()
@@ -59,7 +59,7 @@ class Watch:
         return verdict
 
     def rename(self, node: str) -> None:
-        """Take what Slurm calls the node."""
+        """Take Slurm's name of the node."""
         self.health_run = replace(self.health_run, name=node)
         if self.reports is not None:
             self.reports.node = node
@@ -70,10 +70,10 @@ class Watch:
     def _look(self, wanted: list[Check], now: float) -> None:
         boot = self.health_run.boot()
         memory = self.cache.memory(boot)
-        if self._baseline_of != self.health_run.name:  # a daemon that starts, or learns what Slurm calls the node
+        if self._baseline_of != self.health_run.name:  # the daemon has started, or has learned Slurm's name of the node
             memory.normal, self._baseline_of = None, self.health_run.name
         for check in wanted:
-            self._results.pop(check.id, None)  # one that is left out now says nothing any more
+            self._results.pop(check.id, None)  # a check that is left out now has no result any more
         looked = self.health_run.run(wanted, memory)
         self._results |= {result.check: result for result in looked}
         if self.drains is not None:
@@ -85,7 +85,7 @@ class Watch:
             self.said(str(error))
 
     def _write(self, verdict: NodeVerdict) -> None:
-        """Where it cannot be written (no memory left), the old one grows stale, and prologs say so."""
+        """Write the verdict. If that fails (memory is full), the old one grows stale, and prologs say so."""
         try:
             self.cache.write(verdict)
             self._written_s = verdict.uptime_s

@@ -1,4 +1,4 @@
-"""What health checks find, remembered across reboots: from a verdict to the ledger of ``slurm.node_faults``."""
+"""Findings of health checks, remembered across reboots: from a verdict to the ledger of ``slurm.node_faults``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = {"fatal": "health-fatal", "error": "health-error"}
 
 
 def faults_of(verdict: NodeVerdict, known: Collection[tuple[str, str]]) -> list[NodeFault]:
-    """Those that keep jobs off the node or a device, and are not ``known``: (check, device). Pure."""
+    """Return faults that keep jobs off the node or a device, and are not ``known``: (check, device). Pure."""
     return [
         NodeFault(
             time=max(0.0, verdict.unix_s), node=verdict.node, kind=_KINDS[one.severity], check=one.check,
@@ -31,8 +31,8 @@ def faults_of(verdict: NodeVerdict, known: Collection[tuple[str, str]]) -> list[
 class FaultRecord:
     """Keeps what is new since the last verdict; what could not be kept is tried again with the next.
 
-    A child writes, since a node's own disk may be what is faulty. ``said`` gets a line for what changed. A child that
-    takes longer than ``budget_s`` is given up.
+    A child writes, since the node's own disk may be faulty. ``said`` is called with a line for each change. A child
+    that takes longer than ``budget_s`` is given up.
     """
 
     ledger: FaultLedger
@@ -45,7 +45,7 @@ class FaultRecord:
         self._child = OneAtATime(budget_s)
 
     def turn(self, verdict: NodeVerdict) -> None:
-        """Note what a look has found, after each look."""
+        """Record the findings of a look; call it after each look."""
         new = faults_of(verdict, self._known)
         present = frozenset((one.check, one.device) for one in verdict.findings)
         trouble = self._kept(new) if new else ""
@@ -56,7 +56,7 @@ class FaultRecord:
         self._trouble = trouble
 
     def _kept(self, faults: list[NodeFault]) -> str:
-        """Why not, or ""."""
+        """Return why it failed, or ""."""
         where = self.ledger.directory
 
         def work() -> bytes:

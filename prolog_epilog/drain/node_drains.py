@@ -1,10 +1,8 @@
-"""What the node daemon asks of the drainer, and when.
+"""The node daemon's requests to the drainer, and their times.
 
-Slurmctld serves thousands of nodes, and is not asked at every turn. A drain is asked for when it is new, and each
-minute again; ended when its check has passed often enough.
-
-A drain that another ended is not simply made again. What the verdict says may be older than the repair: so the checks
-look first, and until then no prolog may fail.
+slurmctld serves thousands of nodes, and is not asked at every turn. A drain is asked for when it is new, and each
+minute again; it is ended when its check has passed often enough. A drain that another owner ended is not simply made
+again: the verdict may be older than the repair. So the checks look first, and until then no prolog may fail.
 """
 
 from __future__ import annotations
@@ -50,9 +48,9 @@ _WITHHELD = (DrainResult.STORM, DrainResult.WOULD_ACT)  # in observing mode no p
 
 
 class SlurmDrainer:
-    """What a node asks of Slurm for itself. ``client``: the writer's, or another that reads the same.
+    """A node's requests to Slurm about itself. ``client``: the writer's, or another that reads the same.
 
-    All but ``drain`` raise SlurmError where Slurm does not answer or will not.
+    All methods except ``drain`` raise SlurmError where Slurm does not answer or refuses.
     """
 
     def __init__(self, client: SlurmClient, writer: DrainWriter) -> None:
@@ -62,7 +60,7 @@ class SlurmDrainer:
         self._offered: tuple[str, int | None] | None = None
 
     def drain(self, node: str, check_id: str, evidence: str) -> DrainOutcome:
-        """Drain ``node`` under a reason of ours."""
+        """Drain ``node`` under this package's reason."""
         return self._writer.drain(node, Finding(check_id, evidence))
 
     def room(self, node: str) -> str:
@@ -70,7 +68,7 @@ class SlurmDrainer:
         return self._writer.room(node)
 
     def held(self, node: str) -> frozenset[str]:
-        """Return the checks for which we hold ``node`` drained."""
+        """Return the checks for which this package holds ``node`` drained."""
         found = self._seen = next(iter(self._client.nodes([node])), None)
         if found is None:
             raise SlurmError(f"Slurm knows no node {node}: set {VARIABLE} to this machine's NodeName")
@@ -78,11 +76,11 @@ class SlurmDrainer:
         return frozenset(finding.check for finding in ours or ())
 
     def drained(self) -> bool:
-        """Return whether the node is drained, by us or another, as ``held`` last saw it."""
+        """Return whether the node is drained, by this package or another owner, as ``held`` last saw it."""
         return self._seen is not None and self._seen.state.drain
 
     def adopt(self, node: str, check_id: str, evidence: str, failed_unix_s: float) -> str:
-        """Make a drain ours that Slurm made since our own prolog had failed at that time.
+        """Take over a drain that Slurm made since this package's own prolog had failed at that time.
 
         Return what was done, or "" where there is no such drain.
         """
@@ -106,7 +104,7 @@ class SlurmDrainer:
         return f"offered: {outcome.why}"
 
     def undrain(self, node: str, check_id: str, passes: int) -> str:
-        """End our drain for a check with enough passes in a row; return what was done, or ""."""
+        """End this package's drain for a check with enough passes in a row; return what was done, or ""."""
         outcome = _answered(self._writer.undrain(node, check_id, passes))
         return "" if outcome.result is DrainResult.NOTHING else f"{outcome.result}: {check_id}: {outcome.why}"
 
@@ -120,10 +118,11 @@ def _answered(outcome: DrainOutcome) -> DrainOutcome:
 
 @dataclass
 class NodeDrains:
-    """``said`` gets a line for what changed; ``again``: checks that are to look before they drain again.
+    """Drains and undrains for verdicts; ``said`` is called with a line for each change.
 
-    ``_wanted``: evidence by check that asked for a drain at the last turn; ``_outcomes``: what became of it when Slurm
-    last answered."""
+    ``again``: checks that must look before they drain again. ``_wanted``: evidence by check that asked for a drain at
+    the last turn; ``_outcomes``: the outcomes when Slurm last answered.
+    """
 
     drainer: SlurmDrainer
     said: Callable[[str], None]
@@ -140,19 +139,17 @@ class NodeDrains:
     _adopted: Refusal | None = None
 
     def looked(self, results: Iterable[Result]) -> None:
-        """Count the passes in a row; what could not be read is none."""
+        """Count the passes in a row; an unreadable result is no pass."""
         for result in results:
             self._passes[result.check] = self._passes[result.check] + 1 if result.status == "pass" else 0
         self._passes[NO_VERDICT] += 1
-        self.again = frozenset()  # each of them was looked at now, or is none of this node's
+        self.again = frozenset()  # each was looked at now, or is no check of this node
 
     def turn(self, verdict: NodeVerdict, refusal: Refusal | None = None) -> NodeVerdict:
-        """Ask for drains and give back.
+        """Ask for drains and for their ends.
 
-        The verdict is not to be acted on where a drain was withheld, and a check only warns in it that fails on too
-        many nodes at once.
-
-        ``refusal``: the last prolog of ours that failed.
+        The returned verdict is withheld where a drain was withheld; and in it a check that fails on too many nodes at
+        once only warns. ``refusal``: the last prolog of this package that failed.
         """
         due = self._due(verdict, self._asking(verdict))
         self._ask(verdict, refusal, now_due=due and bool(self._with(*_IN_FORCE)))
@@ -191,7 +188,7 @@ class NodeDrains:
                 case DrainResult.UNKNOWN | DrainResult.REFUSED | DrainResult.OFFERED | DrainResult.UNDRAINED:
                     self.said(f"{outcome.result}: {check}: {outcome.why}")
                     may_fail = False
-                    break  # what became of this drain and of the rest before still holds
+                    break  # the former outcomes of this drain and of the rest still hold
                 case _:
                     assert_never(outcome.result)
             self._outcomes[check] = outcome
@@ -205,11 +202,11 @@ class NodeDrains:
             self._leave_s = verdict.uptime_s + DRAINED_LEAVE_S
 
     def _with(self, *results: DrainResult) -> frozenset[str]:
-        """Return the checks whose drain came to this."""
+        """Return the checks whose drains had these results."""
         return frozenset(check for check, one in self._outcomes.items() if one.result in results)
 
     def _asking(self, verdict: NodeVerdict) -> dict[str, str]:
-        """Return by check, in order, the evidence for which a verdict asks for a drain."""
+        """Return the evidence for which a verdict asks for a drain, by check, in order."""
         if verdict.withheld:
             return {}
         found = {one.check: one.evidence for one in reversed(verdict.findings) if one.action == "drain"}
@@ -222,7 +219,7 @@ class NodeDrains:
         return bool(wanted) and (is_new or verdict.uptime_s - self._ordered_s >= again_s)
 
     def _ask_for_room(self, verdict: NodeVerdict) -> None:
-        """Ask whether a drain has room: Slurm drains a node whose prolog fails, also for one device or one job."""
+        """Ask whether a drain is permitted: Slurm drains a node whose prolog fails, also for one device or one job."""
         now = verdict.uptime_s
         if verdict.withheld or self.again or self._held or verdict.action not in ("evict", "fail"):
             self._leave_s, self._room_asked_s = 0.0, -math.inf
@@ -237,7 +234,7 @@ class NodeDrains:
                 self.said(f"prologs pass, whatever they find: {why_not}")
 
     def _ask(self, verdict: NodeVerdict, refusal: Refusal | None, *, now_due: bool) -> None:
-        """Ask Slurm about our drains: some may end, some were ended by others, some are ours without our name."""
+        """Ask Slurm about this package's drains: some may end, some were ended by others, some lack its reason."""
         now = verdict.uptime_s
         if self._asked_s is None:  # all nodes of a cluster may be started at once
             self._asked_s = now - LOOK_S + zlib.crc32(verdict.node.encode()) % AGAIN_S
@@ -263,7 +260,7 @@ class NodeDrains:
         self._trouble = trouble
 
     def _ended(self, checks: frozenset[str]) -> None:
-        """By another: the checks look before they drain again."""
+        """Handle drains that another owner ended: their checks look before they drain again."""
         if checks:
             self.said(f"the drain was ended by another; looking again: {', '.join(sorted(checks))}")
             self.again |= checks
@@ -277,7 +274,7 @@ class NodeDrains:
                 self._held -= {check}
 
     def _unadopted(self, refusal: Refusal | None, now: float) -> Refusal | None:
-        """One that Slurm may have drained the node for, which does not yet bear our name."""
+        """Return a failed prolog for which Slurm may have drained the node, without this package's reason yet."""
         recent = refusal is not None and 0 <= now - refusal.uptime_s <= ADOPTED_WITHIN_S
         return refusal if recent and refusal != self._adopted else None
 

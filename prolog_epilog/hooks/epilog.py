@@ -1,7 +1,7 @@
-"""After a job: its processes that are still here, and what its user left, are removed; what a successor reads is kept.
+"""After a job: removes its processes and its user's files, and keeps what a successor reads.
 
-Deciding is one function over what was seen. Nothing is asked of Slurm, which would get the same question from all nodes
-of a large job at once.
+The decision is one function over the observations. Slurm is not asked, since it would get the same question from all
+nodes of a large job at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resilio_hpc.prolog_epilog.base.check import Thresholds
 
 @dataclass(frozen=True)
 class EndedJob:
-    """The job that has ended here."""
+    """A job that has ended here."""
 
     id: str
     user: int
@@ -26,10 +26,10 @@ class EndedJob:
 
 @dataclass(frozen=True)
 class Policy:
-    """``clean``: places where a user leaves nothing.
+    """Settings. ``clean``: places where a user's files are removed.
 
-    ``cached``: burst buffers, where entries called as in ``keep`` stay for ``keep_hours``, no more than ``keep_count``
-    of a user; other entries there go as in ``clean``.
+    ``cached``: burst buffers, where entries with names as in ``keep`` stay for ``keep_hours``, no more than
+    ``keep_count`` of a user; other entries there are removed as in ``clean``.
     """
 
     clean: tuple[str, ...]
@@ -60,7 +60,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Running:
-    """A process. ``job`` is what its environment says, "" without; a slurmstepd's is that of its step."""
+    """A process. ``job``: by its environment, "" without; for a slurmstepd, that of its step."""
 
     pid: int
     started: int
@@ -72,7 +72,7 @@ class Running:
 
 @dataclass(frozen=True)
 class LeftEntry:
-    """A file or folder right in a place. ``age_s``: since it was last changed."""
+    """A file or folder directly in a place. ``age_s``: since it was last changed."""
 
     place: str
     name: str
@@ -82,7 +82,7 @@ class LeftEntry:
 
 @dataclass(frozen=True)
 class CleanupPlan:
-    """What is to be done, and why files stay where they do."""
+    """What is to be removed, and why files stay."""
 
     kill: tuple[Running, ...] = ()
     remove: tuple[LeftEntry, ...] = ()
@@ -91,7 +91,7 @@ class CleanupPlan:
 
 
 def job_of(environment: Mapping[str, str]) -> EndedJob:
-    """As Slurm tells an epilog. Raises UsageError."""
+    """Return the job from Slurm's variables for an epilog. Raises UsageError."""
     job, user = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_UID", "")
     if not job.isdecimal() or not user.isdecimal():
         raise UsageError("SLURM_JOB_ID and SLURM_JOB_UID are not set: Slurm's Epilog calls this")
@@ -99,7 +99,10 @@ def job_of(environment: Mapping[str, str]) -> EndedJob:
 
 
 def decide(job: EndedJob, running: Sequence[Running], entries: Iterable[LeftEntry], policy: Policy) -> CleanupPlan:
-    """In doubt nothing goes: no process that may be another job's, no file of a user who is still here. Pure."""
+    """Return the plan. In doubt nothing is removed: no process that may be another job's, no file of a present user.
+
+    Pure.
+    """
     if job.user < policy.least_user:
         return CleanupPlan(why=f"user {job.user} is one of the system's")
     steps = {one.pid for one in running if one.name == "slurmstepd"}
@@ -107,7 +110,7 @@ def decide(job: EndedJob, running: Sequence[Running], entries: Iterable[LeftEntr
     kill = tuple(one for one in own if one.job == job.id)
     others = [one for one in own if one.job != job.id]
     parents = {one.parent for one in running}
-    # a step of another job that shows no process yet may be this user's
+    # a step of another job that has no process yet may be this user's
     unknown = [one for one in running if one.name == "slurmstepd" and one.job != job.id and one.pid not in parents]
     mine = [entry for entry in entries if entry.user == job.user]
     if others or unknown:
@@ -142,7 +145,7 @@ def _named(entry: LeftEntry, patterns: Sequence[str]) -> bool:
 
 
 class CleanupDone(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the plan. ``failed``: why something is still there."""
+    """The outcome of the plan. ``failed``: why some of it is left."""
 
     job: str
     killed: int = 0
@@ -153,7 +156,7 @@ class CleanupDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def would_be(job: EndedJob, plan: CleanupPlan) -> CleanupDone:
-    """Return what ``carry_out`` would say if nothing went wrong. Pure."""
+    """Return the outcome of ``carry_out`` if nothing went wrong. Pure."""
     remove = tuple(f"{one.place}/{one.name}" for one in plan.remove)
     kept = tuple(f"{one.place}/{one.name}" for one in plan.kept)
     return CleanupDone(job=job.id, killed=len(plan.kill), removed=remove, kept=kept, why=plan.why)

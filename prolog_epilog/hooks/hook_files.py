@@ -1,4 +1,4 @@
-"""The hooks that a site installs, and its lines of slurm.conf: texts, from settings. Pure but for ``install``."""
+"""The hooks that a site installs, and its lines of slurm.conf: texts, from settings. Pure, except ``install``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ STANDARD_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class HookSettings:
-    """What differs from site to site. ``package``: a folder for PYTHONPATH, "" where the interpreter needs none.
+    """A site's settings. ``package``: a folder for PYTHONPATH, "" where the interpreter needs none.
 
-    ``path``: where commands are looked for, such as scontrol; Slurm gives its health check none.
+    ``path``: where commands such as scontrol are looked for; Slurm gives its health check none.
     """
 
     where: Path = INSTALLED
@@ -46,20 +46,20 @@ class HookSettings:
 
 
 def search_path() -> str:
-    """Return the standard one, and after it where Slurm's commands are here."""
+    """Return the standard path, with the directory of Slurm's commands here after it."""
     found = shutil.which("scontrol")
     folder = str(Path(found).parent) if found else ""
     return STANDARD_PATH if folder in ("", *STANDARD_PATH.split(":")) else f"{STANDARD_PATH}:{folder}"
 
 
 def package_folder() -> str:
-    """Return the folder to import us from, where this interpreter does not find us by itself (a checkout)."""
+    """Return the folder for imports of this package, where this interpreter does not find it by itself (a checkout)."""
     folder = Path(resilio_hpc.__file__).resolve().parent.parent
     return "" if folder in (Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")) else str(folder)
 
 
 def render_hooks(settings: HookSettings) -> dict[str, str]:
-    """File name → its whole text."""
+    """Return file name → its whole text."""
     values = {
         "PATH": settings.path,
         "DIR": str(settings.directory),
@@ -76,7 +76,7 @@ def render_hooks(settings: HookSettings) -> dict[str, str]:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """Return the template with its settings, lines such as ``TTL_S=900`` before the first command, replaced."""
+    """Return the template with its settings replaced: lines such as ``TTL_S=900`` before the first command."""
 
     def line(found: re.Match[str]) -> str:
         return f"{found[1]}={shlex.quote(values[found[1]])}" if found[1] in values else found[0]
@@ -86,7 +86,7 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def render_conf(settings: HookSettings) -> list[str]:
-    """slurm.conf's lines. Those that a site has already, with values of its own, are only recommended (comments)."""
+    """Return slurm.conf's lines. Lines that a site has already, with other values, are only recommended (comments)."""
     return [
         f"Prolog={settings.where}/prolog",
         f"Epilog={settings.where}/epilog",
@@ -108,7 +108,7 @@ def recommended() -> list[str]:
 
 
 def render_unit(settings: HookSettings) -> str:
-    """Return the node daemon for systemd. Without it, the health check starts the checks."""
+    """Return the systemd unit of the node daemon. Without it, Slurm's health check starts the checks."""
     package = [f"Environment=PYTHONPATH={settings.package}"] if settings.package else []
     site = f" --site {settings.site}" if settings.site else ""
     command = f"{settings.python} -P -m resilio_hpc.cli.main health watch --directory {settings.directory}{site}"
@@ -137,7 +137,7 @@ def render_unit(settings: HookSettings) -> str:
 
 
 def install(settings: HookSettings) -> list[Path]:
-    """Write the files into ``settings.where``, each whole or not at all. Raises UsageError, HealthError."""
+    """Write the files to ``settings.where``, each whole or not at all. Raises UsageError, HealthError."""
     if not settings.where.is_absolute():
         raise UsageError(f"--to {settings.where}: give an absolute path, since slurm.conf needs one")
     written = []

@@ -1,7 +1,7 @@
-"""What an epilog sees, and how it carries out what was decided.
+"""What an epilog sees, and how it carries out its plan.
 
-Files are removed by a child that has become the job's user, so that no trick with names or links makes root remove
-anything that this user could not.
+A child that has become the job's user removes files, so that no trick with names or links makes root remove anything
+that this user could not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOBODY = 65534
 
 
 def see_processes(files: NodeFiles) -> list[Running]:
-    """All of them, with their jobs; needs root for others' environments. Raises Unreadable."""
+    """Return all processes, with their jobs; needs root for others' environments. Raises Unreadable."""
     found = []
     for pid in files.names("/proc", r"\d+"):
         stat_text, status = files.optional(f"/proc/{pid}/stat"), files.optional(f"/proc/{pid}/status")
@@ -50,13 +50,13 @@ def _job_of_process(files: NodeFiles, pid: str, name: str) -> str:
             title = _STEP.match(files.optional(f"/proc/{pid}/cmdline") or "")
             return title[1] if title else ""
         words = (files.optional(f"/proc/{pid}/environ") or "").split("\0")
-    except Unreadable:  # not for us: then it is no job's, and stays
+    except Unreadable:  # not readable, so it counts as no job's, and stays
         return ""
     return next((word.partition("=")[2] for word in words if word.startswith("SLURM_JOB_ID=")), "")
 
 
 def see_entries(files: NodeFiles, places: Iterable[str], now: float) -> list[LeftEntry]:
-    """Return what lies right in the places; a place that is not there has nothing."""
+    """Return the entries directly in the places; a missing place has none."""
     found = []
     for place in places:
         for name in files.names(place):
@@ -69,7 +69,7 @@ def see_entries(files: NodeFiles, places: Iterable[str], now: float) -> list[Lef
 
 
 def _changed(files: NodeFiles, place: str, name: str, status: os.stat_result) -> float:
-    """Return the latest time of a change, of the entry or, for a folder, of what lies right in it."""
+    """Return the latest time of a change, of the entry or, for a folder, of its direct entries."""
     latest = status.st_mtime
     if stat.S_ISDIR(status.st_mode):
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def _changed(files: NodeFiles, place: str, name: str, status: os.stat_result) ->
 def carry_out(
     job: EndedJob, plan: CleanupPlan, policy: Policy, files: NodeFiles, budget_s: float = 10.0
 ) -> CleanupDone:
-    """Kill first, since processes make files. Bounded, whatever hangs."""
+    """Carry out the plan: kill first, since processes make files. Bounded, whatever hangs."""
     killed = end(plan.kill, policy.grace_s)
     removed, failed = remove(plan.remove, job.user, files, budget_s)
     kept = tuple(f"{one.place}/{one.name}" for one in plan.kept)
@@ -89,7 +89,7 @@ def carry_out(
 
 
 def end(processes: Sequence[Running], grace_s: float) -> int:
-    """SIGTERM, then SIGKILL. By descriptors, so that a number given anew to another process does no harm."""
+    """Send SIGTERM, then SIGKILL; through pidfds, so that a reused pid does no harm. Return the number killed."""
     held = [fd for fd in map(_held, processes) if fd is not None]
     try:
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 1.0)):
@@ -105,7 +105,7 @@ def end(processes: Sequence[Running], grace_s: float) -> int:
 
 
 def _held(process: Running) -> int | None:
-    """Return a descriptor of just this process; None if it has ended."""
+    """Return a descriptor of this process; None if it has ended."""
     try:
         fd = os.pidfd_open(process.pid)
     except OSError:
@@ -132,7 +132,7 @@ def _all_ended(held: Sequence[int], timeout_s: float) -> bool:
 def remove(
     entries: Sequence[LeftEntry], user: int, files: NodeFiles, budget_s: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (removed, what failed and why); a child for each place does it as the user."""
+    """Return (removed, what failed and why); one child for each place removes as the user."""
     removed: list[str] = []
     failed: list[str] = []
     children: list[Child] = []
@@ -163,7 +163,7 @@ def _removal(place: Path, names: Sequence[str], user: int) -> Callable[[Mark], b
 
 
 def _removed(path: Path, mark: Mark) -> str:
-    """Why it is still there; "" if it is gone."""
+    """Return why it still exists; "" if it is gone."""
     mark(str(path))
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):

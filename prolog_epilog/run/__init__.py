@@ -1,4 +1,4 @@
-"""Checks carried out, compared with the node's baseline, and the verdict that is kept for prologs.
+"""Runs checks, compares them with the node's baseline, and keeps the verdict for prologs.
 
 It uses ``checks`` and ``base``. Start reading at ``health_run``.
 """

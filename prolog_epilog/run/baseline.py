@@ -30,7 +30,7 @@ _SUFFIX = ".json"
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What was normal on ``node`` at ``unix_s``."""
+    """The values that were normal on ``node`` at ``unix_s``."""
 
     node: str
     unix_s: float
@@ -39,7 +39,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(directory: Path, node: str) -> Baseline | None:
-    """Return the node's baseline, None where none was taken. Raises HealthError where it cannot be believed."""
+    """Return the node's baseline, None where none was taken. Raises HealthError where it is not trusted."""
     path = directory / f"{node}{_SUFFIX}"
     try:
         return msgspec.json.decode(trusted.read(directory, path.name, _MOST_BYTES), type=Baseline)
@@ -56,7 +56,7 @@ def read(directory: Path, node: str) -> Baseline | None:
 
 
 def write(directory: Path, baseline: Baseline) -> Path:
-    """Keep it; returns the file. Raises HealthError."""
+    """Write it; return the file. Raises HealthError."""
     path = directory / f"{baseline.node}{_SUFFIX}"
     try:
         directory.mkdir(0o755, parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def load(
     budget_s: float = BUDGET_S,
     reads: Callable[[Path, str], Baseline | None] = read,
 ) -> tuple[Values, str]:
-    """Return what the baseline says, and why there is none that may be believed, or "". Bounded: the disk may hang."""
+    """Return the baseline's values, and "" or why there are none. Bounded: the disk may hang."""
 
     def work() -> bytes:
         try:
@@ -90,7 +90,7 @@ def load(
 
 
 def read_all(directory: Path) -> list[Baseline]:
-    """Those of all nodes in a directory. Raises HealthError."""
+    """Return those of all nodes in a directory. Raises HealthError."""
     try:
         names = sorted(path.name.removesuffix(_SUFFIX) for path in directory.iterdir() if path.suffix == _SUFFIX)
     except OSError as error:
@@ -112,7 +112,7 @@ class BaselineDifference:
 
 
 def differences(before: Values, now: Values) -> list[BaselineDifference]:
-    """Return what is not the same. Pure."""
+    """Return the differences. Pure."""
     found = []
     for check in sorted({*before, *now}):
         old, new = before.get(check, {}), now.get(check, {})
@@ -132,7 +132,10 @@ class Alike:
 
 
 def alike(baselines: Iterable[Baseline]) -> list[Alike]:
-    """Return the nodes in groups, the largest first; a node whose baseline was taken of a fault stands out. Pure."""
+    """Return the nodes in groups, the largest first; a node whose baseline was taken during a fault stands out.
+
+    Pure.
+    """
     groups: dict[bytes, list[Baseline]] = {}
     for one in baselines:
         groups.setdefault(msgspec.json.encode(one.checks, order="deterministic"), []).append(one)
@@ -148,7 +151,7 @@ def alike(baselines: Iterable[Baseline]) -> list[Alike]:
 
 
 def summary(values: Mapping[str, Value]) -> str:
-    """``yes: mlx5_0/1 (8); no: mlx5_9/1``: the devices by value, the commonest first. Pure."""
+    """Return ``yes: mlx5_0/1 (8); no: mlx5_9/1``: the devices by value, the most common first. Pure."""
     by_value: dict[Value, list[str]] = {}
     for device, value in values.items():
         by_value.setdefault(value, []).append(device)

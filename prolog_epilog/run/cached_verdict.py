@@ -41,12 +41,12 @@ _CHECK = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class NoVerdict(HealthError):
-    """There is no verdict that may be believed; says why."""
+    """Raised where no verdict can be trusted; its text says why."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A prolog of ours failed, at ``uptime_s`` since boot, for what ``check`` had found."""
+    """A prolog of this package failed, at ``uptime_s`` since boot, for a finding of ``check``."""
 
     uptime_s: float
     job: str
@@ -56,7 +56,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class VerdictCache:
-    """The files in ``directory``. All is done as the calling user, which in production is root."""
+    """The files in ``directory``. The calling user reads and writes them, in production root."""
 
     directory: Path = DIRECTORY
 
@@ -70,7 +70,7 @@ class VerdictCache:
             raise HealthError(f"cannot keep a verdict in {self.directory}: {error.strerror}") from error
 
     def write(self, verdict: NodeVerdict) -> None:
-        """Replace the verdict. Raises HealthError, as when the memory for it is full; the old one stays."""
+        """Replace the verdict. Raises HealthError, for instance when memory is full; the old one stays."""
         self.prepare()
         try:
             write_atomic(self.directory / "verdict.json", msgspec.json.encode(verdict), durable=False)
@@ -79,7 +79,7 @@ class VerdictCache:
             raise HealthError(f"cannot keep a verdict in {self.directory}: {error.strerror}") from error
 
     def read(self, now_s: float, ttl_s: float, boot: str) -> NodeVerdict:
-        """Return the verdict, if it may be believed. Raises NoVerdict."""
+        """Return the verdict, if it is trusted. Raises NoVerdict."""
         verdict = self._decoded("verdict.json", NodeVerdict)
         if verdict is None:
             raise NoVerdict("the verdict is damaged")
@@ -90,7 +90,7 @@ class VerdictCache:
         return verdict
 
     def memory(self, boot: str) -> RunMemory:
-        """Return what checks kept since this boot; nothing where it is not ours or damaged."""
+        """Return what checks kept since this boot; nothing where it is not this user's or damaged."""
         with contextlib.suppress(NoVerdict):
             kept = self._decoded("memory.json", _Kept)
             if kept is not None and kept.boot == boot:
@@ -98,7 +98,7 @@ class VerdictCache:
         return RunMemory()
 
     def keep(self, memory: RunMemory, boot: str) -> None:
-        """Write down what the checks remember. Raises HealthError."""
+        """Write what the checks keep. Raises HealthError."""
         self.prepare()
         try:
             encoded = msgspec.json.encode(_Kept(boot=boot, memory=memory))
@@ -108,7 +108,7 @@ class VerdictCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """Give whether no other process runs the checks, and keep others out. The kernel frees it when we die."""
+        """Give whether no other process runs the checks, and lock them out. The kernel unlocks at the process's end."""
         self.prepare()
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -122,7 +122,7 @@ class VerdictCache:
             os.close(lock)
 
     def take_request(self) -> bool:
-        """Whether a prolog or a command wants a fresh verdict; the request is then ours."""
+        """Return whether a prolog or a command asks for a new verdict, and take that request."""
         try:
             (self.directory / "wanted").unlink()
         except OSError:
@@ -130,7 +130,7 @@ class VerdictCache:
         return True
 
     def refusal(self) -> Refusal | None:
-        """Return the last failure of a prolog of ours; None where there is none that may be believed."""
+        """Return the last failure of this package's prolog; None where none is trusted."""
         try:
             words = self._trusted("refused").decode(errors="replace").split(maxsplit=3)
         except NoVerdict:
@@ -161,7 +161,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def render(verdict: NodeVerdict) -> str:
-    """Return the verdict for sh: words before free text, numbers whole, no line longer than a terminal likes. Pure."""
+    """Return the verdict for sh: words before free text, whole numbers, lines that fit a terminal. Pure."""
     lines = [
         HEADER,
         f"node {printable(verdict.node, 80)}",

@@ -1,4 +1,4 @@
-"""From the table to a verdict on this node: which checks are due, and what they find together."""
+"""From the table to a verdict on this node: which checks are due, and their joint result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from resilio_hpc.prolog_epilog.run.runner import CheckRunner, RunMemory
 
 @dataclass(frozen=True)
 class HealthRun:
-    """Checks of ``table`` on ``node``, called ``name`` by Slurm. ``said`` gets why there is no baseline."""
+    """Checks of ``table`` on ``node``, Slurm's ``name``. ``said`` is called with why there is no baseline."""
 
     table: Table
     node: NodeView
@@ -39,7 +39,7 @@ class HealthRun:
         return boot_id(self.node.root)
 
     def run(self, checks: Iterable[Check], memory: RunMemory) -> list[Result]:
-        """Those for an idle node are left out while a job is here, and where one came meanwhile."""
+        """Run checks, without those for an idle node while a job is here, or where one came meanwhile."""
         wanted = list(checks)
         if self._busy():
             wanted = [check for check in wanted if not only_idle(check)]
@@ -54,12 +54,12 @@ class HealthRun:
 
     @property
     def baseline_directory(self) -> Path | None:
-        """Where baselines are kept, as the site says; None in a table without settings."""
+        """Return where the site keeps baselines; None in a table without settings."""
         settings = self.table.settings.get("baseline")
         return None if settings is None else Path(settings.text("directory"))
 
     def normal(self) -> baseline.Values:
-        """Return what is normal on this node, as far as it was learned and can be read."""
+        """Return the baseline's values of this node, as far as it was learned and can be read."""
         if self.baseline_directory is None:
             return {}
         values, trouble = baseline.load(self.baseline_directory, self.name)
@@ -68,12 +68,12 @@ class HealthRun:
         return values
 
     def learn(self, checks: Iterable[Check]) -> tuple[list[Result], baseline.Values]:
-        """Return what there is now, as a baseline keeps it, with the results of the checks that looked at it."""
+        """Return the present values for a baseline, with the results of the checks that looked."""
         runner = CheckRunner(self.sources, self.probes, self.node, self.now_s, memory=RunMemory(normal={}))
         return runner.run(list(checks)), runner.learned
 
     def verdict(self, results: Iterable[Result]) -> NodeVerdict:
-        """Of these results, as of now."""
+        """Return the verdict of these results, as of now."""
         return NodeVerdict(
             node=self.name,
             boot=self.boot(),
@@ -84,7 +84,7 @@ class HealthRun:
         )
 
     def _busy(self) -> bool:
-        """In doubt, yes: checks of an idle node blame it for what a job uses."""
+        """Return whether a job is here. In doubt, yes: checks of an idle node would blame it for a job's use."""
         try:
             return bool(jobs_here(self.node.files))
         except Unreadable:
@@ -92,7 +92,7 @@ class HealthRun:
 
 
 def only_idle(check: Check) -> bool:
-    """Whether a check says something only while no job is on the node."""
+    """Return whether a check tells something only while no job is on the node."""
     return "health" not in check.contexts and "start" not in check.contexts and "idle" in check.contexts
 
 
@@ -100,9 +100,9 @@ _SELDOM_S = 600.0
 
 
 def due(check: Check, age_s: float, asked: bool) -> bool:
-    """Whether to look again.
+    """Return whether to look again.
 
-    Who asks for a fresh verdict means what changes from job to job, not what is looked at every hour: that may ask
+    A request for a new verdict means checks that change from job to job, not those that look every hour: these may ask
     Slurm, and all nodes of a large job would do so at once.
     """
     return age_s >= check.every_s or (asked and check.every_s < _SELDOM_S)
@@ -114,7 +114,7 @@ def of_context(table: Table, *contexts: Context) -> list[Check]:
 
 
 def node_name(environment: Mapping[str, str]) -> str:
-    """As Slurm calls this node, or the first part of its host name."""
+    """Return Slurm's name of this node, or the first part of its host name."""
     return environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
 
 
@@ -136,5 +136,5 @@ def only_warned(verdict: NodeVerdict, checks: Mapping[str, str]) -> NodeVerdict:
 
 
 def withheld(verdict: NodeVerdict, why: str) -> NodeVerdict:
-    """Return the same verdict, not to be acted on."""
+    """Return the same verdict, withheld. Pure."""
     return msgspec.structs.replace(verdict, withheld=why)

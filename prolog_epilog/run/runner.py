@@ -1,4 +1,4 @@
-"""Run checks, each in a killable child with its budget, several at a time; name what hangs and leave it."""
+"""Runs checks, each in a killable child with its time budget, several at a time; names and leaves what hangs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StuckSince(msgspec.Struct, frozen=True):
 
 
 class RunMemory(msgspec.Struct):
-    """What is kept from run to run, for as long as the node is up: by check and target, and by source and target.
+    """What is kept from run to run, as long as the node is up: by check and target, and by source and target.
 
     ``normal``: the node's baseline by check, empty where there is none; None until it was looked for.
     """
@@ -50,13 +50,13 @@ class RunMemory(msgspec.Struct):
     normal: Values | None = None
 
     def clear(self, check: str, now_s: float) -> None:
-        """Begin again: what this check found until now is put right."""
+        """Begin again: the findings of this check until now are repaired."""
         self.kept = {key: value for key, value in self.kept.items() if key.partition(" ")[0] != check}
         self.cleared[check] = now_s
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """Of one check, from the child."""
+    """The answer of one check, from the child."""
 
     check: str
     status: Status
@@ -85,9 +85,9 @@ class _Group:
 
 @dataclass(frozen=True)
 class CheckRunner:
-    """``probes`` by check, ``sources`` by name; ``clock`` gives seconds since boot.
+    """Runs checks. ``probes``: by check, ``sources``: by name; ``clock``: seconds since boot.
 
-    ``child`` starts work with a budget in seconds. ``learned``: by check, what a baseline keeps of what was read.
+    ``child`` starts work with a budget in seconds. ``learned``: by check, the values for a baseline.
     """
 
     sources: Mapping[str, Source]
@@ -100,7 +100,7 @@ class CheckRunner:
     learned: Values = field(default_factory=dict)
 
     def run(self, checks: Sequence[Check]) -> list[Result]:
-        """One result a check, in the order given. Takes no longer than the budgets of its groups, whatever hangs."""
+        """Return one result per check, in order. It takes no longer than the budgets of its groups, whatever hangs."""
         mounts = _mounts(self.node)
         parts: dict[str, list[Result]] = {check.id: [] for check in checks}
         waiting = self._groups(checks, parts)
@@ -156,7 +156,10 @@ class CheckRunner:
         return work
 
     def _answers(self, group: _Group, node: NodeView) -> Iterable[_Answer]:
-        """In the child: read once, judge each. An error of ours is told, and counts for nothing against the node."""
+        """Read once and judge each, in the child.
+
+        An error of this code is reported, and does not count against the node.
+        """
         try:
             reading = self.sources[group.source].fetch(node)
         except Absent as error:
@@ -187,7 +190,7 @@ class CheckRunner:
         return {} if learns is None else learns(reading)
 
     def _absent(self, check: Check, why: str, target: str) -> _Answer:
-        """Answer that the node has nothing of the kind: a fault where its baseline has."""
+        """Return the answer that the node lacks the device: a fault where its baseline has it."""
         normal = self._normal(check) or {}
         if target or not any(normal.values()):
             return _Answer(check.id, "absent", note=why)
@@ -199,7 +202,7 @@ class CheckRunner:
         return None if self.memory.normal is None else self.memory.normal.get(check.id)
 
     def _settled(self, check: Check, faults: Sequence[Fault]) -> tuple[Fault, ...]:
-        """Links, drivers and mounts come up in their own time after a boot: until then a fault only warns."""
+        """Return faults as warnings soon after a boot: links, drivers and mounts need their time to come up."""
         settle_s = check.limits.get("settle_s", 0)
         if isinstance(settle_s, int | float) and self.clock() < settle_s:
             return tuple(msgspec.structs.replace(fault, on_fail="warn") for fault in faults)
@@ -233,7 +236,7 @@ class CheckRunner:
         self.memory.stuck[group.name] = since
 
     def _still_stuck(self, group: _Group) -> str:
-        """Return what to say of a group whose last child still hangs: another one would only hang beside it."""
+        """Return the message for a group whose last child still hangs: another one would only hang beside it."""
         stuck = self.memory.stuck.get(group.name)
         if stuck is None:
             return ""
@@ -263,7 +266,7 @@ class CheckRunner:
 
 
 def _merged(check: Check, parts: Sequence[Result], now_s: float) -> Result:
-    """One result of those of all targets: the worst status, every fault."""
+    """Return one result of those of all targets: the worst status, every fault."""
     if not parts:
         return Result(check=check.id, status="absent", on_fail=check.on_fail, severity=check.severity, uptime_s=now_s)
     worst = max(parts, key=lambda part: _WORSE.index(part.status))
