@@ -1,4 +1,4 @@
-"""HPPS, the planner: which shapes and layouts a run could have on this cluster, and what each costs and holds."""
+"""HPPS, the planner: the shapes and layouts that a run can have on this cluster, with the time and memory of each."""
 
 from resilio_hpc.autoparallel.base.shapes import Constraints, Shape
 from resilio_hpc.autoparallel.measure.throughput import Measurement, Speed, Throughput, fit, sizes

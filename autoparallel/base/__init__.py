@@ -1,4 +1,4 @@
-"""Parallel layouts, machines and software stacks as columns. The ground of the planner.
+"""Parallel layouts, machines and software stacks as columns. The lowest room of the planner.
 
 Start reading at ``layout``.
 """

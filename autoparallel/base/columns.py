@@ -1,4 +1,4 @@
-"""Records of one kind as columns: a generic dataclass is the one spec of both the record and its columns."""
+"""Records of one kind as columns: one generic dataclass describes both the record and its columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Rows: TypeAlias = NDArray[np.intp] | NDArray[np.bool_]
 
 
 def default(value: Any, **metadata: str) -> Any:
-    """Return a record's default, of a field whose type is a parameter. ``metadata``: see ``dataclasses.field``."""
+    """Return a dataclass field with a record's default, whose type is a parameter.
+
+    ``metadata``: see ``dataclasses.field``.
+    """
     return field(default=value, metadata=metadata)
 
 
@@ -31,7 +34,7 @@ class Columns:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """All rows of the parts, which have one value per row; of no part, none."""
+        """Return all rows of the parts, which have one value per row; no rows without parts."""
         empty = [np.zeros(0)]
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts] or empty) for f in fields(cls)})
 
@@ -40,7 +43,7 @@ class Columns:
         return type(self)(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
 
     def full(self, size: int) -> Self:
-        """One value per row."""
+        """Return columns with one value per row."""
         return self.map(lambda column: np.broadcast_to(column, (size,)))
 
     def take(self, rows: Rows) -> Self:

@@ -1,4 +1,4 @@
-"""Values of a model's configuration, each checked when it is asked for; errors name the key and what it holds."""
+"""Values of a model's configuration, each checked when it is read; errors name the key and its value."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from resilio_hpc.core.json_fields import printable
 
 @dataclass(frozen=True)
 class ConfigValues:
-    """``where``: the file or preset, for errors. A key that holds null reads as if it were not there."""
+    """Configuration values. ``where``: the file or preset, for errors. A key with null counts as missing."""
 
     where: str
     data: Mapping[str, object]
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """Return a whole number >= 0. Without a default the key must be there."""
+        """Return a whole number >= 0. Without a default the key must exist."""
         value = self.data.get(key)
         if value is None:
             if default is None:
@@ -44,7 +44,7 @@ class ConfigValues:
         return value
 
     def must_be(self, key: str, *allowed: object, why: str) -> None:
-        """For what changes the model in a way that is not described here."""
+        """Refuse a key whose value changes the model in a way that is not described here."""
         value = self.data.get(key)
         if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
             raise self.wrong(key, " or ".join(map(repr, allowed)), f": {why}")

@@ -1,4 +1,4 @@
-"""What real machines reach of their data sheets: the parameters of the cost model, each within physical bounds."""
+"""Fractions of data-sheet rates that real machines reach: the parameters of the cost model, within physical bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from resilio_hpc.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Efficiency:
-    """One value per parameter; efficiency.toml says what each is, its bounds and its source."""
+    """One value per parameter; efficiency.toml has its meaning, its bounds and its source."""
 
     gemm_volta: float
     gemm_ampere: float
@@ -90,14 +90,14 @@ def shipped() -> Efficiency:
 
 
 def bounds() -> Bounds:
-    """Bounds and beliefs in the order of ``NAMES``."""
+    """Return bounds and beliefs in the order of ``NAMES``."""
     return Bounds(*(np.array([float(_table()[n][key]) for n in NAMES]) for key in ("low", "high", "prior", "spread")))
 
 
 def read(text: str) -> Efficiency:
-    """Return a calibration: TOML ``name = value``, the rest as shipped; [[nearby]] belongs to nearby.py.
+    """Return a calibration: TOML ``name = value``, the rest as shipped; nearby.py reads [[nearby]].
 
-    Errors: UsageError for an unknown name or a value outside its physical bounds.
+    Raises UsageError for an unknown name or a value outside its physical bounds.
     """
     limits = bounds()
     values = {name: value for name, value in tomllib.loads(text).items() if name != "nearby"}

@@ -18,7 +18,7 @@ from resilio_hpc.core.json_fields import printable
 
 
 class Arch(IntEnum):
-    """Generations that share one set of measured efficiencies."""
+    """GPU generations that share one set of measured efficiencies."""
 
     VOLTA = 0
     AMPERE = 1
@@ -30,8 +30,8 @@ class Arch(IntEnum):
 class Machine:
     """One kind of GPU in its nodes. Bandwidths in GB/s (1e9), one way; peaks in TFLOP/s, dense.
 
-    ``domain_gpus``: GPUs that reach each other over NVLink (more than a node's on NVL72).
-    ``nic_gbytes_s``: network of a whole node. ``power``: board power limit relative to the data sheet's.
+    ``domain_gpus``: GPUs that reach each other over NVLink (more than a node's on NVL72). ``nic_gbytes_s``: network of
+    a whole node. ``power``: board power limit relative to the data sheet's.
     """
 
     gpu: str
@@ -61,7 +61,7 @@ def machines() -> Mapping[str, Machine]:
 
 
 def machine(name: str) -> Machine:
-    """Return the GPU of this name, as a person or a table writes it (``A100-SXM-80GB``, ``h100``, ``NVIDIA H200``)."""
+    """Return the GPU of this name, as people or tables write it (``A100-SXM-80GB``, ``h100``, ``NVIDIA H200``)."""
     known = machines()
     plain = name.upper().split("(")[0].replace("NVIDIA", "").replace("TESLA", "").strip(" -_").replace("_", "-")
     if "A100" in plain and "40" in plain:

@@ -1,4 +1,4 @@
-"""Parallel layouts: how one training iteration is spread over GPUs; many of them as columns."""
+"""Parallel layouts: how one training iteration is spread over GPUs; many layouts as columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = TypeVar("Kind")
 
 
 class Recompute(IntEnum):
-    """What is computed again in the backward pass instead of being kept."""
+    """Which activations are computed again in the backward pass instead of being kept."""
 
     NONE = 0
     SELECTIVE = 1  # the attention core only (arXiv:2205.05198)
@@ -63,7 +63,7 @@ class Layout(Dimensions[int, bool, Recompute]):
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per iteration and data-parallel replica."""
+        """Return micro-batches per iteration and data-parallel replica."""
         return -(-self.global_batch // (self.micro_batch * self.dp))
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ EXAMPLE = "tp8-pp4-dp2-mb1-sp-zero1-recompute-full"
 
 
 def parse_layout(text: str, global_batch: int) -> Layout:
-    """``tp8-pp4-dp2-mb1-vpp2-sp-zero1-zb-recompute-full``, or with commas and ``=``. Raises UsageError."""
+    """Parse ``tp8-pp4-dp2-mb1-vpp2-sp-zero1-zb-recompute-full``, or with commas and ``=``. Raises UsageError."""
     values: dict[str, int] = {}
     recompute, flags = Recompute.NONE, set[str]()
     words = [word for word in re.split(r"[-,\s]+", text.strip().lower()) if word]

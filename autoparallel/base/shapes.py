@@ -21,10 +21,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a shape must satisfy.
+    """Conditions for a shape.
 
     ``model_parallel``: ranks that hold one copy of the model (tensor times pipeline parallelism). ``global_batch`` and
-    ``micro_batch``: samples, 0 where not known; a shape then fits whatever its number of ranks.
+    ``micro_batch``: samples, 0 where not known; a shape then fits with any number of ranks.
     """
 
     ranks_per_node: int
@@ -37,7 +37,7 @@ class Constraints:
 
 
 def shapes(constraints: Constraints) -> Iterator[Shape]:
-    """Every shape between the least and the most nodes whose ranks fit model and batch; fewest nodes first."""
+    """Yield every shape between the least and the most nodes whose ranks fit model and batch; fewest nodes first."""
     unit = constraints.node_unit
     least = -(-max(constraints.min_nodes, 1) // unit) * unit
     for nodes in range(least, constraints.max_nodes + 1, unit):

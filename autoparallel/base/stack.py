@@ -1,4 +1,4 @@
-"""What the training software does that the layout does not say: kernels, precision, overlap."""
+"""Properties of the training software that the layout lacks: kernels, precision, overlap."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Settings(Generic[Number, Flag, Real]):
 
 @dataclass(frozen=True)
 class Stack(Settings[int, bool, float]):
-    """One software stack: what a framework does in its own way."""
+    """One software stack, by the properties of a framework."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a layout costs in time and memory, from the model and the machine alone.
+"""Time and memory of a layout, from the model and the machine alone.
 
 Start reading at ``cost``.
 """

@@ -14,7 +14,7 @@ from resilio_hpc.autoparallel.base.layout import Layouts
 
 @dataclass(frozen=True)
 class CollectiveGroup:
-    """Groups as columns: how many ranks, and how many of them share an NVLink domain."""
+    """Groups as columns: their number of ranks, and how many of these share an NVLink domain."""
 
     size: Column
     local: Column
@@ -49,13 +49,13 @@ def groups(layouts: Layouts, machines: Machines) -> Groups:
 
 
 def _share(group: CollectiveGroup, machines: Machines, efficiency: Efficiency) -> Column:
-    """Bandwidth of the network that one group has per domain: groups side by side share it."""
+    """Return the network bandwidth that one group has per domain: groups side by side share it."""
     nic = machines.nic * machines.domain_gpus / machines.node_gpus
     return nic * efficiency.nic * np.minimum(1.0, group.local / machines.domain_gpus)
 
 
 def _latency(group: CollectiveGroup, efficiency: Efficiency) -> Column:
-    # Two GPUs pay most of the latency of eight: NCCL all-reduce curves of A100 nodes.
+    # two GPUs pay most of the latency of eight: NCCL all-reduce curves of A100 nodes
     inner = np.where(group.local > 1, efficiency.link_alpha_us * (1.5 + np.log2(np.maximum(group.local, 1))), 0.0)
     outer = efficiency.nic_alpha_us * np.log2(np.maximum(group.size / group.local, 1))
     return (inner + outer) * 1e-6
@@ -80,7 +80,7 @@ def tree_gain(size: Column, domains: Column) -> Column:
 
 
 def all_reduce(size: Column, group: CollectiveGroup, machines: Machines, efficiency: Efficiency) -> Column:
-    """Seconds of an all-reduce of ``size`` bytes: inside of the domains in rings, between them in trees."""
+    """Return the seconds of an all-reduce of ``size`` bytes: inside of the domains in rings, between them in trees."""
     gain = 1 + efficiency.tree * (tree_gain(group.size, group.size / group.local) - 1)
     link = machines.link * efficiency.link
     outer = np.minimum(link, _share(group, machines, efficiency) * gain)
@@ -100,7 +100,7 @@ def all_to_all(
 
 
 def transfer(size: Column, local: Column, machines: Machines, efficiency: Efficiency) -> Column:
-    """Seconds of a point-to-point transfer of ``size`` bytes while every GPU of the node sends one."""
+    """Return the seconds of a point-to-point transfer of ``size`` bytes while every GPU of the node sends one."""
     inner = size / (machines.link * efficiency.link) + efficiency.link_alpha_us * 1e-6
     outer = size / (machines.nic / machines.node_gpus * efficiency.p2p) + efficiency.nic_alpha_us * 1e-6
     return np.where(local > 0, inner, outer)

@@ -20,7 +20,7 @@ from resilio_hpc.autoparallel.model.transformer import Transformers
 
 @dataclass(frozen=True)
 class Problem:
-    """What is costed: models, layouts, machines and software as columns of one length, or of length 1."""
+    """The input of the cost model: models, layouts, machines and software as columns of one length, or of length 1."""
 
     models: Transformers
     layouts: Layouts
@@ -30,7 +30,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Cost(Columns):
-    """Seconds per iteration and where they go, as columns. ``bubble`` is idle time of the slowest stage's GPUs."""
+    """Seconds per iteration and their parts, as columns. ``bubble``: idle time of the slowest stage's GPUs."""
 
     iteration: Column
     compute: Column
@@ -45,7 +45,7 @@ class Cost(Columns):
 
 
 def norm(first: Column, second: Column, power: float) -> Column:
-    """Two things that overlap: between the longer of them (large power) and their sum (power 1)."""
+    """Return the time of two things that overlap: from the longer one (large power) to their sum (power 1)."""
     largest = np.maximum(np.maximum(first, second), 1e-12)
     return largest * ((first / largest) ** power + (second / largest) ** power) ** (1 / power)
 
@@ -70,7 +70,7 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     again = (layouts.recompute == Recompute.FULL) + (layouts.recompute == Recompute.ALTERNATE) * whole_layers
     activations = tokens * models.hidden * 2
     exposed = 1 - efficiency.tp_overlap * problem.stacks.overlap_tp / 2
-    # Two all-reduces per pass; with sequence parallelism a gather and a scatter take the place of each.
+    # two all-reduces per pass; with sequence parallelism a gather and a scatter replace each
     reduced = all_reduce(activations, group.tp, machines, efficiency)
     spread = 2 * gather(activations, group.tp, machines, efficiency)
     tensor = (2 + again) * 2 * np.where(layouts.sequence_parallel > 0, spread, reduced)
@@ -87,13 +87,13 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
 
 
 def _distinct(topk: Column, places: Column) -> Column:
-    """Part of the copies of a token that is left when it goes once to each place that has one of its experts."""
+    """Return the share of a token's copies that is left when it goes once to each place with one of its experts."""
     places = np.maximum(places, 1)
     return places * (1 - (1 - 1 / places) ** np.maximum(topk, 1)) / np.maximum(topk, 1)
 
 
 def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
-    """Seconds per layer and micro-batch to gather parameters twice and scatter gradients once (ZeRO-3).
+    """Return the seconds per layer and micro-batch to gather parameters twice and scatter gradients once (ZeRO-3).
 
     Beside a pipeline, parameters stay gathered and gradients unreduced until the last micro-batch (torchtitan).
     """
@@ -110,7 +110,7 @@ def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column
 def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) -> _Layer:
     tensor, expert, context = _communication(problem, group, efficiency)
     sharding = _sharding(problem, group, efficiency)
-    # A collective starts when the last of its ranks has launched it, so slow launches do not hide it.
+    # a collective starts when the last of its ranks has launched it, so slow launches do not hide it
     moving = tensor + expert + context
     device = norm(work.layer, work.host, efficiency.host_norm) + moving
     total = norm(device, sharding, efficiency.fsdp_norm)
@@ -128,7 +128,7 @@ def _gradients(problem: Problem, group: Groups, efficiency: Efficiency) -> Colum
 
 
 def stage_layers(problem: Problem) -> tuple[Column, Column]:
-    """Layers of the fullest stage in the middle of the pipeline, and of its first and last stage.
+    """Return the layers of the fullest stage in the middle of the pipeline, and of its first and last stage.
 
     Embedding and loss head count as a layer each where that makes the stages even: "type:transformer|embedding" of
     DeepSpeed, --account-for-embedding-in-pipeline-split of Megatron-Core, the 126 layers of Llama 3 (arXiv:2407.21783).
@@ -140,7 +140,7 @@ def stage_layers(problem: Problem) -> tuple[Column, Column]:
 
 
 def held_parameters(problem: Problem) -> Column:
-    """Parameters of the fullest pipeline stage on one GPU before sharding over dp."""
+    """Return the parameters of the fullest pipeline stage on one GPU before sharding over dp."""
     models, layouts = problem.models, problem.layouts
     most, ends = stage_layers(problem)
     layer = models.layer_parameters + models.layer_expert_parameters / layouts.ep
@@ -149,7 +149,7 @@ def held_parameters(problem: Problem) -> Column:
 
 
 def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
-    """Seconds of one iteration of every row."""
+    """Return the seconds of one iteration of every row."""
     models, layouts, machines, stacks = problem.models, problem.layouts, problem.machines, problem.stacks
     group = groups(layouts, machines)
     work = operators.work(models, layouts, machines, stacks, efficiency)

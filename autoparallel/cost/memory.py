@@ -17,16 +17,16 @@ from resilio_hpc.autoparallel.cost.cost import Problem, stage_layers
 WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
 CONTEXT = 1.2e9  # CUDA context and loaded kernels; seen by nvidia-smi only
 CHANNELS = 0.6e9  # NCCL's buffers of one kind of process group; seen by nvidia-smi only
-CACHED = 0.12  # of what is allocated: cached by PyTorch and in no use at the peak, given back before memory runs out
-FRAGMENTS = 0.05  # the part of it that cannot be given back: gaps in segments that are in use
+CACHED = 0.12  # of the allocated memory: cached by PyTorch, unused at the peak, given back before memory runs out
+FRAGMENTS = 0.05  # the part of it that cannot be given back: gaps in segments in use
 
 
 @dataclass(frozen=True)
 class Memory(Columns):
     """Bytes that PyTorch has allocated at the peak, as columns. ``first``: of the fuller of the first two stages.
 
-    ``gaps``: cached beside these, since nothing else can use it; ``cached``: part of the peak that the allocator holds
-    in no use while there is room; ``buckets``: of communication libraries.
+    ``gaps``: cached beside these, and unusable for anything else; ``cached``: part of the peak that the allocator keeps
+    unused while there is room; ``buckets``: of communication libraries.
     """
 
     states: Column
@@ -44,20 +44,20 @@ class Memory(Columns):
 
     @property
     def device(self) -> Column:
-        """What nvidia-smi shows where there is room, and what a plan has to fit into the GPU."""
+        """Return nvidia-smi's reading where there is room; a plan must fit it into the GPU."""
         return (self.peak + self.gaps) * (1 + self.cached) + CONTEXT + self.buckets
 
     @property
     def least(self) -> Column:
-        """What it takes to run at all, when the allocator has given back what it can."""
+        """Return the least memory to run at all, after the allocator has given back what it can."""
         return (self.peak + self.gaps) * (1 + FRAGMENTS) + CONTEXT + self.buckets
 
     def seen(self, capacity: Column) -> Column:
-        """Return what nvidia-smi shows of a GPU of so many bytes."""
+        """Return nvidia-smi's reading for a GPU of so many bytes."""
         return np.minimum(self.device, np.maximum(capacity, self.least))
 
     def reserved(self, capacity: Column) -> Column:
-        """Return what PyTorch's allocator holds in a GPU of so many bytes."""
+        """Return the bytes that PyTorch's allocator holds in a GPU of so many bytes."""
         return self.seen(capacity) - CONTEXT - self.buckets
 
 
@@ -70,7 +70,7 @@ class _Activations:
 
 
 def _state_bytes(problem: Problem) -> tuple[Column, Column]:
-    """Bytes of states per parameter that a rank holds: of those outside experts, and of experts'."""
+    """Return the bytes of states per parameter that a rank holds: outside experts, and of experts."""
     stacks, layouts = problem.stacks, problem.layouts
     zero = layouts.zero
     half_grads = stacks.grad_bytes < 4
@@ -85,21 +85,21 @@ def _state_bytes(problem: Problem) -> tuple[Column, Column]:
 
 
 def _layer_parameters(problem: Problem) -> tuple[Column, Column]:
-    """Parameters of an average layer on one GPU before sharding: outside experts, and experts'."""
+    """Return the parameters of an average layer on one GPU before sharding: outside experts, and of experts."""
     models, layouts = problem.models, problem.layouts
     experts = models.layer_expert_parameters / (layouts.ep * _expert_tp(problem))
     return models.layer_parameters / layouts.tp, experts
 
 
 def _expert_tp(problem: Problem) -> Column:
-    """Tensor-parallel ranks that share an expert: all of a group, or as many as expert parallelism leaves."""
+    """Return the tensor-parallel ranks that share an expert: a whole group, or what expert parallelism leaves of it."""
     layouts = problem.layouts
     left = np.floor(layouts.tp * layouts.dp * layouts.cp / layouts.ep)
     return np.where(problem.stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
 
 
 def _layer_activations(problem: Problem) -> tuple[Column, Column]:
-    """Bytes of one layer and micro-batch: all that backward needs, and the layer's input alone."""
+    """Return the bytes of one layer and micro-batch: all that backward needs, and the layer's input alone."""
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
     tokens = layouts.micro_batch * models.seq / layouts.cp
     whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
@@ -112,7 +112,7 @@ def _layer_activations(problem: Problem) -> tuple[Column, Column]:
 
 
 def _mlp(problem: Problem) -> Column:
-    """Bytes per token between the matrices of an average layer's MLP, and of the copies that experts work on.
+    """Return the bytes per token between the matrices of an average layer's MLP, and of the copies for experts.
 
     Ranks that share an expert gather each other's tokens for it.
     """
@@ -125,10 +125,10 @@ def _mlp(problem: Problem) -> Column:
 
 
 def _checkpointed(problem: Problem) -> Column:
-    """Bytes of one layer and micro-batch that torchtitan's operator-level checkpointing keeps.
+    """Return the bytes of one layer and micro-batch that torchtitan's operator-level checkpointing keeps.
 
-    Kept are the layer's input, attention's output, and what every second matrix product gives: of q, k, v, o, w1, w3,
-    w2 the first, third, fifth and last. Compiled, the last one is not kept, since no backward pass reads it.
+    Kept are the layer's input, attention's output, and the results of every second matrix product: of q, k, v, o, w1,
+    w3, w2 the first, third, fifth and last. Compiled, the last one is not kept, since no backward pass reads it.
     """
     models, layouts = problem.models, problem.layouts
     tokens = layouts.micro_batch * models.seq / layouts.cp
@@ -158,13 +158,13 @@ def _activations(problem: Problem, layers: Column, after: Column) -> _Activation
     )
     sent = np.where((stacks.keeps_outputs > 0) & (after > 0), layouts.vpp * stored, 0.0)
     working = np.where(layouts.recompute == Recompute.NONE, 0.0, full)
-    # Of attention and MLP, where sequence parallelism has sharded them.
+    # of attention and MLP, where sequence parallelism has sharded them
     again = np.where((stacks.keeps_gathered > 0) & (layouts.sequence_parallel > 0), 2 * (layouts.tp - 1) * stored, 0.0)
     return _Activations(_in_flight(problem, after) * (layers * each + sent), working + again)
 
 
 def _head(problem: Problem) -> tuple[Column, Column]:
-    """Bytes of the logits and their gradients at the peak, and of the gap that they leave."""
+    """Return the bytes of the logits and their gradients at the peak, and of the gap that they leave."""
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
     tokens = layouts.micro_batch * models.seq / layouts.cp
     logits = tokens * models.vocab / layouts.tp
@@ -177,7 +177,7 @@ def _head(problem: Problem) -> tuple[Column, Column]:
 
 
 def _group_kinds(layouts: Layouts) -> Column:
-    """Kinds of process groups that communicate, and the one of all ranks."""
+    """Return the number of kinds of process groups that communicate, plus the one of all ranks."""
     degrees = (layouts.tp, layouts.pp, layouts.dp, layouts.cp, layouts.ep)
     kinds = np.ones(1)
     for degree in degrees:
@@ -186,27 +186,30 @@ def _group_kinds(layouts: Layouts) -> Column:
 
 
 def _unit(problem: Problem, layer: Column) -> Column:
-    """Parameters that ZeRO-3 gathers at once: of a layer, or of its largest matrix."""
+    """Return the parameters that ZeRO-3 gathers at once: of a layer, or of its largest matrix."""
     models, layouts = problem.models, problem.layouts
     return np.where(problem.stacks.gather_whole > 0, models.hidden * models.ffn / layouts.tp, layer)
 
 
 def _gathered(problem: Problem, layers: Column, unit: Column, ends: Column) -> Column:
-    """Bytes that ZeRO-3 holds gathered. ``unit``: parameters of a layer; ``ends``: of embedding and loss head."""
+    """Return the bytes that ZeRO-3 holds gathered.
+
+    ``unit``: parameters of a layer; ``ends``: of embedding and loss head.
+    """
     layouts = problem.layouts
-    # With a pipeline, FSDP keeps a stage's parameters gathered and its gradients whole over all its micro-batches.
+    # with a pipeline, FSDP keeps a stage's parameters gathered and its gradients whole over all its micro-batches
     stage = (2 + problem.stacks.grad_bytes) * (layers * unit + ends)
-    held = np.where(layouts.pp > 1, stage, 2 * (ends + 2 * unit))  # else of one layer, and of the next one
+    held = np.where(layouts.pp > 1, stage, 2 * (ends + 2 * unit))  # otherwise of one layer, and of the next one
     return np.where(layouts.zero >= 3, held, 0.0)
 
 
 def _gathering(problem: Problem, unit: Column, ends: Column) -> Column:
-    """Bytes of the buffers of the stream that gathers for ZeRO-3."""
+    """Return the bytes of the buffers of ZeRO-3's gathering stream."""
     return np.where(problem.layouts.zero >= 3, 2 * np.maximum(ends, 2 * unit), 0.0)
 
 
 def memory(problem: Problem) -> Memory:
-    """Peak bytes of every row."""
+    """Return the peak bytes of every row."""
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
     dense, experts = _layer_parameters(problem)
     dense_bytes, expert_bytes = _state_bytes(problem)
@@ -220,7 +223,7 @@ def memory(problem: Problem) -> Memory:
     first, last = _activations(problem, layers, layouts.pp - 1), _activations(problem, layers, 0 * layouts.pp)
     working = first.working + reducing
     fullest = states + first.kept + np.where(layouts.pp == 1, np.maximum(head, working), working)
-    if np.any(most > layers):  # the second stage has a layer in the place of the embedding
+    if np.any(most > layers):  # the second stage has a layer in place of the embedding
         second = _activations(problem, most, np.maximum(layouts.pp - 2, 0))
         fuller = most * layer + _gathered(problem, most, unit, 0 * end) + second.kept + working
         fullest = np.where(most > layers, np.maximum(fullest, fuller), fullest)

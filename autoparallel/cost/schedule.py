@@ -34,7 +34,7 @@ class Pass:
 
 
 def one_f_one_b_order(stage: int, stages: int, micro_batches: int) -> list[tuple[int, int, bool]]:
-    """Warm-up, then forward and backward in turn (PipeDream-Flush, arXiv:2104.04473, figure 3)."""
+    """Return warm-up, then forward and backward in turn (PipeDream-Flush, arXiv:2104.04473, figure 3)."""
     warm = min(stages - stage - 1, micro_batches)
     order = [(0, m, True) for m in range(warm)]
     for m in range(micro_batches - warm):
@@ -43,7 +43,7 @@ def one_f_one_b_order(stage: int, stages: int, micro_batches: int) -> list[tuple
 
 
 def interleaved_order(stage: int, stages: int, micro_batches: int, chunks: int) -> list[tuple[int, int, bool]]:
-    """Interleaved 1F1B (arXiv:2104.04473, figure 4); micro-batches must be a multiple of the stages."""
+    """Return interleaved 1F1B (arXiv:2104.04473, figure 4); micro-batches must be a multiple of the stages."""
     if micro_batches % stages:
         raise ValueError(f"{micro_batches} micro-batches are no multiple of {stages} stages")
     count = micro_batches * chunks
@@ -62,14 +62,14 @@ def interleaved_order(stage: int, stages: int, micro_batches: int, chunks: int) 
 def simulate(
     orders: Sequence[Sequence[tuple[int, int, bool]]], forward_s: Sequence[float], backward_s: Sequence[float]
 ) -> list[Pass]:
-    """Every pass with its times, when each stage works down its order as soon as what it needs is there.
+    """Return every pass with its times, when each stage follows its order as soon as its input is there.
 
-    ``forward_s[i]``, ``backward_s[i]``: seconds of one chunk on stage i. Chunks lie round robin over the stages.
-    Errors: ValueError when the orders wait for one another.
+    ``forward_s[i]``, ``backward_s[i]``: seconds of one chunk on stage i. Chunks lie round robin over the stages. Raises
+    ValueError when the orders wait for one another.
     """
     stages = len(orders)
     chunks = 1 + max(item[0] for order in orders for item in order)
-    ends: dict[tuple[int, int, bool], float] = {}  # by part of the model, micro-batch, direction
+    ends: dict[tuple[int, int, bool], float] = {}  # keyed by part of the model, micro-batch, direction
     free, place, passes = [0.0] * stages, [0] * stages, list[Pass]()
     while any(place[s] < len(orders[s]) for s in range(stages)):
         moved = False

@@ -13,10 +13,10 @@ from resilio_hpc.autoparallel.model import operators
 def stage_times(
     cost: Cost, asked: Problem, layout: Layout, efficiency: Efficiency, host_s: float = 0.0
 ) -> tuple[list[float], list[float]]:
-    """p_i and c_(i,i+1): of each stage, forward and backward, traffic inside the layers included; and between them.
+    """Return p_i of each stage, forward and backward, with traffic inside its layers; and c_(i,i+1) between stages.
 
-    Layers are spread evenly, the first stages take what is left over, and the loss head is on the last. ``host_s``:
-    what the launching of kernels adds to an iteration.
+    Layers are spread evenly, the first stages take the remainder, and the loss head is on the last. ``host_s``: the
+    time that launches of kernels add to an iteration.
     """
     work = operators.work(asked.models, asked.layouts, asked.machines, asked.stacks, efficiency)
     head, count = _first(work.head), layout.micro_batches
@@ -29,7 +29,7 @@ def stage_times(
 
 
 def layers_of(layers: int, stages: int) -> list[int]:
-    """How many layers each stage has; see ``cost.stage_layers``."""
+    """Return how many layers each stage has; see ``cost.stage_layers``."""
     even, more = divmod(layers, stages)
     if more and stages > 1 and (layers + 2) % stages == 0:
         return [even, *[even + 1] * (stages - 2), even]

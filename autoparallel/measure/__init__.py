@@ -1,4 +1,4 @@
-"""Measurements of a cluster and of runs, and predictions that are fitted to them.
+"""Measurements of a cluster and of runs, and predictions fitted to them.
 
 Start reading at ``predict``.
 """

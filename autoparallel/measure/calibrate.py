@@ -1,4 +1,4 @@
-"""Fit the parameters of the cost model to a cluster: maximum a posteriori within physical bounds."""
+"""Fits the parameters of the cost model to a cluster: maximum a posteriori within physical bounds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ GAUSS_NEWTON = 3
 
 
 def jacobian(function: Callable[[Vector], Vector], x: Vector, there: Vector) -> Vector:
-    """Return the derivatives at ``x``, where the function is ``there``."""
+    """Return the derivatives at ``x``; ``there``: the function's value."""
     return np.stack([(function(x + STEP * unit) - there) / STEP for unit in np.eye(x.size)], axis=1)
 
 
 def calibrate(known: Efficiency, cases: Sequence[Case], times: Vector) -> tuple[Efficiency, Nearby]:
-    """Return the parameters of one cluster from a few of its measurements, and what these say of layouts like them.
+    """Return the parameters of one cluster from a few of its measurements, and corrections for similar layouts.
 
     Parameters depart from ``known`` by as little as the measurements allow (Gauss-Newton on the joint posterior).
     """

@@ -1,4 +1,4 @@
-"""Collectives to be measured: torch.distributed (gloo, nccl) and MPI. Used inside of a job, one process per rank."""
+"""Collectives for measurements: torch.distributed (gloo, nccl) and MPI. Used inside of a job, one process per rank."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from resilio_hpc.slurm.client.hostlist import expand
 
 BACKENDS = ("gloo", "nccl", "mpi")
 TIMEOUT_S = 120.0
-_FIRST_PORT, _PORTS = 20_000, 12_000  # below the ephemeral ports of Linux
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below Linux's ephemeral ports
 
 
 class Backend(Protocol):
-    """``split``: called by all ranks with the same groups; gives the caller's own one, None for a rank of none."""
+    """A backend.
+
+    ``split``: all ranks call it with the same groups; it returns the caller's own group, None without one.
+    """
 
     rank: int
     size: int
@@ -34,10 +37,11 @@ class Backend(Protocol):
     def operation(self, collective: str, group: Any, ranks: Sequence[int], size: int) -> Callable[[], None]:
         """Return a call that does it once, with tensors of ``size`` bytes, and returns when it is done.
 
-        Raises NotImplementedError where the back end has no such collective."""
+        Raises NotImplementedError where the backend has no such collective.
+        """
 
     def longest(self, seconds: float) -> float:
-        """Return the most of all ranks."""
+        """Return the maximum over all ranks."""
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -47,7 +51,7 @@ class Backend(Protocol):
 
 
 def open_backend(name: str) -> Backend:
-    """Return the backend of that name. Raises UsageError where it is unknown or cannot be had here."""
+    """Return the backend of that name. Raises UsageError where it is unknown or not available here."""
     if name not in BACKENDS:
         raise UsageError(f"unknown back end {name!r}: there are {', '.join(BACKENDS)}")
     return MpiBackend() if name == "mpi" else TorchBackend(name)
@@ -55,7 +59,7 @@ def open_backend(name: str) -> Backend:
 
 @dataclass(frozen=True)
 class RankAddress:
-    """Where a rank of torch's is, and where rank 0 listens."""
+    """The address of one of torch's ranks: its place, and where rank 0 listens."""
 
     rank: int
     size: int
@@ -65,7 +69,7 @@ class RankAddress:
 
 
 def place(environment: dict[str, str]) -> RankAddress:
-    """From torchrun's variables, or else srun's. Raises UsageError. Pure."""
+    """Return it from torchrun's variables, or else srun's. Raises UsageError. Pure."""
     try:
         if "MASTER_PORT" in environment:
             rank, size, local = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
@@ -122,7 +126,7 @@ class TorchBackend:
         part = self._torch.ones(count, device=self._place)
         other = self._torch.empty_like(whole)
         first, second = ranks[0], ranks[-1]
-        # torch 2.13 gave these two other names
+        # torch 2.13 renamed these two
         gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
         scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
         calls: dict[str, Callable[[], Any]] = {
@@ -151,7 +155,7 @@ class TorchBackend:
         return once
 
     def longest(self, seconds: float) -> float:
-        """Return the most of all ranks."""
+        """Return the maximum over all ranks."""
         value = self._torch.tensor([seconds], dtype=self._torch.float64, device=self._place)
         self._dist.all_reduce(value, op=self._dist.ReduceOp.MAX)
         return float(value.item())
@@ -208,7 +212,7 @@ class MpiBackend:
         return calls[collective]
 
     def longest(self, seconds: float) -> float:
-        """Return the most of all ranks."""
+        """Return the maximum over all ranks."""
         return float(self._world.allreduce(seconds, op=self._mpi.MAX))
 
     def barrier(self) -> None:
@@ -216,4 +220,4 @@ class MpiBackend:
         self._world.Barrier()
 
     def close(self) -> None:
-        """MPI ends with the interpreter."""
+        """Do nothing: MPI ends with the interpreter."""

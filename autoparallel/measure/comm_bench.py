@@ -24,21 +24,22 @@ MOST = 50
 
 
 def sizes_to(largest: int) -> list[int]:
-    """1 KiB, 4 KiB … up to ``largest`` bytes."""
+    """Return 1 KiB, 4 KiB … up to ``largest`` bytes."""
     return [1 << power for power in range(10, 63, 2) if 1 << power <= largest]
 
 
 def spread(sizes: Sequence[int]) -> list[int]:
-    """Smallest, largest, the middle, then the others: however few are measured, the line has two ends. Pure."""
+    """Return smallest, largest, the middle, then the others: however few are measured, the line has two ends. Pure."""
     ends = [sizes[0], sizes[-1], sizes[len(sizes) // 2]] if len(sizes) > 2 else list(sizes)
     return [*ends, *(size for size in sizes if size not in ends)]
 
 
 def groups_of(hosts: Sequence[str], collective: str) -> Mapping[str, list[list[int]]]:
-    """By span: the groups that are measured side by side. ``hosts[rank]``. Pure.
+    """Return, by span, the groups that are measured side by side; ``hosts[rank]``. Pure.
 
-    Collectives: all ranks of each node; all ranks. Transfers: neighbours on a node; the same place on two nodes, all
-    at a time, as between pipeline stages."""
+    Collectives: all ranks of each node; all ranks. Transfers: neighbours on a node; the same place on two nodes, all at
+    a time, as between pipeline stages.
+    """
     nodes = [[rank for rank, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
     width = min(map(len, nodes))
     if collective != "send-recv":
@@ -54,9 +55,11 @@ def groups_of(hosts: Sequence[str], collective: str) -> Mapping[str, list[list[i
 
 
 def measure(backend: Backend, largest: int, curve_s: float, tell: Callable[[str], None]) -> list[Curve]:
-    """All collectives over all spans; what the back end lacks is told and left out. Every rank calls it.
+    """Return all collectives over all spans, without those that the backend lacks, which are reported.
 
-    ``curve_s``: when a curve has taken so long, sizes between its ends and its middle are left out."""
+    Every rank calls it. ``curve_s``: when a curve has taken so long, sizes between its ends and its middle are left
+    out.
+    """
     hosts = backend.hosts()
     curves = []
     for collective in FACTORS:
@@ -81,7 +84,7 @@ def measure(backend: Backend, largest: int, curve_s: float, tell: Callable[[str]
 def _samples(
     backend: Backend, collective: str, group: object, ranks: Sequence[int], sizes: Sequence[int], curve_s: float
 ) -> dict[int, list[float]]:
-    """Seconds by size; the slowest rank's. Ranks of no group keep step with the others."""
+    """Return the slowest rank's seconds by size. Ranks without a group keep step with the others."""
     began, samples = time.perf_counter(), dict[int, list[float]]()
     for size in spread(sizes):
         if len(samples) >= 3 and backend.longest(time.perf_counter() - began) > curve_s:
@@ -99,7 +102,7 @@ def _samples(
 
 
 def _timed(call: Callable[[], None], times: int) -> float:
-    """Seconds of one call, the mean of ``times``."""
+    """Return the seconds of one call, the mean of ``times``."""
     began = time.perf_counter()
     for _ in range(times):
         call()
@@ -107,7 +110,7 @@ def _timed(call: Callable[[], None], times: int) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code: 0 measured, 2 it cannot be done so."""
+    """Run the benchmark. Exit code: 0 measured, 2 not possible."""
     parser = argparse.ArgumentParser(prog="resilio_hpc.autoparallel.measure.comm_bench")
     parser.add_argument("--backend", required=True, choices=BACKENDS)
     parser.add_argument("--out", required=True, type=Path)

@@ -1,6 +1,6 @@
 """Latency and bandwidth of a collective from measured times: t = α + f(n) · size / B. Pure.
 
-B is the bus bandwidth as nccl-tests define it: what each rank's link carries, so that f(n) takes out the ranks.
+B is the bus bandwidth as nccl-tests define it: the load of each rank's link, so f(n) takes the number of ranks out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FACTORS: Mapping[str, Callable[[int], float]] = {
 }
 """By collective; ``size`` is the whole tensor: an all-gather's result, what a rank sends in an all-to-all."""
 SPANS = ("node", "network")
-LATENCY_S = (1e-8, 1.0)  # below a memory access, or above what any network needs
+LATENCY_S = (1e-8, 1.0)  # below a memory access, or above any network's
 BANDWIDTH = (1e5, 2e13)  # bytes/s: a modem, and ten times NVLink 5
 
 
@@ -50,15 +50,15 @@ class Curve:
         return tuple(float(np.median(samples)) for samples in self.samples_s)
 
     def time_s(self, size: float) -> float:
-        """Seconds for a tensor of ``size`` bytes, by the fit."""
+        """Return the seconds for a tensor of ``size`` bytes, by the fit."""
         return self.latency_s + FACTORS[self.collective](self.ranks) * size / self.bandwidth
 
 
 def fit(collective: str, span: str, ranks: int, ranks_per_node: int, samples: Mapping[int, Sequence[float]]) -> Curve:
     """Return the curve through the medians of each size's samples (bytes → seconds).
 
-    Relative deviations are minimised, not their squares: neither the largest size nor a disturbed one decides.
-    Raises UsageError for fewer than three sizes, and for a latency or bandwidth that no machine has.
+    Relative deviations are minimised, not their squares: neither the largest size nor a disturbed one decides. Raises
+    UsageError for fewer than three sizes, and for an impossible latency or bandwidth.
     """
     sizes = sorted(samples)
     if len(sizes) < 3:
@@ -84,7 +84,7 @@ def fit(collective: str, span: str, ranks: int, ranks_per_node: int, samples: Ma
 
 
 def _line(loads: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float]:
-    """(α, β) of least Σ |(α + β load) / time - 1| by iteratively reweighted least squares, neither below 0."""
+    """Return (α, β) of least Σ |(α + β load) / time - 1| by iteratively reweighted least squares, neither below 0."""
     rows = np.stack([1 / times, loads / times], axis=1)
     weights = np.ones(len(times))
     alpha, beta = 0.0, 0.0

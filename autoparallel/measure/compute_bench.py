@@ -40,21 +40,21 @@ SMALL: Mapping[str, Sequence[Shape]] = {
 
 
 def shapes_of(device: str) -> Mapping[str, Sequence[Shape]]:
-    """Return what is measured there. Raises UsageError for an unknown device."""
+    """Return the shapes to measure there. Raises UsageError for an unknown device."""
     if device not in ("cuda", "cpu"):
         raise UsageError(f"--device {device}: there are cuda and cpu")
     return SMALL if device == "cpu" else SHAPES
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device. Raises UsageError where there is none of that name."""
+    """Return the device. Raises UsageError where none has that name."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("this machine has no GPU that torch can use: --device cpu tries the way, and measures no GPU")
     return torch.device(name)
 
 
 def device_name(device: torch.device) -> str:
-    """As the profile has it: ``NVIDIA H100 80GB HBM3``, or cpu."""
+    """Return its name for the profile: ``NVIDIA H100 80GB HBM3``, or cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
@@ -64,7 +64,10 @@ def torch_version() -> str:
 
 
 def measure(device: torch.device, shapes: Mapping[str, Sequence[Shape]], tell: Callable[[str], None]) -> list[Sample]:
-    """Every operator, in order. One that the GPU has no memory or no kernel for is told and left out."""
+    """Return every operator's sample, in order.
+
+    One that the GPU has no memory or no kernel for is reported and left out.
+    """
     samples = []
     with _quiet(device):
         for kind, rows in shapes.items():
@@ -88,9 +91,9 @@ def measure(device: torch.device, shapes: Mapping[str, Sequence[Shape]], tell: C
 
 @contextlib.contextmanager
 def _quiet(device: torch.device) -> Iterator[None]:
-    """Give a GPU at the clocks that it has under load.
+    """Give a GPU at its clocks under load.
 
-    On a CPU one thread, since on a busy machine threads that wait for each other cost more than they bring.
+    On a CPU one thread, since on a busy machine threads that wait for each other cost more than they gain.
     """
     if device.type != "cpu":
         once = _matmul((8192, 8192, 8192), device)
@@ -110,7 +113,7 @@ def _quiet(device: torch.device) -> Iterator[None]:
 
 
 def _timed(once: Callable[[], None], device: torch.device) -> Iterator[float]:
-    """Seconds per call; the first calls, in which kernels are chosen, do not count."""
+    """Yield seconds per call; the first calls, in which kernels are chosen, do not count."""
     for _ in range(3):
         once()
     first = next(_samples(once, device, 1, 1))

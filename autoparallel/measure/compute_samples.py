@@ -1,4 +1,4 @@
-"""Operators as they were measured on one GPU, and what of the cost model follows from them. Pure."""
+"""Operators measured on one GPU, and the cost model's parameters that follow. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SampleKind:
-    """``columns``: what the numbers of a shape are; ``work``: FLOPs or bytes of one call."""
+    """A kind of operator. ``columns``: names of a shape's numbers; ``work``: FLOPs or bytes of one call."""
 
     columns: tuple[str, ...]
     units: str
@@ -22,7 +22,7 @@ _HEADS = ("batch", "heads", "seq", "head_dim")
 
 
 def _attention(shape: Shape) -> float:
-    """Forward and backward of causal attention: 3.5 times the forward pass, half of the scores."""
+    """Return the FLOPs of causal attention, forward and backward: 3.5 times the forward pass, half of the scores."""
     batch, heads, seq, head_dim = shape
     return 3.5 * 4.0 * batch * heads * seq**2 * head_dim / 2
 
@@ -30,7 +30,7 @@ def _attention(shape: Shape) -> float:
 KINDS: Mapping[str, SampleKind] = {
     # bf16 products of (m, k) by (k, n)
     "matmul": SampleKind(("m", "n", "k"), "FLOP", lambda s: 2.0 * s[0] * s[1] * s[2]),
-    # FlashAttention as PyTorch has it, and cuDNN's
+    # PyTorch's FlashAttention, and cuDNN's
     "attention": SampleKind(_HEADS, "FLOP", _attention),
     "attention-cudnn": SampleKind(_HEADS, "FLOP", _attention),
     # forward: read and write of bf16

@@ -1,7 +1,7 @@
-"""A measured profile in place of the shipped numbers: links and latencies, and what a GPU reaches. Pure.
+"""A measured profile in place of the shipped numbers: links, latencies, and the GPU's efficiencies. Pure.
 
-Bandwidths go into the machine (which holds the data sheet's), so that the cost model's own formulas give back the
-measured curve for the group that was measured; latencies and parts of a peak go into the efficiencies.
+Bandwidths go into the machine (which holds the data sheet's), so that the cost model's own formulas return the measured
+curve for the measured group; latencies and fractions of a peak go into the efficiencies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from resilio_hpc.autoparallel.model.operators import IDLE_POWER, TILE, WIDE_TILE
 from resilio_hpc.core.errors import UsageError
 
 _RINGS = ("all-reduce", "all-gather", "reduce-scatter")
-_LARGE = 4096  # below, a product's shape decides more than the GPU
+_LARGE = 4096  # below it, a product's shape decides more than the GPU
 _ATTENTION = {
     "attention": {Arch.AMPERE: "flash_ampere", Arch.HOPPER: "flash_hopper", Arch.BLACKWELL: "flash_blackwell"},
     "attention-cudnn": {Arch.HOPPER: "cudnn_hopper"},
@@ -32,7 +32,7 @@ _ATTENTION = {
 
 
 def apply(profile: Profile, machine: Machine, efficiency: Efficiency) -> tuple[Machine, Efficiency, list[str]]:
-    """Machine and efficiencies as measured, and what a person must know of it."""
+    """Return machine and efficiencies as measured, and notes for the user."""
     notes: list[str] = []
     about = profile.about_communication
     if about is not None and _is_of(about["device"], machine, notes, "communication"):
@@ -49,7 +49,7 @@ def apply(profile: Profile, machine: Machine, efficiency: Efficiency) -> tuple[M
 def apply_each(
     profile: Profile, machines: Sequence[Machine], efficiency: Efficiency
 ) -> list[tuple[Machine, Efficiency, list[str]]]:
-    """Of every machine, in order; what was measured on one GPU changes nothing for another."""
+    """Return the same for every machine, in order; measurements of one GPU do not change another."""
     done = {one: apply(profile, one, efficiency) for one in dict.fromkeys(machines)}
     return [done[one] for one in machines]
 
@@ -68,7 +68,7 @@ def _is_of(device: str, machine: Machine, notes: list[str], what: str) -> bool:
 
 
 def _bandwidth(profile: Profile, span: str) -> float | None:
-    """Bus bandwidth of collectives, bytes/s."""
+    """Return the bus bandwidth of collectives, bytes/s."""
     found = [curve.bandwidth for name in _RINGS if (curve := profile.curve(name, span))]
     return median(found) if found else None
 
@@ -83,12 +83,12 @@ def _inside(profile: Profile, machine: Machine, efficiency: Efficiency) -> tuple
 
 
 def _steps(curve: Curve) -> float:
-    """Return what link_alpha_us is multiplied with in collectives.py."""
+    """Return the factor of link_alpha_us in collectives.py."""
     return 1.5 + math.log2(curve.ranks_per_node)
 
 
 def _network(profile: Profile, efficiency: Efficiency) -> tuple[float | None, Efficiency]:
-    """Bus bandwidth of rings between nodes, bytes/s, and what trees gain over them."""
+    """Return the bus bandwidth of rings between nodes, bytes/s, and the gain of trees over them."""
     rings = [curve.bandwidth for name in _RINGS[1:] if (curve := profile.curve(name, "network"))]
     reduce = profile.curve("all-reduce", "network")
     if reduce is None:
@@ -155,7 +155,7 @@ def _operators(samples: Sequence[Sample], machine: Machine, efficiency: Efficien
 
 
 def _products(samples: Sequence[Sample], machine: Machine, efficiency: Efficiency, peak: float) -> float | None:
-    """Part of the peak of large products, what waves and depth take already taken out."""
+    """Return the fraction of the peak of large products, after waves and depth are taken out."""
     parts = []
     for sample in samples:
         if sample.kind == "matmul" and min(sample.shape) >= _LARGE:

@@ -22,21 +22,21 @@ from resilio_hpc.core.errors import UsageError
 
 Matrix = NDArray[np.float64]
 CLUSTER = 0.1  # standard deviation of ln(time) from cluster to cluster, all else equal
-EXPERTS = 0.35  # the same from one mixture of experts to another: kernels differ, and what of them is fused
+EXPERTS = 0.35  # the same from one mixture of experts to another: their kernels and fusions differ
 LAYOUT = 0.12  # the same from layout to layout of one cluster, after the model
 NOISE = 0.03  # the same from run to run: BLOOM's logs differ by 3 % within a day, 6.5 % over four days
 
-# Doublings after which two layouts have half an influence or less on each other; of the last five: per unit.
+# doublings after which two layouts have half the influence or less on each other; of the last five: per unit
 DISTANCES = {
     "tp": 1.0, "pp": 3.0, "micro_batch": 4.0, "hidden": 3.0, "seq": 3.0, "replicas": 4.0, "micro_batches": 4.0,
     "heads": 4.0, "layers": 8.0, "recompute": 1.0, "zero": 2.0, "experts": 2.0, "precision": 2.0, "arch": 2.0,
 }  # fmt: skip
-# The same for what mixtures of experts have in common beyond that: the model, its precision, the GPU.
+# the same for properties that mixtures of experts share beyond that: the model, its precision, the GPU
 ALIKE = {"hidden": 1.0, "heads": 1.0, "layers": 1.0, "precision": 3.0, "arch": 1.0}
 
 
 def features(problem: Problem) -> Matrix:
-    """One row per layout; a distance of 1 is far."""
+    """Return one row per layout; a distance of 1 is far."""
     models, layouts = problem.models, problem.layouts
     doublings = (
         layouts.tp,
@@ -61,13 +61,13 @@ def features(problem: Problem) -> Matrix:
 
 
 def likeness(first: Matrix, second: Matrix) -> Matrix:
-    """From 1 for the same layout down to 0."""
+    """Return from 1 for the same layout down to 0."""
     apart = first[:, None, :] - second[None, :, :]
     return np.asarray(np.exp(-np.sqrt((apart**2).sum(-1))))
 
 
 def shared(first: Matrix, second: Matrix) -> Matrix:
-    """Covariance of ln(time) of layouts with layouts (``features``), the parameters of the model being known."""
+    """Return the covariance of ln(time) of layouts with layouts (``features``), given the parameters of the model."""
     names = list(DISTANCES)
     places = [names.index(name) for name in ALIKE]
     scale = np.array([DISTANCES[name] / distance for name, distance in ALIKE.items()])
@@ -77,23 +77,23 @@ def shared(first: Matrix, second: Matrix) -> Matrix:
 
 
 def covariance(points: Matrix) -> Matrix:
-    """Of ln(time) of these measurements, the parameters of the model being known."""
+    """Return the covariance of ln(time) of these measurements, given the parameters of the model."""
     return shared(points, points) + NOISE**2 * np.eye(len(points))
 
 
 @dataclass(frozen=True)
 class Nearby:
-    """Measured layouts (``features``) and how much ln(time) of layouts like them departs from the model."""
+    """Measured layouts (``features``), and how far ln(time) of similar layouts departs from the model."""
 
     points: Matrix
     weights: NDArray[np.float64]
 
     def factor(self, problem: Problem) -> Column:
-        """By which times of the model are to be multiplied."""
+        """Return the factor for times of the model."""
         return np.asarray(np.exp(shared(features(problem), self.points) @ self.weights))
 
     def text(self) -> str:
-        """As TOML, the end of a calibration."""
+        """Return it as TOML, the end of a calibration."""
         lines = [
             f"[[nearby]]\nweight = {weight:.6g}\nfeatures = [{', '.join(f'{value:.6g}' for value in point)}]\n"
             for point, weight in zip(self.points, self.weights, strict=True)
@@ -102,7 +102,7 @@ class Nearby:
 
 
 def costed(problem: Problem, efficiency: Efficiency, measured: Nearby | None) -> Cost:
-    """Return what the model says, corrected by measurements of this cluster where there are some."""
+    """Return the model's costs, corrected by measurements of this cluster if there are some."""
     cost = iteration(problem, efficiency)
     if measured is None:
         return cost
@@ -111,7 +111,7 @@ def costed(problem: Problem, efficiency: Efficiency, measured: Nearby | None) ->
 
 
 def read(text: str) -> Nearby | None:
-    """Return the part of a calibration that ``Nearby.text`` wrote, if it is there; UsageError where it is damaged."""
+    """Return the part of a calibration that ``Nearby.text`` wrote, if any; UsageError where it is damaged."""
     found = tomllib.loads(text).get("nearby", [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise UsageError("calibration: [[nearby]] is no list of tables")

@@ -40,7 +40,7 @@ LEAST_FIRST = (Recompute.NONE, Recompute.SELECTIVE, Recompute.ALTERNATE, Recompu
 
 @dataclass(frozen=True)
 class ParsedRows:
-    """Rows, understood or not: ``cases[i]`` belongs to row ``index[i]``; ``notes`` says of the others why."""
+    """Rows, understood or not: ``cases[i]`` belongs to row ``index[i]``; ``notes``: why the others are not."""
 
     cases: list[Case]
     index: list[int]
@@ -58,7 +58,7 @@ def problem(cases: Sequence[Case]) -> Problem:
 
 
 def read(rows: Sequence[Mapping[str, str]]) -> ParsedRows:
-    """Rows, understood; where nothing is said of recomputation or ZeRO, as little of them as fits into the GPU."""
+    """Return the rows as cases; without a word on recomputation or ZeRO, as little of them as fits into the GPU."""
     done = ParsedRows([], [], {})
     for number, row in enumerate(rows):
         try:
@@ -70,7 +70,7 @@ def read(rows: Sequence[Mapping[str, str]]) -> ParsedRows:
 
 
 def _filled(cases: list[Case]) -> list[Case]:
-    """Fill open recomputation with the least that fits, and open ZeRO with stage 1 where that helps."""
+    """Set missing recomputation to the least that fits, and missing ZeRO to stage 1 where that helps."""
     filled = list(cases)
     waiting = [number for number, found in enumerate(cases) if found.open_recompute or found.open_zero]
     for kind in LEAST_FIRST:
@@ -97,13 +97,13 @@ def _fits(asked: Problem) -> NDArray[np.bool_]:
 
 @cache
 def band() -> Mapping[str, float]:
-    """Half-widths of the band in the logarithm of the time, and the share of measurements that it is to cover."""
+    """Return the half-widths of the band in the logarithm of the time, and the share of measurements within it."""
     text = files("resilio_hpc.autoparallel.measure").joinpath("band.toml").read_text()
     return {key: float(value) for key, value in tomllib.loads(text).items() if key != "source"}
 
 
 def half_width(asked: Problem, cost: Cost, calibrated: bool) -> NDArray[np.float64]:
-    """Of the band around each time: wider where kernels are launched slower than they run, and for experts."""
+    """Return the half-width of the band around each time: wider for launch-bound kernels, and for experts."""
     table = band()
     launching = cost.host > 0.3 * cost.iteration
     width = np.where(
@@ -114,7 +114,7 @@ def half_width(asked: Problem, cost: Cost, calibrated: bool) -> NDArray[np.float
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of every case, in order."""
+    """The predictions for all cases, in order."""
 
     problem: Problem
     cost: Cost
@@ -125,14 +125,14 @@ class Prediction:
 def predict(
     cases: Sequence[Case], efficiency: Efficiency, calibrated: bool = False, nearby: Nearby | None = None
 ) -> Prediction:
-    """Time and memory of these cases. ``nearby``: measurements of this cluster."""
+    """Return time and memory of these cases. ``nearby``: measurements of this cluster."""
     asked = problem(cases)
     cost = costed(asked, efficiency, nearby)
     return Prediction(asked, cost, memory(asked), half_width(asked, cost, calibrated))
 
 
 def _memory_gb(found: Prediction, number: int, kind: str) -> float:
-    """Memory of the kind that the row measures: GiB or GB; allocated, held by the allocator, or all; of which rank."""
+    """Return memory of the row's kind: GiB or GB; allocated, held by the allocator, or all; of which rank."""
     kind = kind.lower()
     held, capacity = found.memory, found.problem.machines.memory
     if "smi" in kind:
@@ -168,7 +168,7 @@ def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequenc
 
 
 def as_measured(cases: Sequence[Case], efficiency: Efficiency, profile: Profile) -> tuple[list[Case], list[Efficiency]]:
-    """Machines and efficiencies of a measured profile; its notes stand beside what was assumed."""
+    """Return machines and efficiencies of a measured profile; its notes join the assumptions."""
     measured = apply_each(profile, [one.machine for one in cases], efficiency)
     changed = [
         replace(one, machine=machine, assumed=(*one.assumed, *notes))
@@ -184,7 +184,7 @@ def predict_rows(
     nearby: Nearby | None = None,
     profile: Profile | None = None,
 ) -> list[dict[str, str]]:
-    """Every row with the columns of ``COLUMNS``; a row that cannot be predicted says why in ``pred_note``."""
+    """Return every row with the columns of ``COLUMNS``; ``pred_note`` says why a row cannot be predicted."""
     understood = read(rows)
     cases, efficiencies = understood.cases, [efficiency] * len(understood.cases)
     if profile is not None:

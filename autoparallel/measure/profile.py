@@ -1,4 +1,4 @@
-"""What was measured of a cluster: collectives and operators. Pure; ``profile_file`` reads and writes it."""
+"""The measurements of a cluster: collectives and operators. Pure; ``profile_file`` reads and writes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from resilio_hpc.autoparallel.measure.compute_samples import Sample
 
 @dataclass(frozen=True)
 class Profile:
-    """What a file holds; without a part its ``about`` is empty."""
+    """The content of a file; a missing part has an empty ``about``."""
 
     curves: tuple[Curve, ...] = ()
     about_communication: Mapping[str, str] | None = None

@@ -34,7 +34,7 @@ LARGEST_BYTES = 64 << 20
 def about(
     backend: str, version: str, device: str, hosts: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what stands beside the numbers, so that they can be judged later."""
+    """Return the circumstances of the numbers, by which they can be judged later."""
     names = list(dict.fromkeys(hosts))
     facts = {
         "backend": backend,
@@ -51,7 +51,7 @@ def about(
 
 
 def write_communication(path: Path, curves: Sequence[Curve], about: Mapping[str, str]) -> None:
-    """Put these in place of the file's collectives; what it says of operators stays. Raises UsageError."""
+    """Replace the file's collectives; its operators stay. Raises UsageError."""
     if not curves:
         raise UsageError("no collective could be measured: nothing was written")
 
@@ -70,7 +70,7 @@ def write_communication(path: Path, curves: Sequence[Curve], about: Mapping[str,
 
 
 def write_compute(path: Path, samples: Sequence[Sample], about: Mapping[str, str]) -> None:
-    """Put these in place of the file's operators; what it says of collectives stays. Raises UsageError."""
+    """Replace the file's operators; its collectives stay. Raises UsageError."""
 
     def fill(group: Any) -> None:
         for kind, described in KINDS.items():
@@ -110,7 +110,7 @@ def _replace(path: Path, part: str, about: Mapping[str, str], fill: Callable[[An
 
 
 def read(path: Path) -> Profile:
-    """Read a profile. Raises UsageError for what is none, or holds a number that no machine has."""
+    """Read a profile. Raises UsageError for an invalid file, or an impossible number."""
     try:
         with h5py.File(io.BytesIO(_bytes(path)), "r") as file:
             _check(file, path)

@@ -1,6 +1,6 @@
 """Rows of published measurements (CSV, one layout per row) as models, layouts, machines and software.
 
-What a cell leaves open is filled by the defaults below, each of which is said in the row's note.
+Missing cells get the defaults below, each of which is named in the row's note.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from resilio_hpc.core.errors import UsageError
 
 DEFAULT_VOCAB = 51200  # GPT-2's, padded by Megatron
 LARGEST = 10**12
-# Of the rate of a rail, what NCCL gets through Omni-Path without GPUDirect: one group measured 5.06 of 12.5 GB/s
-# (bigscience experiments/bandwidth, nodes of 8 A100).
+# of a rail's rate, NCCL's share through Omni-Path without GPUDirect: one group measured 5.06 of 12.5 GB/s (bigscience
+# experiments/bandwidth, nodes of 8 A100)
 OMNIPATH = 0.4
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row, understood. ``assumed``: what was filled in; ``open_…``: nothing is said of recomputation, of ZeRO."""
+    """One row, understood. ``assumed``: defaults that were used; ``open_…``: recomputation or ZeRO is not stated."""
 
     model: Transformer
     layout: Layout
@@ -40,7 +40,7 @@ class Case:
 
 
 class Cells:
-    """Cells of one row: numbers checked, defaults written down."""
+    """The cells of one row: numbers checked, defaults noted."""
 
     def __init__(self, row: Mapping[str, str]) -> None:
         self.row = row
@@ -50,11 +50,11 @@ class Cells:
         return (self.row.get(name) or "").strip()
 
     def stated(self, name: str) -> bool:
-        """Whether the cell holds something that its source says."""
+        """Return whether the cell holds a value from its source."""
         return bool(self.text(name)) and name not in re.split("[;,]", self.text("not_stated"))
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Return a positive whole number, or the default; UsageError where there is neither."""
+        """Return a positive whole number, or the default; UsageError without either."""
         text = self.text(name)
         if not text:
             if default is None:
@@ -71,7 +71,7 @@ class Cells:
 
 
 def case(row: Mapping[str, str]) -> Case:
-    """Return a row, understood; UsageError says which cell stands in the way."""
+    """Return a row as a case; UsageError names the cell that prevents it."""
     cells = Cells(row)
     model = _model(cells)
     framework = cells.text("framework").lower()
@@ -119,7 +119,7 @@ def _model(cells: Cells) -> Transformer:
 
 
 def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, bool]:
-    """Return the layout, and whether the row says anything of recomputation."""
+    """Return the layout, and whether the row states recomputation."""
     tp, pp, cp = (cells.whole(name, 1) for name in ("tp", "pp", "cp"))
     gpus = cells.whole("num_gpus") if cells.text("num_gpus") else 0
     if not gpus and not cells.text("dp"):
@@ -150,7 +150,7 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, b
 
 
 def _micro_batch(cells: Cells, framework: str, dp: int, stages: int) -> int:
-    """Where none is stated: torchtitan cuts a replica's batch into as many micro-batches as there are stages."""
+    """Return a micro-batch that is not stated: torchtitan cuts a replica's batch into as many as there are stages."""
     text = cells.text("global_batch")
     if "torchtitan" not in framework or stages == 1 or not text:
         return 1
@@ -206,7 +206,7 @@ def _stack(cells: Cells, framework: str) -> Stack:
 
 
 def _fused_experts(cells: Cells, framework: str, precision: str) -> bool:
-    """Whether this release has the kernels; tables name it in the framework or in the source of the row."""
+    """Return whether this release has the kernels; tables name it in the framework or in the source of the row."""
     since = str(_rule(framework).get("fused_experts_since", ""))
     found = re.search(r"\b(\d\d\.\d\d)(?:\.\d+)? nemo container", f"{framework} {cells.text('source').lower()}")
     return bool(since and found and found[1] >= since and ("mx" in precision))
@@ -227,7 +227,7 @@ def _machine(cells: Cells) -> Machine:
 
 
 def _network(text: str, node_gpus: int) -> float:
-    """GB/s of a node's network, if it is stated."""
+    """Return the GB/s of a node's network, if stated."""
     found = re.search(r"(\d+)\s*x\s*(?:\w+ )?(\d+)\s*gb/s", text)
     if found:
         return int(found[1]) * int(found[2]) / 8 * (OMNIPATH if "omnipath" in text else 1.0)

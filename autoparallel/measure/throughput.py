@@ -30,25 +30,25 @@ class Speed(Protocol):
     """What the planner must know of a training program."""
 
     def step_s(self, nodes: int) -> float:
-        """Seconds per step with so many nodes."""
+        """Return the seconds per step with so many nodes."""
 
     def speed(self, nodes: int) -> float:
-        """Batches of the reference size per second with so many nodes."""
+        """Return the batches of the reference size per second with so many nodes."""
 
     def possible(self, nodes: int) -> bool:
-        """Whether the model has a layout on so many nodes, as far as is known."""
+        """Return whether the model has a layout on so many nodes, as far as known."""
 
 
 class RunSpeed(Speed, Protocol):
-    """A speed that the resizer decides by: it knows where it comes from."""
+    """A speed for decisions of the resizer: it knows its source."""
 
     @property
     def assumed(self) -> bool:
-        """Whether what other sizes bring is no measurement."""
+        """Return whether the speed of other sizes is no measurement."""
 
     @property
     def communication_s(self) -> float:
-        """Seconds of a step that are communication between nodes."""
+        """Return the seconds of a step that are communication between nodes."""
 
 
 @dataclass(frozen=True)
@@ -73,32 +73,31 @@ class Throughput:
     reference: int = 1
 
     def step_s(self, nodes: int) -> float:
-        """Seconds per step with so many nodes."""
+        """Return the seconds per step with so many nodes."""
         sharing = nodes if self.rule == "keep" else self.reference
         return self.compute_s / sharing + (self.communication_s if nodes > 1 else 0.0)
 
     def speed(self, nodes: int) -> float:
-        """Batches of the reference size per second with so many nodes."""
+        """Return the batches of the reference size per second with so many nodes."""
         samples = 1.0 if self.rule == "keep" else nodes / self.reference
         return samples / self.step_s(nodes)
 
     def possible(self, nodes: int) -> bool:
-        """Nothing is known of layouts."""
+        """Return True: it knows nothing of layouts."""
         return True
 
 
 def sizes(speed: Speed, constraints: Constraints) -> list[int]:
-    """Numbers of nodes that a run could have, the fastest first; of equally fast ones the smaller first."""
+    """Return the numbers of nodes that a run can have, the fastest first; of equally fast ones the smaller first."""
     found = [shape.nodes for shape in shapes(constraints) if speed.possible(shape.nodes)]
     return sorted(found, key=lambda nodes: (-speed.speed(nodes), nodes))
 
 
 def fit(measured: Sequence[Measurement], share: float, rule: BatchRule = "keep", reference: int = 1) -> Throughput:
-    """Return the curve through what was measured.
+    """Return the curve through the measurements.
 
-    ``share``: of communication, assumed where the measurements do not tell.
-
-    Several measurements of one number of nodes count as their median. Raises UsageError without any.
+    ``share``: of communication, assumed where the measurements do not tell. Several measurements of one number of nodes
+    count as their median. Raises UsageError without any.
     """
     times: dict[int, list[float]] = {}
     for one in measured:
@@ -120,13 +119,13 @@ def _nearest(points: Sequence[tuple[int, float]], reference: int) -> tuple[int, 
 def _assumed(nodes: int, step_s: float, share: float, rule: BatchRule, reference: int) -> Throughput:
     if rule == "scale":
         return Throughput((1 - share) * step_s * reference, share * step_s, True, rule, reference)
-    if nodes == 1:  # no node talked to another: what that will cost comes on top
+    if nodes == 1:  # no node communicated: that cost comes on top
         return Throughput(step_s, share * step_s, True, rule, reference)
     return Throughput((1 - share) * step_s * nodes, share * step_s, True, rule, reference)
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Least squares of t = a / n + b [n > 1], neither below 0."""
+    """Return the least squares of t = a / n + b [n > 1], neither below 0."""
     rows = [(1 / nodes, 1.0 if nodes > 1 else 0.0, step_s) for nodes, step_s in points]
     xx, xz, zz = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     xt, zt = (sum(row[i] * row[2] for row in rows) for i in (0, 1))

@@ -23,7 +23,10 @@ _BLOCK = re.compile(r"^(?:.*?\.)??\d+(?=[. ]|$)")
 
 @dataclass(frozen=True)
 class Operator:
-    """``name``: the module that runs it, a space, what it does. ``parameters``: indices into those of the graph."""
+    """One operator. ``name``: the module that runs it, a space, its operation.
+
+    ``parameters``: indices into the graph's.
+    """
 
     name: str
     forward_flops: int = 0
@@ -32,7 +35,7 @@ class Operator:
 
     @property
     def block(self) -> str:
-        """The repeated block that it belongs to (``h.3`` of ``h.3.mlp linear``); empty outside of blocks."""
+        """Return the repeated block that it belongs to (``h.3`` of ``h.3.mlp linear``); empty outside of blocks."""
         found = _BLOCK.match(self.name)
         return found.group() if found else ""
 
@@ -48,7 +51,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Parameter:
-    """``aliases``: other names of the same (tied) parameter, which is counted once."""
+    """A parameter. ``aliases``: other names of the same (tied) parameter, which is counted once."""
 
     name: str
     count: int
@@ -58,9 +61,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """``uncounted``: operators without a FLOPs formula, taken for 0. ``order`` is that of ``operators``: fixed.
+    """A model. ``uncounted``: operators without a FLOPs formula, counted as 0.
 
-    Raises UsageError where an operator reads what is made after it, or the FLOPs are too many to be summed exactly.
+    ``order``: that of ``operators``, fixed.
+
+    Raises UsageError where an operator reads a value that is made after it, or the FLOPs are too many to be summed
+    exactly.
     """
 
     name: str
@@ -101,12 +107,12 @@ class OperatorGraph:
 
     @cached_property
     def flops(self) -> NDArray[np.int64]:
-        """Of each operator, forward and backward, shape (operators,)."""
+        """Return the FLOPs of each operator, forward and backward, shape (operators,)."""
         return np.array([op.forward_flops + op.backward_flops for op in self.operators], dtype=np.int64)
 
     @cached_property
     def cut_bytes(self) -> NDArray[np.int64]:
-        """Shape (operators,): what a stage that begins with this operator receives.
+        """Return, shape (operators,), the bytes that a stage which begins with this operator receives.
 
         A value is relayed from stage to stage until its last reader has it: it counts in every cut that it crosses,
         once, however many operators read it.
@@ -121,7 +127,7 @@ class OperatorGraph:
 
     @cached_property
     def block_starts(self) -> NDArray[np.bool_]:
-        """Shape (operators,): whether this operator is the first of a block, or in none."""
+        """Return, shape (operators,), whether this operator is the first of a block, or in none."""
         blocks = [operator.block for operator in self.operators]
         return np.array([not b or b != a for a, b in zip(["", *blocks], blocks, strict=False)], dtype=np.bool_)
 

@@ -17,7 +17,7 @@ REMEDY = "give the model itself (--module) or Megatron's arguments (--megatron)"
 def from_huggingface(text: str | bytes, where: str) -> TransformerModel:
     """Return the model of a config.json.
 
-    Raises UsageError, which names the key that is wrong, missing or not understood.
+    Raises UsageError, which names the key that is wrong, missing or unknown.
     """
     data = parse_object(text) if len(text) <= LARGEST_BYTES else None
     if data is None:
@@ -26,7 +26,7 @@ def from_huggingface(text: str | bytes, where: str) -> TransformerModel:
 
 
 def from_mapping(data: Mapping[str, object], where: str) -> TransformerModel:
-    """Return the same of what json.load gave."""
+    """Return the same for the result of json.load."""
     values = ConfigValues(printable(where), data)
     kind = values.text("model_type")
     if kind not in READERS:
@@ -100,7 +100,7 @@ def _mpt(values: ConfigValues) -> TransformerModel:
 
 
 def _llama(values: ConfigValues, **more: int | bool) -> TransformerModel:
-    """Llama, and what is built as it is."""
+    """Return Llama, or a model of the same structure."""
     biases = values.flag("attention_bias")
     fields: dict[str, int | bool] = {
         "kv_heads": values.whole("num_key_value_heads", 0), "head_dim": values.whole("head_dim", 0), "gated": True,

@@ -1,4 +1,4 @@
-"""Megatron's argument list: what it says of the model's size. The other arguments are not looked at."""
+"""Megatron's argument list, as far as it tells the model's size. The other arguments are ignored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def from_megatron(arguments: Sequence[str]) -> TransformerModel:
         _require(name, values, arguments)
     layers, hidden, heads = (values.whole(name) for name in ("num-layers", "hidden-size", "num-attention-heads"))
     gated, latent = values.flag("swiglu"), values.flag("multi-latent-attention")
-    # Megatron's default width of a gated MLP: as many parameters as one of 4·hidden that is not, a multiple of 64.
+    # Megatron's default width of a gated MLP: as many parameters as an ungated one of 4·hidden, a multiple of 64
     ffn = values.whole("ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
     biases = not values.flag("disable-bias-linear")
     groups = values.whole("num-query-groups", 1) if values.flag("group-query-attention") else 0
@@ -59,7 +59,7 @@ def from_megatron(arguments: Sequence[str]) -> TransformerModel:
 
 
 def _read(arguments: Sequence[str]) -> dict[str, object]:
-    """Return what is given, by name without dashes; the last one counts, as in argparse."""
+    """Return the given arguments, by name without dashes; the last one counts, as in argparse."""
     found: dict[str, object] = {}
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for index, word in enumerate(words):
@@ -105,7 +105,7 @@ def _padded_vocab(values: ConfigValues) -> int:
 
 
 def _dense(values: ConfigValues, layers: int, experts: int) -> int:
-    """Dense layers of ``--moe-layer-freq``: 1, or a pattern as ([0]*3+[1]*58)."""
+    """Return the dense layers of ``--moe-layer-freq``: 1, or a pattern as ([0]*3+[1]*58)."""
     text = values.text("moe-layer-freq", "1").replace(" ", "")
     if not experts or text == "1":
         return 0

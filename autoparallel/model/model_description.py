@@ -80,7 +80,7 @@ class TransformerModel:
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer, norms inside the attention included."""
+        """Return the parameters of one layer's attention, its norms included."""
         width, values = self.heads * self.head_dim, self.heads * self.value_dim
         out = values * self.hidden + self.out_bias * self.hidden
         if self.kv_rank:
@@ -98,7 +98,7 @@ class TransformerModel:
         return query + down + up
 
     def mlp_parameters(self, width: int) -> int:
-        """Of an MLP of this width."""
+        """Return the parameters of an MLP of this width."""
         matrices = 2 + self.gated
         return matrices * self.hidden * width + self.mlp_bias * ((1 + self.gated) * width + self.hidden)
 
@@ -108,7 +108,7 @@ class TransformerModel:
 
     @property
     def moe_layer_parameters(self) -> int:
-        """Of a layer with experts; the same as a dense layer's where there are none."""
+        """Return the parameters of a layer with experts; those of a dense layer without any."""
         return self._moe_layer(self.experts) if self.experts else self.dense_layer_parameters
 
     def _moe_layer(self, experts: int) -> int:
@@ -130,19 +130,19 @@ class TransformerModel:
 
     @property
     def head_parameters(self) -> int:
-        """The last norm and the head; a tied head has none of its own."""
+        """Return the parameters of the last norm and the head; a tied head has none of its own."""
         narrowing = self.hidden * self.embedding_width if self.embedding_width != self.hidden else 0
         matrix = 0 if self.tied else self.vocab * self.embedding_width
         return matrix + narrowing + self.final_norm * self.norm_parameters + self.head_bias * self.vocab
 
     @property
     def parameters(self) -> int:
-        """All, exactly; a tied one counts once."""
+        """Return the exact number of parameters; a tied one counts once."""
         return self._with_layers(self.moe_layer_parameters)
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token passes through: ``topk`` of the experts."""
+        """Return the parameters that one token passes through: ``topk`` of the experts."""
         return self._with_layers(self._moe_layer(self.topk) if self.experts else self.dense_layer_parameters)
 
     def _with_layers(self, moe_layer: int) -> int:
@@ -154,7 +154,7 @@ class TransformerModel:
 
     @property
     def attention_weights(self) -> int:
-        """Entries of the matrices that a token is multiplied with in one layer's attention."""
+        """Return the entries of the matrices that multiply a token in one layer's attention."""
         width, values = self.heads * self.head_dim, self.heads * self.value_dim
         if not self.kv_rank:
             return self.hidden * (width + self.kv_heads * (self.head_dim + self.value_dim) + values)
@@ -169,7 +169,7 @@ class TransformerModel:
         return (2 + self.gated) * self.hidden * width
 
     def layer_flops(self, seq: int, moe: bool = False) -> int:
-        """Of one token in one layer, forward."""
+        """Return the FLOPs of one token in one layer, forward."""
         weights = self.attention_weights
         if moe:
             router = self.experts * self.hidden + self.shared_gate * self.hidden
@@ -180,12 +180,12 @@ class TransformerModel:
 
     @property
     def embedding_flops(self) -> int:
-        """Of one token, forward: 0 but where a narrow embedding is widened."""
+        """Return the FLOPs of one token, forward: 0 except for a narrow embedding."""
         return 2 * self.hidden * self.embedding_width if self.embedding_width != self.hidden else 0
 
     @property
     def head_flops(self) -> int:
-        """Of one token, forward."""
+        """Return the FLOPs of one token, forward."""
         return 2 * self.vocab * self.embedding_width + self.embedding_flops
 
     def flops_per_token(self, seq: int = 0) -> int:
@@ -224,7 +224,7 @@ def _short(value: object) -> str:
 
 
 def uniform(model: TransformerModel, seq: int = 0) -> Transformer:
-    """Return the uniform transformer that the cost model knows. ``seq``: tokens of a sequence, 0 for the model's own.
+    """Return the uniform transformer of the cost model. ``seq``: tokens of a sequence, 0 for the model's own.
 
     Latent attention is costed as one head of keys with a width that keeps the number of parameters.
     """

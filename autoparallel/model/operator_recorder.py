@@ -1,8 +1,8 @@
-"""What a trace has seen, operator by operator, becomes an ``OperatorGraph``.
+"""The record of a trace, operator by operator, as an ``OperatorGraph``.
 
-A tensor is known by any key that the tracer likes. Views are the tensor that they look at; a view of a part is a value
-of its own, since a later stage needs that part only. What is made without FLOPs from parameters alone, or from batch
-and constants alone, is given to every stage: it is no operator.
+A tensor is identified by any key of the tracer's. A view stands for its tensor; a view of a part is a value of its own,
+since a later stage needs that part only. A value made without FLOPs from parameters alone, or from batch and constants
+alone, exists in every stage: it is no operator.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from resilio_hpc.autoparallel.model.graph import Operator, OperatorGraph, Parameter, Value
 
 ATTENTION = ("attention",)
-NEVER_GIVEN = ("rand", "dropout", "bernoulli", "normal", "multinomial")  # each stage would draw another
+NEVER_GIVEN = ("rand", "dropout", "bernoulli", "normal", "multinomial")  # each stage would draw another value
 
 
 @dataclass(frozen=True)
 class RecordedOperator:
-    """One operator as traced. ``operands``: keys of the matrices that its FLOPs multiply.
+    """One traced operator. ``operands``: keys of the matrices that its FLOPs multiply.
 
     ``outputs``: key and size in bytes, and whether it may need a gradient. ``view``: outputs look at the first input.
     ``writes``: keys of inputs that are changed in place.
@@ -36,7 +36,10 @@ class RecordedOperator:
 
 @dataclass
 class _Tensor:
-    """``value``: index of what is sent; None where every stage has it. ``whole``: the tensor that this is a part of."""
+    """A tensor. ``value``: index of what is sent; None where every stage has it.
+
+    ``whole``: the tensor of which it is a part.
+    """
 
     size_bytes: int = 0
     value: int | None = None
@@ -58,18 +61,18 @@ class Recorder:
         self._tensors[key] = _Tensor(parameters=frozenset([index]), gradient=trainable)
 
     def constant(self, key: Hashable) -> None:
-        """Record a buffer: each stage that needs it has it."""
+        """Record a buffer: every stage that needs it has it."""
         self._tensors[key] = _Tensor()
 
     def batch(self, key: Hashable, gradient: bool = False) -> None:
-        """Record a part of the batch, or what is made of nothing."""
+        """Record a part of the batch, or a value without inputs."""
         self._tensors[key] = _Tensor(of_batch=True, gradient=gradient)
 
     def knows(self, key: Hashable) -> bool:
         return key in self._tensors
 
     def see(self, seen: RecordedOperator) -> None:
-        """Take one operator in, in the order of the program."""
+        """Record one operator, in the order of the program."""
         inputs = [self._tensors[key] for key in seen.inputs if key in self._tensors]
         if not inputs:
             for key, size, _ in seen.outputs:
@@ -116,7 +119,7 @@ class Recorder:
                 self._written(self._tensors[key], index, gradient)
 
     def _written(self, tensor: _Tensor | None, index: int, gradient: bool) -> None:
-        """All views of it see what was written; a part's whole is made anew as well."""
+        """Record a write: all views show it, and a part's whole is made anew as well."""
         while tensor is not None:
             tensor.value = self._value(index, tensor.size_bytes)
             tensor.gradient = tensor.gradient or gradient
@@ -135,7 +138,7 @@ class Recorder:
         return len(self._made) - 1
 
     def graph(self, name: str, results: Iterable[Hashable], uncounted: Mapping[str, None]) -> OperatorGraph:
-        """``results``: keys of what the model returns: it leaves from the last stage."""
+        """Return the graph. ``results``: keys of the model's results, which leave from the last stage."""
         last = len(self._operators) - 1
         for key in results:
             tensor = self._tensors.get(key)

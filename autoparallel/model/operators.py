@@ -1,4 +1,4 @@
-"""Roofline of a transformer's operators on one GPU: matrix products, attention, elementwise passes, optimizer, host."""
+"""The roofline of a transformer's operators on one GPU: products, attention, elementwise passes, optimizer, host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from resilio_hpc.autoparallel.model.transformer import Transformers
 TILE = 128.0
 WIDE_TILE = 256.0
 ALIGNED = 64.0
-IDLE_POWER = 0.2  # of the board's power: static and memory. Clocks under matrix products go with the root of the rest
+IDLE_POWER = 0.2  # of the board's power: static and memory; clocks under matrix products go with the root of the rest
 KERNEL_S = 3e-6  # ramp and tail of one kernel, CUDA launch-to-launch on the device
 
 
@@ -34,7 +34,7 @@ class Work:
 
 @dataclass(frozen=True)
 class _Rates:
-    """What this software reaches on this machine."""
+    """Rates that this software reaches on this machine."""
 
     products: Column
     attention: Column
@@ -85,7 +85,7 @@ def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates
 
 
 def _product(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> Column:
-    """Seconds of ``count`` products of (m, k) by (k, n) in one kernel."""
+    """Return the seconds of ``count`` products of (m, k) by (k, n) in one kernel."""
     waves = count * np.ceil(m / TILE) * np.ceil(n / WIDE_TILE) / rates.sms
     reach = waves / (waves + rates.wave) * k / (k + rates.depth)
     aligned = (np.mod(n, ALIGNED) == 0) & (np.mod(k, ALIGNED) == 0)
@@ -96,7 +96,7 @@ def _product(m: Column, n: Column, k: Column, count: Column | float, rates: _Rat
 
 
 def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> tuple[Column, Column]:
-    """Seconds of a linear layer: forward, and backward (gradients of its input and of its weights)."""
+    """Return the seconds of a linear layer: forward, and backward (gradients of its input and of its weights)."""
     forward = _product(m, n, k, count, rates)
     return forward, _product(m, k, n, count, rates) + _product(k, n, m, count, rates)
 
@@ -104,13 +104,13 @@ def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: _Rate
 def _attention(
     models: Transformers, layouts: Layouts, stacks: Stacks, rates: _Rates, efficiency: Efficiency
 ) -> tuple[Column, Column]:
-    """Seconds of the attention core: forward and backward."""
+    """Return the seconds of the attention core: forward and backward."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
     heads = models.heads / layouts.tp
     scores = tokens * models.seen_keys * heads
     seen = np.where(stacks.causal > 0, 0.5, 1.0)
     flops = 4 * scores * models.head_dim
-    # A head of 64 fills half of a tile of 128.
+    # a head of 64 fills half of a tile of 128
     width = models.head_dim / (models.head_dim + 32) * 1.25
     fused = flops * seen / (rates.attention * np.minimum(width, 1.1)) + KERNEL_S
     rounded = np.ceil(models.head_dim / TILE) * TILE
@@ -122,10 +122,10 @@ def _attention(
 
 
 def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficiency: Efficiency) -> Column:
-    """Bytes of the forward pass of one layer outside products and attention."""
+    """Return the bytes of the forward pass of one layer outside products and attention."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
     whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
-    # Eager PyTorch: each step of a norm, of positions, of casts between precisions is a kernel of its own.
+    # eager PyTorch: each step of a norm, of positions, of casts between precisions is a kernel of its own
     slow = np.where(stacks.fused == 0, efficiency.eager, 1.0)
     norms = (
         (4 * slow + 6 + 2 * (stacks.flash == 0)) * models.hidden / whole
@@ -134,7 +134,8 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
     moe = models.moe_share
     widths = (1 - moe) * models.ffn + moe * (models.topk * models.expert_ffn + models.shared_ffn)
     activation = (1 + models.matrices) * widths / layouts.tp
-    # Fused: of the passes over routed tokens the exchange alone, there and back; of the activation the products' own.
+    # fused: of the passes over routed tokens only the exchange is left, there and back; of the activation the products'
+    # own
     fused = stacks.fused_experts > 0
     passes = np.where(fused, efficiency.dispatch / 3, efficiency.dispatch)
     routed = moe * models.topk * passes * models.hidden / layouts.tp
@@ -146,7 +147,7 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
 def _layer_products(
     models: Transformers, layouts: Layouts, stacks: Stacks, rates: _Rates, efficiency: Efficiency
 ) -> tuple[Column, Column]:
-    """Seconds of all linear layers of an average layer: forward and backward."""
+    """Return the seconds of all linear layers of an average layer: forward and backward."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
     tp = layouts.tp
     parts = [
@@ -172,7 +173,7 @@ def _layer_products(
 
 
 def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Column:
-    """Bytes to add one micro-batch's gradients of one layer to those of the others.
+    """Return the bytes to add one micro-batch's gradients of one layer to those of the others.
 
     FSDP first lays the layer's gradients side by side and casts them for the reduction.
     """
@@ -182,7 +183,7 @@ def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Col
 
 
 def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency) -> Work:
-    """Seconds of one layer and of embedding, head and loss for one micro-batch on one GPU."""
+    """Return the seconds of one layer and of embedding, head and loss for one micro-batch on one GPU."""
     rates = _rates(machines, stacks, efficiency)
     forward, backward = _layer_products(models, layouts, stacks, rates, efficiency)
     core, core_back = _attention(models, layouts, stacks, rates, efficiency)
@@ -206,7 +207,7 @@ def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Sta
 
 
 def optimizer_time(held: Column, layouts: Layouts, machines: Machines, efficiency: Efficiency) -> Column:
-    """Seconds of Adam over the parameters of a GPU: 30 bytes per parameter, and the norm of its gradients."""
+    """Return the seconds of Adam over a GPU's parameters: 30 bytes per parameter, and the norm of its gradients."""
     share = np.where(layouts.zero >= 1, layouts.dp * layouts.cp, 1)
     return (
         held

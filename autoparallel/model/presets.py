@@ -17,7 +17,7 @@ from resilio_hpc.core.json_fields import printable
 
 @dataclass(frozen=True)
 class Preset:
-    """``published``: parameters as published, exact (int), or rounded, in billions (str). ``source``: where."""
+    """A preset. ``published``: published parameters, exact (int), or rounded, in billions (str). ``source``: where."""
 
     model: TransformerModel
     published: int | str
@@ -26,7 +26,7 @@ class Preset:
 
 @functools.cache
 def presets() -> Mapping[str, Preset]:
-    """All, by name, in the table's order."""
+    """Return all, by name, in the table's order."""
     table = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
     return {name: _preset(name, row) for name, row in table.items()}
 
@@ -38,7 +38,7 @@ def _preset(name: str, row: Mapping[str, object]) -> Preset:
 
 
 def preset(name: str) -> TransformerModel:
-    """Return the model of that name. Raises UsageError that says what is near."""
+    """Return the model of that name. Raises UsageError with similar names."""
     known = presets()
     if name.lower() in known:
         return known[name.lower()].model

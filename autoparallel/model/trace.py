@@ -33,7 +33,10 @@ from resilio_hpc.core.json_fields import printable
 
 
 def parameters_of(module: torch.nn.Module) -> dict[str, tuple[int, Parameter, bool]]:
-    """By every name that it has: its index, the parameter, whether it is trained. Tied ones share an index."""
+    """Return, for each of its names, a parameter's index, the parameter, whether it is trained.
+
+    Tied ones share an index.
+    """
     names: dict[int, list[str]] = {}
     first: dict[int, torch.nn.Parameter] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -48,7 +51,7 @@ def parameters_of(module: torch.nn.Module) -> dict[str, tuple[int, Parameter, bo
 
 @contextmanager
 def faked(module: torch.nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Within it, all of the module's tensors are fake ones of the CPU, tied ones still tied; then it is as before."""
+    """Make all of the module's tensors fake CPU ones for the block, tied ones still tied; then restore them."""
     fakes: dict[int, torch.Tensor] = {}
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
@@ -73,7 +76,7 @@ def faked(module: torch.nn.Module, mode: FakeTensorMode) -> Iterator[None]:
 
 
 def fake_inputs(mode: FakeTensorMode, inputs: Any) -> Any:
-    """Nested inputs with fake tensors of the CPU; what is no tensor stays."""
+    """Return nested inputs with fake tensors of the CPU; other values stay."""
     return tree_map_only(torch.Tensor, lambda tensor: _fake(mode, tensor), inputs)
 
 
@@ -91,13 +94,13 @@ _VALUES = "the values of a tensor, of which a trace knows only the shape"
 
 
 def cannot_trace(name: str, error: Exception) -> UsageError:
-    """For an error of the forward pass."""
+    """Return the error for one of the forward pass."""
     what, remedy = _reason(error)
     return UsageError(f"{name} cannot be traced: {what}{_where(error)}: {remedy}")
 
 
 def cannot_build(error: Exception) -> UsageError:
-    """For an error while the model was made without memory for its tensors."""
+    """Return the error for one during construction without memory for tensors."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException) or "meta tensors" in str(error):
         what, remedy = f"it reads {_VALUES}", "compute that with Python numbers, or give a module that is made already"
     else:
@@ -172,7 +175,9 @@ def trace(
 
 
 def trace_made(make: Callable[[], Any], where: str) -> OperatorGraph:
-    """Return the same of what ``make()`` gives: (module, inputs), or (module, inputs, keywords). ``where``: for errors.
+    """Return the same for the result of ``make()``: (module, inputs), or (module, inputs, keywords).
+
+    ``where``: for errors.
 
     It is called without memory for its tensors. Raises UsageError.
     """

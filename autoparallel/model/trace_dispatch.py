@@ -22,7 +22,7 @@ from resilio_hpc.autoparallel.model.graph import OperatorGraph, Parameter
 from resilio_hpc.autoparallel.model.operator_recorder import RecordedOperator, Recorder
 
 BUILT_IN = ("aten", "prims", "prim", "_operator", "builtins", "math")
-HEAVY = ("linalg_", "_linalg", "_fft", "fft_", "_grouped_mm", "_cdist")  # of these some have no formula
+HEAVY = ("linalg_", "_linalg", "_fft", "fft_", "_grouped_mm", "_cdist")  # some of these have no formula
 
 
 def tensors_in(*nested: Any) -> list[torch.Tensor]:
@@ -31,7 +31,7 @@ def tensors_in(*nested: Any) -> list[torch.Tensor]:
 
 
 def has_no_formula(operator: Any) -> bool:
-    """Whether its FLOPs are unknown rather than 0."""
+    """Return whether its FLOPs are unknown rather than 0."""
     name = operator_name(operator)
     heavy = name.startswith(HEAVY)
     return (heavy or namespace(operator) not in BUILT_IN) and packet_of(operator) not in flop_registry
@@ -42,7 +42,7 @@ def namespace(operator: Any) -> str:
 
 
 def operator_name(operator: Any) -> str:
-    """``linear`` of ``aten.linear.default``; with its library where it is not torch's own."""
+    """Return ``linear`` for ``aten.linear.default``; with its library where it is not torch's own."""
     name = str(getattr(packet_of(operator), "__name__", operator))
     own = namespace(operator)
     return name if own in BUILT_IN else f"{own}::{name}"
@@ -53,15 +53,15 @@ def packet_of(operator: Any) -> Any:
 
 
 def counted(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
-    """FLOPs of an operator that has a formula of its own, else 0."""
+    """Return the FLOPs of an operator with its own formula, else 0."""
     formula = flop_registry.get(packet_of(operator))
-    if formula is None and "scaled_dot_product" in operator_name(operator):  # that of CPUs has none
+    if formula is None and "scaled_dot_product" in operator_name(operator):  # those of CPUs have none
         return int(sdpa_flop_count(*(t.shape for t in args[:3])))  # type: ignore[no-untyped-call]
     return int(formula(*args, **kwargs, out_val=out)) if formula else 0
 
 
 class CompositeFlops:
-    """FLOPs of operators that torch makes of smaller ones (linear, matmul, einsum), each signature looked at once."""
+    """FLOPs of operators that torch makes of smaller ones (linear, matmul, einsum); each signature is run once."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
@@ -83,7 +83,7 @@ def _signature(args: Any, kwargs: Any) -> Iterator[Hashable]:
 
 
 def _run(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """On the meta device, where nothing is computed; an operator that cannot run there has its own formula, or 0."""
+    """Return the FLOPs by a run on the meta device, which computes nothing; an operator that cannot run there has 0."""
     args, kwargs = tree_map_only(torch.Tensor, _meta, (args, kwargs))
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -101,7 +101,7 @@ def from_dispatch(
     name: str, module: torch.nn.Module, args: Any, kwargs: Any,
     parameters: Mapping[str, tuple[int, Parameter, bool]], mode: FakeTensorMode,
 ) -> OperatorGraph:  # fmt: skip
-    """Return the model's operators. Raises what the model's code or a missing fake implementation raises."""
+    """Return the model's operators. Raises errors of the model's code or of a missing fake implementation."""
     recorder = Recorder(list(dict(sorted((index, about) for index, about, _ in parameters.values())).values()))
     watch = _Watch(recorder)
     for path, parameter in module.named_parameters(remove_duplicate=False):
@@ -117,7 +117,10 @@ def from_dispatch(
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands every operator to the recorder. Tensors are kept, so that no other takes the identity of one that went."""
+    """Passes every operator to the recorder.
+
+    Tensors are kept, so that no other gets the identity of one that was freed.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -184,13 +187,13 @@ def _paths(module: torch.nn.Module, watch: _Watch) -> Iterator[None]:
 
 
 class ExportRefused(Exception):
-    """torch.export does not take this model, or makes of it what is not read here."""
+    """torch.export does not accept this model, or its result cannot be read here."""
 
 
 def from_export(
     name: str, module: torch.nn.Module, args: Any, kwargs: Any, parameters: Mapping[str, tuple[int, Parameter, bool]]
 ) -> OperatorGraph:
-    """Return the operators that were recorded. Raises Refused."""
+    """Return the recorded operators. Raises Refused."""
     try:
         with _silent():
             program = torch.export.export(module, args, kwargs, strict=False)
@@ -224,7 +227,7 @@ def from_export(
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """torch prints half a graph, and logs, where it refuses: what is wrong is then said by us, in a line."""
+    """Silence torch, which prints half a graph, and logs, where it refuses: the error is one line of this package."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -272,7 +275,7 @@ def _is_view(schema: Any) -> bool:
 
 
 def _arguments(node: Node, schema: Any, names: Sequence[str]) -> list[Node]:
-    """Those arguments of a call that have these names."""
+    """Return the arguments of a call with these names."""
     if not names:
         return []
     given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | dict(node.kwargs)

@@ -1,4 +1,4 @@
-"""Uniform transformers: what one layer multiplies, moves and holds, for many layouts at once.
+"""Uniform transformers: products, bytes and parameters of one layer, for many layouts at once.
 
 Counts follow Narayanan et al. (arXiv:2104.04473, appendix) and Korthikanti et al. (arXiv:2205.05198), extended to
 grouped-query attention, gated MLPs and mixtures of experts.
@@ -20,7 +20,7 @@ Flag = TypeVar("Flag")
 
 @dataclass(frozen=True)
 class ModelDimensions(Generic[Number, Flag]):
-    """Of a uniform decoder. ``ffn`` is the width of a dense layer's MLP, ``expert_ffn`` of one expert.
+    """A uniform decoder. ``ffn``: width of a dense layer's MLP, ``expert_ffn``: of one expert.
 
     ``dense_layers``: layers of a mixture of experts that have a dense MLP. ``head_dim`` 0 means hidden / heads.
     ``window``: keys that a query may see in every second layer (0: all of them in all layers).
@@ -53,7 +53,7 @@ class Transformer(ModelDimensions[int, bool]):
 
 @dataclass(frozen=True)
 class Transformers(ModelDimensions[Column, Column], Columns):
-    """Transformers as columns; ``of`` fills what is 0 by its meaning."""
+    """Transformers as columns; ``of`` replaces each 0 by its meaning."""
 
     @classmethod
     def of(cls, records: Sequence[Transformer]) -> Self:
@@ -68,7 +68,7 @@ class Transformers(ModelDimensions[Column, Column], Columns):
 
     @property
     def matrices(self) -> Column:
-        """Matrices into the MLP: two when it is gated."""
+        """Return the number of matrices into the MLP: two when it is gated."""
         return 1.0 + self.gated
 
     @property
@@ -98,12 +98,12 @@ class Transformers(ModelDimensions[Column, Column], Columns):
 
     @property
     def moe_share(self) -> Column:
-        """Part of the layers that are mixtures of experts."""
+        """Return the share of layers that are mixtures of experts."""
         return np.where(self.experts > 0, 1 - self.dense_layers / self.layers, 0.0)
 
     @property
     def layer_parameters(self) -> Column:
-        """Of an average layer without its experts, norms and biases left out."""
+        """Return the parameters of an average layer without its experts, norms and biases."""
         moe = self.moe_share
         return self.attention_parameters + (1 - moe) * self.dense_mlp_parameters + moe * self.shared_parameters
 
@@ -123,7 +123,7 @@ class Transformers(ModelDimensions[Column, Column], Columns):
 
     @property
     def seen_keys(self) -> Column:
-        """Keys that a query meets in an average layer, causal masks not yet counted."""
+        """Return the keys that a query meets in an average layer, before causal masks."""
         return np.where(self.window > 0, (self.seq + np.minimum(2 * self.window, self.seq)) / 2, self.seq)
 
     @property

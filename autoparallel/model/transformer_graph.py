@@ -1,4 +1,4 @@
-"""The operator graph of a described transformer, where there is no module to trace: embedding, layers, head, loss."""
+"""The operator graph of a described transformer, where no module can be traced: embedding, layers, head, loss."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from resilio_hpc.autoparallel.model.graph import Operator, OperatorGraph, Parame
 from resilio_hpc.autoparallel.model.model_description import TransformerModel
 from resilio_hpc.core.errors import UsageError
 
-EMBEDDING = 0  # the first parameter, which a tied head uses, too
+EMBEDDING = 0  # the first parameter, which a tied head uses too
 
 
 def transformer_graph(
     model: TransformerModel, micro_batch: int = 1, seq: int = 0, bytes_per_value: int = 2
 ) -> OperatorGraph:
-    """Of one micro-batch of sequences of ``seq`` tokens (0: the model's own); parameters and FLOPs as the model says.
+    """Return the graph of one micro-batch of sequences of ``seq`` tokens (0: the model's own).
 
-    Activations and parameters have ``bytes_per_value``. Raises UsageError.
+    Parameters and FLOPs are the model's. Activations and parameters have ``bytes_per_value``. Raises UsageError.
     """
     length = seq or model.seq
     if micro_batch < 1 or length < 1:
@@ -34,7 +34,7 @@ def transformer_graph(
 
 
 def _layer(builder: _Builder, name: str, stream: int, moe: bool) -> int:
-    """Give the operator that makes the layer's result."""
+    """Add a layer; return the operator that makes its result."""
     model, norm = builder.model, builder.model.norm_parameters
     values = model.heads * model.value_dim
     before = builder.add(f"{name} norm", 0, min(model.norms, 1) * norm, model.hidden, [stream])
@@ -86,7 +86,7 @@ class _Builder:
     def add(
         self, name: str, flops: int, parameters: int, width: int, inputs: list[int], shared: tuple[int, ...] = ()
     ) -> int:
-        """Return an operator with its FLOPs per token, parameters, and values per token that it makes.
+        """Add an operator with its FLOPs per token, parameters, and values per token; return its index.
 
         Gives its index.
         """

@@ -1,4 +1,4 @@
-"""Why a layout takes what it takes, in words and pictures.
+"""Explanations of a layout's time, in words and pictures.
 
 Start reading at ``explain``.
 """

@@ -1,4 +1,4 @@
-"""One layout in detail: its pipeline pass by pass, the parts of an iteration, what every stage holds. Pure."""
+"""One layout in detail: its pipeline pass by pass, the parts of an iteration, the memory of every stage. Pure."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from resilio_hpc.autoparallel.model.transformer import Transformers
 from resilio_hpc.autoparallel.search.ranking import Training, peak_flops
 from resilio_hpc.core.errors import UsageError
 
-# Of a micro-batch's time, the forward pass: backward is twice as long, and computes again what was not kept.
+# of a micro-batch's time, the forward pass: backward is twice as long, and recomputes what was not kept
 _FORWARD = {Recompute.NONE: 1 / 3, Recompute.SELECTIVE: 1 / 3, Recompute.FULL: 1 / 4, Recompute.ALTERNATE: 1 / 3.5}
 MOST_STAGES = 128
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes at the peak of one stage's GPUs. ``other``: what is not PyTorch's: CUDA, NCCL, fragments, buckets."""
+    """Bytes at the peak of one stage's GPUs. ``other``: outside of PyTorch: CUDA, NCCL, fragments, buckets."""
 
     layers: int
     states: float
@@ -43,7 +43,7 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Explained:
-    """``parts``: seconds of an iteration by name; they overlap, so their sum may be more.
+    """An explained layout. ``parts``: seconds of an iteration by name; they overlap, so their sum may be more.
 
     ``passes``: of the first ``drawn`` micro-batches of ``micro_batches``; ``after_s``: reduction of gradients and
     optimizer behind them.
@@ -63,7 +63,7 @@ class Explained:
 
 
 def check(training: Training, layout: Layout, machine: Machine) -> None:
-    """Raise UsageError for a layout that is none of this model."""
+    """Raise UsageError for a layout that is impossible for this model."""
     model = training.model
     for wrong, why in (
         (layout.pp > MOST_STAGES, f"pp {layout.pp}: at most {MOST_STAGES} stages can be drawn"),
@@ -124,7 +124,7 @@ def _passes(efficiency: Efficiency, asked: Problem, cost: Cost, layout: Layout) 
 
 
 def _stages(held: Memory, layout: Layout, layers: int) -> tuple[StageMemory, ...]:
-    """Return what lies between the first and the last stage, by the micro-batches in flight on each."""
+    """Return the memory of the stages between first and last, by the micro-batches in flight on each."""
     states, head = _first(held.states), _first(held.head)
     ends = _first(held.first), _first(held.last)
     first = ends[0] - states - WORKSPACE - (head if layout.pp == 1 else 0.0)
@@ -142,7 +142,7 @@ def _stages(held: Memory, layout: Layout, layers: int) -> tuple[StageMemory, ...
 
 
 def in_flight(layout: Layout, stage: int) -> float:
-    """Micro-batches whose activations a stage holds at once (arXiv:2104.04473), in units of all its layers."""
+    """Return how many micro-batches' activations a stage holds (arXiv:2104.04473), in units of all its layers."""
     if layout.vpp == 1:
         return min(layout.pp - stage, layout.micro_batches)
     chunks = 2 * (layout.pp - stage - 1) + (layout.vpp - 1) * layout.pp + 1

@@ -51,7 +51,7 @@ def text_lines(passes: Sequence[Pass], width: int = 100) -> list[str]:
 
 
 def svg(found: Explained, title: str) -> str:
-    """Return a picture of its own: timeline, parts of an iteration, memory of the stages."""
+    """Return a stand-alone picture: timeline, parts of an iteration, memory of the stages."""
     drawn: list[str] = []
     y = _heading(drawn, found, title)
     y = _timeline(drawn, found, y)

@@ -1,4 +1,4 @@
-"""Which shapes and layouts there are, and which is best.
+"""The search over shapes and layouts for the best.
 
 Start reading at ``ranking``.
 """

@@ -1,4 +1,4 @@
-"""One ranked answer of the search: a shape, its layout, what is expected of it, and how a job is told. RES-21."""
+"""One ranked answer of the search: a shape, its layout, its prediction, and its form for a job. RES-21."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PART = "part of nodes"
 
 @dataclass(frozen=True)
 class Offer:
-    """A shape that a partition has room for. ``gpu``: the GPU's type as Slurm names it, "" where it has none.
+    """A shape that a partition has room for. ``gpu``: Slurm's name of the GPU's type, "" without.
 
     ``start``: "now", "soon" (when the jobs there have reached their limits) or "ever" (large enough, start unknown);
-    ``wait_s`` until then, None where it is not known. ``marks``: "over-subscribed", "preemptible",
-    "part of nodes": the shape leaves GPUs of its nodes to others.
+    ``wait_s``: until then, None where unknown. ``marks``: "over-subscribed", "preemptible", "part of nodes": the shape
+    leaves GPUs of its nodes to others.
     """
 
     shape: Shape
@@ -62,7 +62,7 @@ class Choice:
 
     @property
     def finish_s(self) -> float:
-        """From now: the wait and the run; the run alone where the wait is not known."""
+        """Return seconds from now: the wait and the run; the run alone where the wait is not known."""
         return (self.offer.wait_s or 0.0) + self.run_s
 
     @property
@@ -70,16 +70,17 @@ class Choice:
         return self.gpu_bytes - self.memory_bytes
 
     def words(self) -> dict[str, str]:
-        """Return the layout by the names that commands and scripts have for its parts.
+        """Return the layout by the names of its parts in commands and scripts.
 
-        As the launcher counts, dp holds context-parallel ranks too."""
+        As in the launcher, dp includes context-parallel ranks.
+        """
         layout = self.layout
         numbers = {one.name: int(getattr(layout, one.name)) for one in fields(layout) if one.name != "zero_bubble"}
         numbers |= {"dp": layout.dp * layout.cp, "accumulation": layout.micro_batches}
         return {name: str(value) for name, value in numbers.items()} | {"recompute": layout.recompute.name.lower()}
 
     def environment(self) -> dict[str, str]:
-        """Return what the training script reads."""
+        """Return the variables that the training script reads."""
         return {f"RESILIO_{name.upper()}": value for name, value in self.words().items()}
 
     def launch_arguments(self) -> list[str]:
@@ -88,7 +89,7 @@ class Choice:
         return ["--nproc-per-node", str(self.offer.shape.ranks_per_node), "--layout", degrees]
 
     def sbatch_options(self) -> dict[str, str]:
-        """By the keys of ``resilio submit``."""
+        """Return the options by the keys of ``resilio submit``."""
         offer = self.offer
         gpus = f"{offer.gpu}:{offer.shape.ranks_per_node}" if offer.gpu else str(offer.shape.ranks_per_node)
         options = {"nodes": str(offer.shape.nodes), "gpus_per_node": gpus}

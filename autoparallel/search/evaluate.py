@@ -1,6 +1,6 @@
-"""The evaluator: walks down a ranking until Slurm takes a choice. RES-21.
+"""The evaluator: goes down a ranking until Slurm takes a choice. RES-21.
 
-At most one job of ours is in the queue at a time: the next choice is tried when the last one is known to be cancelled.
+At most one of its jobs is in the queue at a time: the next choice is tried when the last one is known to be cancelled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from resilio_hpc.slurm.client.expected_start import Expected
 from resilio_hpc.slurm.submit.trial import JobLook, SubmitRequest
 
 Event = Literal["passed", "would-submit", "submitted", "started", "queued", "taken-back"]
-LOST = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL"})  # it may have begun to start; its nodes took it down
+LOST = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL"})  # it may have begun to start; its nodes ended it
 NOW_S = 15.0
 """A start within this time is one now: clocks of two machines, and Slurm's own rounding."""
 
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """``max_wait_s``: how long the start may lie in the future.
+    """Limits of waiting. ``max_wait_s``: how far in the future the start may lie.
 
     ``settle_s``: how long Slurm may take to start a job for which it has room (a pass of its backfill scheduler is 30 s
     by default).
@@ -37,7 +37,7 @@ class WaitLimits:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One line of what was tried.
+    """One attempt, for a line.
 
     ``rank``: place in the ranking, from 1; ``wait_s``: until the start that Slurm expects, None where it expects none.
     """
@@ -55,7 +55,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``act``: "go" on with this choice, "next" one, or "look" again."""
+    """The next act: "go" on with this choice, "next" one, or "look" again."""
 
     act: Literal["go", "next", "look"]
     why: str = ""
@@ -73,7 +73,7 @@ def shapes_once(choices: Sequence[Choice]) -> Iterator[tuple[int, Choice]]:
 
 
 def wait_s(expected: Expected, now: float) -> float | None:
-    """Seconds until the start, 0 for one now; None for never."""
+    """Return the seconds until the start, 0 for one now; None for never."""
     if expected.start_s is None:
         return None
     left = expected.start_s - now
@@ -81,7 +81,7 @@ def wait_s(expected: Expected, now: float) -> float | None:
 
 
 def after_test(expected: Expected, now: float, patience: WaitLimits) -> Verdict:
-    """Whether a choice is worth submitting."""
+    """Return whether a choice is worth submitting."""
     wait = wait_s(expected, now)
     if wait is None:
         return Verdict("next", expected.why or "Slurm would never start it")
@@ -91,14 +91,14 @@ def after_test(expected: Expected, now: float, patience: WaitLimits) -> Verdict:
 
 
 def must_ask(look: JobLook) -> bool:
-    """Whether the scheduler has passed the job over, so that the test is worth another question."""
+    """Return whether the scheduler has passed the job over, so that another test is worth it."""
     return look.state == "PENDING" and look.reason != ""
 
 
 def after_submit(
     look: JobLook, expected: Expected | None, now: float, since_submit_s: float, patience: WaitLimits
 ) -> Verdict:
-    """Return what a look at the submitted job means. ``expected``: a second test's answer, where there is one."""
+    """Return the meaning of a look at the submitted job. ``expected``: the answer of a second test, if any."""
     if look.state == "CANCELLED":
         return Verdict("go", "it was cancelled from outside", "taken-back")
     if look.state in LOST:
@@ -126,16 +126,16 @@ SILENCE_S = 120.0
 
 
 class Scheduler(Protocol):
-    """What ``slurm.submit.trial.Trials`` does."""
+    """The methods of ``slurm.submit.trial.Trials``."""
 
     def expected(self, request: SubmitRequest) -> Expected:
-        """When it would start."""
+        """Return when it would start."""
 
     def submit(self, request: SubmitRequest) -> str:
         """Return the job's number."""
 
     def look(self, job: str) -> JobLook:
-        """Return how the submitted job stands."""
+        """Return the state of the submitted job."""
 
     def take_back(self, job: str) -> None:
         """Cancel it if it still waits."""
@@ -143,7 +143,7 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class WallClock:
-    """Unix seconds, and how to let time pass."""
+    """Unix seconds, and a way to let time pass."""
 
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -151,7 +151,7 @@ class WallClock:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """``prepare``: a choice as a job; ``tell``: hears of every attempt as it happens."""
+    """Tries choices. ``prepare``: turns a choice into a job; ``tell``: is called with every attempt."""
 
     prepare: Callable[[Choice], SubmitRequest]
     tell: Callable[[Attempt], None]
@@ -160,9 +160,10 @@ class Evaluator:
     clock: WallClock = field(default_factory=WallClock)
 
     def run(self, choices: Sequence[Choice], dry_run: bool = False) -> Attempt | None:
-        """Return the attempt with which it ended: started, queued, or would-submit; None where no choice is left.
+        """Return the last attempt: started, queued, or would-submit; None where no choice is left.
 
-        Raises SlurmError where Slurm does not answer, or takes no more jobs of this user at all."""
+        Raises SlurmError where Slurm does not answer, or takes no more jobs of this user at all.
+        """
         for rank, choice in shapes_once(choices):
             request = self.prepare(choice)
             expected = self.scheduler.expected(request)

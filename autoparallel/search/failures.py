@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Reliability:
-    """``node_mtbf_s``: mean time between failures of one node, infinite for none. ``steps``: of the run, 0: unknown."""
+    """Reliability. ``node_mtbf_s``: mean time between failures of one node, infinite for none.
+
+    ``steps``: of the run, 0: unknown.
+    """
 
     node_mtbf_s: float = math.inf
     restart_s: float = 120.0
@@ -29,7 +32,7 @@ def interval_s(mtbf_s: float, checkpoint_s: float, step_s: float) -> float:
 
 
 def overhead(run: Reliability, nodes: int, step_s: float) -> float:
-    """Part of the time that is no training; 1 where failures come faster than the work between two checkpoints."""
+    """Return the share of time that is no training; 1 where failures come faster than work between checkpoints."""
     mtbf = run.node_mtbf_s / nodes
     if math.isinf(mtbf):
         return 0.0
@@ -41,6 +44,6 @@ def overhead(run: Reliability, nodes: int, step_s: float) -> float:
 
 
 def run_s(run: Reliability, nodes: int, step_s: float) -> float:
-    """Seconds of the whole run (1,000 steps where its length is not known); infinite where it would never end."""
+    """Return the seconds of the whole run (1,000 steps where its length is not known); infinite where it never ends."""
     lost = overhead(run, nodes, step_s)
     return math.inf if lost >= 1 else (run.steps or 1000) * step_s / (1 - lost)

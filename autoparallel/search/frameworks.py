@@ -1,4 +1,4 @@
-"""Training software by name: the layouts that it can run (``spaces.toml``), its kernels, and the machine it runs on."""
+"""Training software by name: its possible layouts (``spaces.toml``), its kernels, and its machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _spaces() -> tuple[Mapping[str, Any], ...]:
 
 
 def space_of(framework: str) -> Space:
-    """Layouts that this software can run."""
+    """Return the layouts that this software can run."""
     row = next(row for row in _spaces() if row["pattern"] in framework.lower())
     return Space(
         zero=tuple(row["zero"]),
@@ -39,7 +39,7 @@ def space_of(framework: str) -> Space:
 def machine_and_stack(
     gpu: str, per_node: int, framework: str, precision: str = "", interconnect: str = ""
 ) -> tuple[Machine, Stack]:
-    """As ``resilio plan predict`` reads these words. Raises UsageError for an unknown GPU."""
+    """Return machine and stack for words of ``resilio plan predict``. Raises UsageError for an unknown GPU."""
     row = {
         "layers": "1", "hidden": "128", "heads": "1", "seq": "1", "num_gpus": "1", "gpu": gpu or "unnamed",
         "gpus_per_node": str(per_node), "framework": framework, "precision": precision, "interconnect": interconnect,

@@ -1,4 +1,4 @@
-"""No layout is possible: what stands in the way, and the nearest change that would help. Pure."""
+"""Where no layout is possible: the reason, and the nearest change that would help. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MOST_NODES = 4096
 
 
 def why_none(training: Training, machine: Machine, gpus: int, whole: Space | None = None, node_gpus: int = 0) -> str:
-    """For ``gpus`` GPUs on which a search found nothing.
+    """Return the reason for ``gpus`` GPUs on which a search found nothing.
 
-    ``whole``: what the framework can run, without the user's own limits; ``node_gpus``: of a whole node, where the
-    machine is a part of one.
+    ``whole``: the framework's layouts, without the user's own limits; ``node_gpus``: of a whole node, where the machine
+    is a part of one.
     """
     found = find(training, machine, gpus)
     if found.looked_at:
@@ -52,7 +52,7 @@ def _one_limit_less(training: Training, machine: Machine, gpus: int, whole: Spac
 
 
 def _wider(space: Space, whole: Space) -> Iterator[tuple[str, Space]]:
-    """Yield the space without one limit, and which."""
+    """Yield the space without one limit, and that limit."""
     if space.recompute != whole.recompute:
         yield "recompute", replace(space, recompute=whole.recompute)
     for name in ("micro_batch", "vpp", "ep", "tp", "pp"):
@@ -63,7 +63,7 @@ def _wider(space: Space, whole: Space) -> Iterator[tuple[str, Space]]:
 
 
 def _other_space(training: Training, machine: Machine, gpus: int, whole: Space) -> str:
-    """Layouts outside those that were asked for, on the same GPUs."""
+    """Return layouts outside those that were asked for, on the same GPUs."""
     for space, how in ((replace(whole, cp=training.space.cp), "without these limits"), (EVERYTHING, "--framework any")):
         found = find(replace(training, space=space), machine, gpus)
         if found.cost.iteration.size:
@@ -79,7 +79,7 @@ def _more_gpus(training: Training, machine: Machine, gpus: int) -> str:
 
 
 def _larger(per_node: int, gpus: int) -> Iterator[int]:
-    """Whole nodes, and every number for the first hundred of them; then in steps of 5 %."""
+    """Yield whole nodes: every number for the first hundred of them; then in steps of 5 %."""
     nodes = gpus // per_node + 1
     while nodes <= MOST_NODES:
         yield nodes * per_node
@@ -101,7 +101,7 @@ def _other_gpu(training: Training, machine: Machine, gpus: int) -> str:
 
 
 def _no_layout(training: Training, machine: Machine, gpus: int, node_gpus: int) -> str:
-    """Say that the batch cannot be shared, or that the given degrees cannot be had."""
+    """Return that the batch cannot be shared, or that the given degrees are impossible."""
     space, model = training.space, training.model
     tp = space.only.get("tp", 1)
     if model.heads % tp:
@@ -154,13 +154,13 @@ def _batch(training: Training, machine: Machine, gpus: int, node_gpus: int) -> s
 
 
 def find_any(training: Training, machine: Machine, gpus: int) -> bool:
-    """Whether some layout of so many GPUs shares the batch."""
+    """Return whether some layout of so many GPUs shares the batch."""
     micro = training.space.only.get("micro_batch", 1)
     return any(training.global_batch % (dp * micro) == 0 for dp in _replicas(training, machine, gpus))
 
 
 def _replicas(training: Training, machine: Machine, gpus: int) -> Iterator[int]:
-    """Data-parallel degrees that are possible, whatever the batch."""
+    """Yield the possible data-parallel degrees, for any batch."""
     model, space = training.model, training.space
     for tp in divisors(gpus):
         if tp <= machine.domain_gpus and model.heads % tp == 0 and space.may("tp", tp):

@@ -1,4 +1,7 @@
-"""What a cluster has free, by partition and kind of GPU, and who waits for it. Pure: from a SlurmClient's answers."""
+"""The free nodes of a cluster, by partition and kind of GPU, and the jobs that wait.
+
+Pure: from a SlurmClient's answers.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from dataclasses import dataclass
 from resilio_hpc.slurm.client.gres import Gres
 from resilio_hpc.slurm.client.model import Job, Node, Partition
 
-# Why a pending job waits for nodes, and not for a time, another job, its user or a limit (squeue manual, JOB REASON
-# CODES). "None" is a job that the scheduler has not looked at yet.
+# reasons of pending jobs that wait for nodes, and not for a time, another job, their user or a limit (squeue manual,
+# JOB REASON CODES). "None": the scheduler has not looked at the job yet.
 WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
-# An IDLE node with one of these is not to be had now (sinfo manual, NODE STATE CODES). A powered-down one is: Slurm
-# starts it for a job.
+# an IDLE node with one of these is not available now (sinfo manual, NODE STATE CODES); a powered-down one is, since
+# Slurm starts it for a job
 _NOT_NOW = frozenset(
     {
         "BLOCKED", "COMPLETING", "DRAIN", "FAIL", "INVALID_REG", "MAINTENANCE", "NOT_RESPONDING", "PERFCTRS",
@@ -69,9 +72,9 @@ class Inventory:
 
 
 def take_inventory(nodes: Sequence[Node], partitions: Sequence[Partition], jobs: Iterable[Job]) -> Inventory:
-    """From ``client.nodes()``, ``client.partitions()`` and ``client.jobs()``. Partitions that are not UP have no pool.
+    """Return the inventory of ``client.nodes()``, ``client.partitions()`` and ``client.jobs()``.
 
-    A node of several partitions is in a pool of each.
+    Partitions that are not UP have no pool. A node of several partitions is in a pool of each.
     """
     members: dict[tuple[str, str, int], list[Node]] = {}
     up = {partition.name: partition for partition in partitions if partition.state.upper() == "UP"}
@@ -87,7 +90,7 @@ def take_inventory(nodes: Sequence[Node], partitions: Sequence[Partition], jobs:
 
 
 def _ends(jobs: Iterable[Job]) -> dict[str, float]:
-    """When the last job on each node reaches its time limit; infinite where that is not known."""
+    """Return when the last job on each node reaches its time limit; infinite where unknown."""
     ends: dict[str, float] = {}
     for job in jobs:
         if job.state.base in ("RUNNING", "SUSPENDED"):
@@ -103,7 +106,7 @@ def gpus_of(node: Node) -> tuple[str, int]:
 
 
 def is_idle(node: Node) -> bool:
-    """Whether a job could have the whole node now, but for those that Slurm plans to start on it."""
+    """Return whether a job could have the whole node now, except for jobs that Slurm plans to start on it."""
     return node.state.base == "IDLE" and not node.state.flags & _NOT_NOW
 
 

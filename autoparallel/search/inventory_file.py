@@ -1,4 +1,4 @@
-"""An inventory as a file, JSON or TOML: a cluster that cannot be asked, or is not there yet."""
+"""An inventory as a file, JSON or TOML: for a cluster that cannot be asked, or does not exist yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _KEYS = ("partition", "gpu", "gpus_per_node", "nodes", "idle", "max_nodes", "max
 
 
 def read_inventory(text: str, name: str) -> Inventory:
-    """``[[pool]]`` tables: partition, gpu, gpus_per_node, nodes, idle (numbers, or Slurm's host lists). UsageError."""
+    """Read ``[[pool]]`` tables: partition, gpu, gpus_per_node, nodes, idle (numbers, or host lists).
+
+    Raises UsageError.
+    """
     try:
         content = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -29,7 +32,7 @@ def read_inventory(text: str, name: str) -> Inventory:
 
 
 def assumed(gpus: int, per_node: int, gpu: str) -> Inventory:
-    """Return a cluster of nothing but these GPUs, all idle."""
+    """Return a cluster of only these GPUs, all idle."""
     nodes = _names(-(-gpus // per_node), "")
     return Inventory((Pool("", gpu, per_node, nodes, nodes, unused=(per_node,) * len(nodes)),))
 

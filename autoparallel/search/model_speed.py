@@ -1,6 +1,6 @@
-"""The full cost model as what the resizer asks: how fast is a run on so many nodes. RES-23.
+"""The full cost model as a speed for the resizer: how fast a run is on so many nodes. RES-23.
 
-Each number of nodes gets its best layout; where step times were measured, they scale what is predicted.
+Each number of nodes gets its best layout; measured step times scale the prediction.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from resilio_hpc.autoparallel.measure.throughput import Measurement
 from resilio_hpc.autoparallel.search.ranking import Training, at_shape, communication, find
 from resilio_hpc.core.errors import UsageError
 
-NEVER_S = 1e12  # of a step where no layout is possible: finite, since sizes are compared by their ratios
+NEVER_S = 1e12  # of a step without a possible layout: finite, since sizes are compared by their ratios
 Degrees = Callable[[int], tuple[int, int] | None]
 """(tensor, pipeline) parallel of so many ranks where they are given, else None."""
 
 
 def any_degrees(ranks: int) -> tuple[int, int] | None:
-    """Ask for no degrees: the best layout counts, whatever its degrees."""
+    """Return no degrees: the best layout counts, whatever its degrees."""
     return None
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The best layout of a number of nodes, as predicted; of none, no layout is possible."""
+    """The best predicted layout of a number of nodes; None: no layout is possible."""
 
     step_s: float = NEVER_S
     communication_s: float = 0.0
@@ -37,9 +37,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class ModelSpeed:
-    """A ``Speed``. ``machine``: a whole node; ``measured``: of this run, fewer or none is fine.
+    """A ``Speed``. ``machine``: a whole node; ``measured``: of this run, may be empty.
 
-    ``nodes``: that it has now, at which ``communication_s`` is told. ``assumed``: what other sizes bring is predicted.
+    ``nodes``: the present number, for which ``communication_s`` is told. ``assumed``: the speed of other sizes is
+    predicted.
     """
 
     training: Training
@@ -52,24 +53,24 @@ class ModelSpeed:
     _known: dict[int, Planned] = field(default_factory=dict, compare=False, repr=False)
 
     def step_s(self, nodes: int) -> float:
-        """Seconds per step with so many nodes; ``NEVER_S`` where no layout is possible."""
+        """Return the seconds per step with so many nodes; ``NEVER_S`` where no layout is possible."""
         return self.planned(nodes).step_s * self.scale(nodes)
 
     def speed(self, nodes: int) -> float:
-        """Batches per second with so many nodes."""
+        """Return the batches per second with so many nodes."""
         return 1 / self.step_s(nodes)
 
     def possible(self, nodes: int) -> bool:
-        """Whether there is a layout."""
+        """Return whether there is a layout."""
         return self.planned(nodes).layout is not None
 
     @property
     def communication_s(self) -> float:
-        """Seconds of a step of the run as it is now."""
+        """Return the seconds of communication in a step of the run as it is now."""
         return self.planned(self.nodes).communication_s * self.scale(self.nodes)
 
     def scale(self, nodes: int) -> float:
-        """Measured over predicted, of the measured number of nodes that is nearest; 1 without any."""
+        """Return measured over predicted, for the nearest measured number of nodes; 1 without any."""
         ratios: dict[int, list[float]] = {}
         for one in self.measured:
             predicted = self.planned(one.nodes).step_s if one.nodes > 0 and one.step_s > 0 else NEVER_S
@@ -80,7 +81,7 @@ class ModelSpeed:
         return median(ratios[min(ratios, key=lambda size: (abs(math.log(size / nodes)), size))])
 
     def planned(self, nodes: int) -> Planned:
-        """As predicted, from one search for each number of nodes."""
+        """Return the prediction, from one search for each number of nodes."""
         if nodes not in self._known:
             self._known[nodes] = self._search(nodes)
         return self._known[nodes]
@@ -100,10 +101,10 @@ class ModelSpeed:
 
 @dataclass(frozen=True)
 class SpeedModel:
-    """What is known of a run's model before the run is seen: makes its ``ModelSpeed``.
+    """What is known of a run's model before the run is seen; makes its ``ModelSpeed``.
 
-    ``on``: (type, GPUs of a node) of the run's nodes → the training and their machine, with what was measured of it;
-    raises UsageError for an unknown one.
+    ``on``: (type, GPUs of a node) of the run's nodes → the training and their machine, with its measurements; raises
+    UsageError for an unknown one.
     """
 
     on: Callable[[str, int], tuple[Training, Machine]]
@@ -111,7 +112,7 @@ class SpeedModel:
     def speed(
         self, measured: Sequence[Measurement], nodes: int, ranks_per_node: int, gpu: tuple[str, int], degrees: Degrees
     ) -> ModelSpeed:
-        """Of a run of ``nodes`` nodes with these GPUs. Raises UsageError where it could not run as it does."""
+        """Return the speed of a run of ``nodes`` nodes with these GPUs. Raises UsageError where it could not run."""
         training, machine = self.on(gpu[0], gpu[1] or ranks_per_node)
         speed = ModelSpeed(training, machine, ranks_per_node, degrees, tuple(measured), nodes)
         if not speed.possible(nodes):

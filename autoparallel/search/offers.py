@@ -1,4 +1,4 @@
-"""Which shapes a cluster has room for: now, soon, or ever. Pure. RES-18, RES-22."""
+"""The shapes that a cluster has room for: now, soon, or ever. Pure. RES-18, RES-22."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ SOON_S = 3600.0
 
 @dataclass(frozen=True)
 class OfferRequest:
-    """``least`` to ``most`` GPUs, 0 for any number of whole nodes. No ``partitions``: all; ``gpu`` "": every type.
+    """A request: ``least`` to ``most`` GPUs, 0 for any number of whole nodes.
+
+    No ``partitions``: all; ``gpu`` "": every type.
 
     ``run_s``: the time limit that the job will ask for, 0 where it is not known.
     """
@@ -31,13 +33,13 @@ class OfferRequest:
 
 
 def offers(inventory: Inventory, request: OfferRequest, now: float, soon_s: float = SOON_S) -> list[Offer]:
-    """Every shape of the request that a pool is large enough for, most GPUs per node first. ``now``: Unix seconds."""
+    """Return every requested shape that a pool is large enough for, most GPUs per node first. ``now``: Unix seconds."""
     found = [one for pool in fitting(inventory, request) for one in _of_pool(pool, inventory, request, now, soon_s)]
     return sorted(found, key=lambda one: (-one.shape.ranks_per_node, -one.shape.ranks, one.partition, one.gpu))
 
 
 def fitting(inventory: Inventory, request: OfferRequest) -> list[Pool]:
-    """Pools with GPUs of the kind that is asked for."""
+    """Return pools with GPUs of the requested kind."""
     return [
         pool for pool in inventory.pools
         if pool.gpus_per_node > 0
@@ -48,7 +50,7 @@ def fitting(inventory: Inventory, request: OfferRequest) -> list[Pool]:
 
 
 def same_kind(gpu: str, other: str) -> bool:
-    """Whether two names mean one GPU."""
+    """Return whether two names mean one GPU."""
     if gpu.casefold() == other.casefold():
         return True
     try:
@@ -86,9 +88,9 @@ def _offer(pool: Pool, shape: Shape, inventory: Inventory, now: float, soon_s: f
 
 
 def _wait(pool: Pool, missing: int, inventory: Inventory, now: float) -> float | None:
-    """Seconds until so many more nodes are free, those of jobs that wait already included; None: unknown.
+    """Return the seconds until so many more nodes are free, after the jobs that wait already; None: unknown.
 
-    Jobs end at their time limits at the latest, so this is the longest that it takes, unless others come in between.
+    Jobs end at their time limits at the latest, so this is an upper bound, unless others come in between.
     """
     ahead = sum(one.nodes for one in inventory.waiting if pool.partition in one.partitions)
     needed = missing + max(0, ahead - len(pool.planned))
@@ -98,7 +100,7 @@ def _wait(pool: Pool, missing: int, inventory: Inventory, now: float) -> float |
 
 
 def why_none(inventory: Inventory, request: OfferRequest) -> str:
-    """Return what keeps every shape from being offered, and what would be."""
+    """Return why no shape is offered, and what would be."""
     if not inventory.pools:
         return "no partition that is up has nodes in service"
     with_gpus = [pool for pool in inventory.pools if pool.gpus_per_node > 0]

@@ -1,4 +1,4 @@
-"""``--cost paper``: the Resilio paper's own planner, kept beside the fuller model for comparison. RES-18, RES-20. Pure.
+"""``--cost paper``: the Resilio paper's own planner, for comparison with the fuller model. RES-18, RES-20. Pure.
 
 Algorithm 1 chooses one layout for each shape, formula (3) gives its time.
 """
@@ -29,7 +29,7 @@ STATE_BYTES = 16  # per parameter: weights and gradients in half precision, fp32
 def search_offers(
     offers: Sequence[Offer], training: Training, machines: Mapping[str, Machine], run: Reliability
 ) -> list[Searched]:
-    """Each offer with the layout that algorithm 1 gives it, if there is one and it fits."""
+    """Return each offer with algorithm 1's layout, if there is one and it fits."""
     together: dict[tuple[str, str, int], list[Offer]] = {}
     for offer in offers:
         together.setdefault((offer.partition, offer.gpu, offer.shape.ranks), []).append(offer)
@@ -43,7 +43,7 @@ def search_offers(
 
 
 def why_none(searched: Sequence[Searched]) -> str:
-    """Why no shape has a layout."""
+    """Return why no shape has a layout."""
     large = [one for one in searched if one.least_excess > 0]
     if not large:
         return "algorithm 1 gives no shape a layout whose stages have layers and whose replicas share the batch"
@@ -56,7 +56,7 @@ def why_none(searched: Sequence[Searched]) -> str:
 
 
 def _degrees(gpus: int, offers: Sequence[Offer], training: Training, machine: Machine) -> dict[int, Degrees]:
-    """Algorithm 1's rows by the number of nodes, which is pp."""
+    """Return algorithm 1's rows by the number of nodes, which is pp."""
     offered = {offer.shape for offer in offers}
     held = float(Transformers.of([training.model]).parameters[0]) * STATE_BYTES
     rows = algorithm_1(
@@ -80,7 +80,7 @@ def _searched(
 
 
 def feasible(shape: Shape, training: Training) -> bool:
-    """Filter two: as many layers as stages at least, and a batch that some split of a node can share."""
+    """Return filter two: at least as many layers as stages, and a batch that some split of a node can share."""
     shared = any(training.global_batch % dp == 0 for dp in divisors(shape.ranks_per_node))
     return shape.nodes <= training.model.layers and shared
 
@@ -88,7 +88,7 @@ def feasible(shape: Shape, training: Training) -> bool:
 def _given(training: Training) -> Layout:
     """Return what the paper's algorithm leaves open, as the user gave it.
 
-    Else micro-batches of one sequence, all kept.
+    By default micro-batches of one sequence, all kept.
     """
     space = training.space
     kind = space.recompute[0] if len(space.recompute) == 1 else Recompute.NONE
@@ -126,7 +126,7 @@ class Degrees:
 
 
 def shapes(gpus: int) -> list[Shape]:
-    """All shapes of so many GPUs, most GPUs per node first."""
+    """Return all shapes of so many GPUs, most GPUs per node first."""
     return [Shape(gpus // per_node, per_node) for per_node in reversed(divisors(gpus))]
 
 
@@ -156,7 +156,7 @@ def algorithm_1(
 
 
 def formula_3(stages_s: Sequence[float], transfers_s: Sequence[float], micro_batches: int) -> float:
-    """Seconds of an iteration: t = Σ p_i + Σ c_(i,i+1) + (B - 1) · max p_i.
+    """Return the seconds of an iteration: t = Σ p_i + Σ c_(i,i+1) + (B - 1) · max p_i.
 
     ``stages_s``: seconds of one micro-batch on each stage; ``transfers_s``: between neighbours, one fewer. B is the
     number of micro-batches; the paper prints their size, with which this would not be the time of an iteration.

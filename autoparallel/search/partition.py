@@ -25,7 +25,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cuts:
-    """Points between operators, the beginning and the end of the model among them.
+    """Points between operators, including the beginning and the end of the model.
 
     ``position`` (m,): the operator after the point. ``before`` (m,): FLOPs of all operators before it, not decreasing.
     ``volume`` (m,): bytes that cross it, 0 at both ends. ``prefix`` (n + 1,): FLOPs before each of all operators.
@@ -41,11 +41,11 @@ class Cuts:
         return int(self.before[-1])
 
     def up_to(self, volume: int) -> Cuts:
-        """Those whose volume is at most this."""
+        """Return the points whose volume is at most this."""
         return self._keep(self.volume <= volume)
 
     def distinct(self) -> Cuts:
-        """One of each run of points between which there are no FLOPs: that with the least volume, of these the first.
+        """Return one of each run of points without FLOPs between them: the first with the least volume.
 
         No partition into stages that all have FLOPs needs more: it has one cut at most in a run.
         """
@@ -112,10 +112,10 @@ def narrowest(cuts: Cuts, stages: int, floor: int, ceiling: int) -> Integers:
     """
     points = _evenest(cuts, stages, floor, ceiling)
     best = _range(cuts, points)
-    pending = [(floor, min(cuts.total // stages, ceiling))]  # the smallest stage has the mean at most
+    pending = [(floor, min(cuts.total // stages, ceiling))]  # the smallest stage has at most the mean
     while pending and best:
         low, high = pending.pop()
-        low = max(low, -(-cuts.total // stages) - best + 1)  # the largest has the mean at least
+        low = max(low, -(-cuts.total // stages) - best + 1)  # the largest has at least the mean
         if low > high:
             continue
         found = cuts.path(stages, low, min(high + best - 1, ceiling))
@@ -131,7 +131,7 @@ def narrowest(cuts: Cuts, stages: int, floor: int, ceiling: int) -> Integers:
 
 
 def _evenest(cuts: Cuts, stages: int, floor: int, ceiling: int) -> Integers:
-    """Return a partition whose stages lie closest around the mean, or nearly: a good start for ``narrowest``."""
+    """Return a partition with stages closest around the mean, or nearly: a good start for ``narrowest``."""
     mean = cuts.total // stages
     low, high = 0, max(ceiling - mean, mean - floor)
     found = cuts.path(stages, floor, ceiling)
@@ -151,11 +151,11 @@ def _range(cuts: Cuts, points: Integers) -> int:
     return int(sums.max() - sums.min())
 
 
-STAGES_TRIED = 16  # on either side of what was asked for, to name the nearest number of stages that can be had
+STAGES_TRIED = 16  # on either side of the request, to name the nearest possible number of stages
 
 
 class NoPartition(UsageError):
-    """No partition keeps to the band. ``nearest_band``: the least that some partition keeps to."""
+    """No partition fits the band. ``nearest_band``: the smallest that some partition fits."""
 
     def __init__(self, message: str, nearest_band: float, nearest_stages: int | None) -> None:
         super().__init__(message)
@@ -178,12 +178,15 @@ class StagePartition:
 
     @property
     def flops_range(self) -> int:
-        """FLOPs of the largest stage minus those of the smallest."""
+        """Return the FLOPs of the largest stage minus those of the smallest."""
         return max(self.flops) - min(self.flops)
 
 
 def partition_graph(graph: OperatorGraph, stages: int, band: float, blocks: bool = False) -> StagePartition:
-    """``partition`` of a graph; with ``blocks`` the blocks of the model stay whole. Raises as ``partition`` does."""
+    """Do as ``partition`` for a graph; with ``blocks`` the blocks of the model stay whole.
+
+    Raises as ``partition`` does.
+    """
     allowed = graph.block_starts if blocks else None
     try:
         return partition(graph.flops, graph.cut_bytes, stages, band, allowed)
@@ -257,7 +260,7 @@ def _check_stages(stages: int, cuts: Cuts, band: float) -> None:
 
 
 def _least_volume(cuts: Cuts, stages: int, floor: int, ceiling: int) -> int:
-    """Return the least largest volume with which there is a partition; there is one when all cuts are allowed."""
+    """Return the smallest largest volume with a partition; there is one when all cuts are allowed."""
     volumes = np.unique(cuts.volume)
     low, high = 0, len(volumes) - 1
     while low < high:
@@ -283,7 +286,7 @@ def _keeps(cuts: Cuts, stages: int, band: float) -> bool:
 
 
 def _least_band(cuts: Cuts, stages: int) -> float:
-    """Return the least band, in thousandths, that some partition keeps to."""
+    """Return the smallest band, in thousandths, that some partition fits."""
     low, high = 0, 1000 * stages
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Every offered shape with its best layouts, ranked; and which choices no other beats. Pure. RES-18 to RES-21."""
+"""Every offered shape with its best layouts, ranked; and the choices that no other beats. Pure. RES-18 to RES-21."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.failures import Reliability, overhead, run_s
 from resilio_hpc.autoparallel.search.search import Found, Space, search
 
-STEP_OF_MEMORY = 0.05  # of a GPU: what another layout of a shape must leave free in addition to be a choice of its own
+STEP_OF_MEMORY = 0.05  # of a GPU: additional free memory that makes another layout of a shape a choice of its own
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, with which software; how good the model of its cost is. ``global_batch``: sequences.
+    """The training: model, software, and the quality of its cost model. ``global_batch``: sequences.
 
-    ``measured``: by the GPU's name, where a profile says more than ``efficiency``."""
+    ``measured``: by the GPU's name, where a profile says more than ``efficiency``.
+    """
 
     model: Transformer
     global_batch: int
@@ -38,13 +39,16 @@ class Training:
     measured: Mapping[str, Efficiency] = field(default_factory=dict)
 
     def efficiency_on(self, machine: Machine) -> Efficiency:
-        """Return what this machine reaches."""
+        """Return the efficiency of this machine."""
         return self.measured.get(machine.gpu, self.efficiency)
 
 
 @dataclass(frozen=True)
 class Searched:
-    """Of one offer: its choices, the fastest first, and what was looked at. Without choices, none fits."""
+    """One offer with its choices, the fastest first, and the number of layouts looked at.
+
+    Without choices, none fits.
+    """
 
     offer: Offer
     choices: tuple[Choice, ...]
@@ -54,7 +58,7 @@ class Searched:
 
 
 def at_shape(machine: Machine, ranks_per_node: int) -> Machine:
-    """Return a node as a job sees it that has only so many of its GPUs, and as large a share of its network."""
+    """Return a node for a job that has only so many of its GPUs, and as large a share of its network."""
     domain = machine.domain_gpus if machine.domain_gpus > machine.node_gpus else ranks_per_node
     nic = machine.nic_gbytes_s * min(1.0, ranks_per_node / machine.node_gpus)
     return replace(machine, node_gpus=ranks_per_node, domain_gpus=domain, nic_gbytes_s=nic)
@@ -63,7 +67,7 @@ def at_shape(machine: Machine, ranks_per_node: int) -> Machine:
 def search_offers(
     offers: Sequence[Offer], training: Training, machines: Mapping[str, Machine], run: Reliability
 ) -> list[Searched]:
-    """Each offer with its choices, in the offers' order. ``machines``: by the offers' ``gpu``."""
+    """Return each offer with its choices, in the offers' order. ``machines``: by the offers' ``gpu``."""
     known: dict[tuple[str, int, int], Found] = {}
     done = []
     for offer in offers:
@@ -79,7 +83,7 @@ def search_offers(
 
 
 def find(training: Training, machine: Machine, gpus: int) -> Found:
-    """Every layout of so many GPUs."""
+    """Return every layout of so many GPUs."""
     efficiency, nearby = training.efficiency_on(machine), training.nearby
     asked = (training.model, machine, gpus, training.global_batch, training.stack, training.space)
     return search(*asked, efficiency, nearby)
@@ -99,14 +103,14 @@ def _thinned(found: Found, machine: Machine) -> Found:
 
 
 def rows_of(found: Found, rows: Sequence[int]) -> Found:
-    """Return these layouts alone."""
+    """Return only these layouts."""
     index = np.array(rows, dtype=np.intp)
     layouts = found.layouts.full(len(found.layouts)).take(index)
     return replace(found, layouts=layouts, cost=found.cost.take(index), memory=found.memory.take(index))
 
 
 def communication(cost: Cost) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Seconds of an iteration in which data moves and nothing is computed."""
+    """Return the seconds of an iteration in which data moves and nothing is computed."""
     parts = (cost.tensor_parallel, cost.expert_parallel, cost.context_parallel, cost.pipeline_transfers)
     return np.asarray(sum(parts) + cost.data_parallel)
 
@@ -138,7 +142,7 @@ def choices_of(
 
 
 def peak_flops(machine: Machine, stack: Stack) -> float:
-    """FLOP/s of the data sheet at the precision of the matrix products."""
+    """Return the data sheet's FLOP/s at the precision of the matrix products."""
     return {4: machine.fp4 or machine.bf16, 8: machine.fp8 or machine.bf16}.get(stack.precision, machine.bf16) * 1e12
 
 

@@ -31,10 +31,10 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Loser:
-    """The nearest layout of a class. ``others``: in what the class differs, empty for those that do not fit.
+    """The nearest layout of a class. ``others``: the difference of the class, empty for those that do not fit.
 
-    ``slower``: part of the best time that it takes more, below 0 where it would be faster; ``excess_bytes``: by which
-    it does not fit, 0 where it does; ``because``: the part of the iteration that grows most.
+    ``slower``: additional time as a share of the best, below 0 where it would be faster; ``excess_bytes``: by which it
+    does not fit, 0 where it does; ``because``: the part of the iteration that grows most.
     """
 
     others: tuple[str, ...]
@@ -56,7 +56,7 @@ class Loser:
 
 
 def rejected_candidates(training: Training, machine: Machine, gpus: int) -> list[Loser]:
-    """Of the layouts of so many GPUs: those that do not fit, and those that differ from the best one, by degree."""
+    """Return, for so many GPUs, layouts that do not fit, and those that differ from the best one, by degree."""
     every = find(training, replace(machine, memory_gb=1e9), gpus)
     over = every.memory.device - machine.memory_gb * 1e9
     fitting = np.flatnonzero(over <= 0)
@@ -67,7 +67,7 @@ def rejected_candidates(training: Training, machine: Machine, gpus: int) -> list
 
 
 def _too_large(every: Found, over: NDArray[np.float64], best: int) -> list[Loser]:
-    """Of those that would be faster, the one that lacks least; of all, where none would be."""
+    """Return, of those that would be faster, the one that lacks least; of all, where none would be."""
     large = np.flatnonzero(over > 0)
     if not large.size:
         return []
@@ -77,7 +77,7 @@ def _too_large(every: Found, over: NDArray[np.float64], best: int) -> list[Loser
 
 
 def _slower(every: Found, best: int, fitting: Rows) -> list[Loser]:
-    """Classes whose best layout is the same one are told together."""
+    """Return the slower classes; those whose best layout is the same one are joined."""
     together: dict[int, list[str]] = {}
     members: dict[int, set[int]] = {}
     for name, words in TITLES.items():

@@ -1,4 +1,4 @@
-"""All layouts of a number of GPUs, what does not fit left out, the rest ranked by iteration time."""
+"""All layouts of a number of GPUs: those that fit, ranked by iteration time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CHUNK = 16_384  # rows at once: the columns of a chunk stay in the processor's c
 
 @dataclass(frozen=True)
 class Space:
-    """Which layouts are looked at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values.
+    """The layouts to look at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values.
 
-    ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp). ``sharded_pipeline``: ZeRO-3 goes with
-    pipeline parallelism.
+    ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp). ``sharded_pipeline``: ZeRO-3 may be
+    combined with pipeline parallelism.
     """
 
     micro_batch: int = 16
@@ -40,13 +40,13 @@ class Space:
     only: Mapping[str, int] = field(default_factory=dict)
 
     def may(self, name: str, value: int) -> bool:
-        """Whether the degree of this name may have this value."""
+        """Return whether the degree of this name may have this value."""
         return self.only.get(name, value) == value
 
 
 @dataclass(frozen=True)
 class Found:
-    """Layouts that fit, fastest first, with their cost and memory; ``looked_at`` counts all, ``too_large`` the others.
+    """Layouts that fit, fastest first, with their cost and memory; ``looked_at``: all, ``too_large``: the others.
 
     ``least_excess``: bytes by which the smallest layout misses the GPU when none fits, else 0.
     """
@@ -69,7 +69,7 @@ def divisors(number: int) -> list[int]:
 def _grids(
     model: Transformer, gpus: int, global_batch: int, space: Space, largest_tp: int
 ) -> Iterator[dict[str, Column]]:
-    """Columns of all layouts of one (tp, cp, pp), by name; the global batch is the same for all."""
+    """Yield the columns of all layouts of one (tp, cp, pp), by name; the global batch is the same for all."""
     for tp in (
         d for d in divisors(gpus) if d <= min(space.tp, largest_tp) and model.heads % d == 0 and space.may("tp", d)
     ):
@@ -96,7 +96,7 @@ def _grids(
                 }
                 mesh: tuple[NDArray[np.int64], ...] = np.meshgrid(*axes.values(), indexing="ij")
                 grid = {name: axis.ravel().astype(float) for name, axis in zip(axes, mesh, strict=True)}
-                # interleaving wants whole rounds
+                # interleaving needs whole rounds
                 legal = (grid["vpp"] == 1) | (np.mod(each / grid["micro_batch"], pp) == 0)
                 legal &= (grid["zero_bubble"] == 0) | (grid["vpp"] == 1)
                 # a pipeline keeps its gradients over all micro-batches
@@ -107,7 +107,7 @@ def _grids(
 
 
 def enumerate_layouts(model: Transformer, machine: Machine, gpus: int, global_batch: int, space: Space) -> Layouts:
-    """Every layout of the space, as columns."""
+    """Return every layout of the space, as columns."""
     grids = list(_grids(model, gpus, global_batch, space, machine.domain_gpus))
     if not grids:
         return Layouts.of([])
@@ -125,7 +125,7 @@ def search(
     efficiency: Efficiency | None = None,
     nearby: Nearby | None = None,
 ) -> Found:
-    """Every layout of the space is looked at: those that fit are costed and sorted by iteration time."""
+    """Look at every layout of the space; cost those that fit and sort them by iteration time."""
     models, machines = Transformers.of([model]), Machines.of([machine])
     stacks, known = Stacks.of([stack or Stack()]), efficiency or shipped()
     layouts = enumerate_layouts(model, machine, gpus, global_batch, space or Space())
@@ -160,6 +160,6 @@ def search(
 
 
 def _slice(layouts: Layouts, rows: slice | NDArray[np.intp]) -> Layouts:
-    """Return these rows; columns that hold one value for all rows stay so."""
+    """Return these rows; columns with one value for all rows stay so."""
     columns = {f.name: getattr(layouts, f.name) for f in fields(Layouts)}
     return Layouts(**{name: value if name == "global_batch" else value[rows] for name, value in columns.items()})

@@ -93,7 +93,10 @@ class Watch:
             self.said(str(error))
 
     def _tell(self, verdict: NodeVerdict) -> None:
-        """Say what is new since the last verdict; evidence may change from look to look, the fault is the same."""
+        """Report what is new since the last verdict.
+
+        Evidence may change from look to look while the fault is the same.
+        """
         lines = frozenset(f"{one.action} {one.check} {one.device}".rstrip() for one in verdict.findings)
         for finding in verdict.findings:
             if f"{finding.action} {finding.check} {finding.device}".rstrip() not in self._last_lines:
