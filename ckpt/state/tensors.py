@@ -352,7 +352,10 @@ def empty(kind: Kind, dtype: str, shape: tuple[int, ...]) -> Any:
             return numpy.empty(shape, dtype=numpy_types.dtype_of(dtype))
         import torch
 
-        return torch.empty(shape, dtype=torch_dtype(dtype))
+        wanted = torch_dtype(dtype)
+        if wanted is torch.complex32:  # torch warns of the first one that a process allocates
+            return torch.empty(shape, dtype=torch.int32).view(wanted)
+        return torch.empty(shape, dtype=wanted)
     except (ValueError, RuntimeError) as error:
         raise CorruptCheckpoint(f"cannot make a {dtype} tensor of shape {list(shape)}: {error}") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.ckpt.state.tree import check_reads_back, decode, flatten, replaced
 from resilio_hpc.core.errors import UsageError
 from tests.support.ckpt.any_state import REFUSED, bits, plain, same, states, views
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +201,16 @@ def test_views_that_are_told_apart_come_back(checkpointer: Checkpointer) -> None
     two = {"one": record, "other": record.view([("b", "<i4"), ("a", "<f4")]), "raw": record.view("V8")}
     comes_back(checkpointer, two)
     assert bits(base.conj()) != bits(base)
+
+
+def test_a_restore_of_half_precision_complex_numbers_warns_of_nothing() -> None:
+    program = (
+        "from resilio_hpc.ckpt.state import tensors\n"
+        "for shape in ((3, 2), (), (0, 3)):\n"
+        "    made = tensors.empty('torch', 'complex32', shape)\n"
+        "    assert (str(made.dtype), tuple(made.shape)) == ('torch.complex32', shape)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr  # torch warns once in each process, so it has to be a new one

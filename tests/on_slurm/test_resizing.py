@@ -136,6 +136,7 @@ def test_a_run_grows_by_an_idle_node_gives_it_to_somebody_who_waits_and_loses_no
         run.until(lambda: "idle_gpus" in [event.fields["code"] for event in run.of_kind("resize")])
         run.busy.write_text("93\n")
     run.until(lambda: run.sizes()[-1:] == [3] and run.next_job_asks_for() == 3)  # of the chain
+    run.until(lambda: run.resizes("reshape") != [])  # written down after Slurm has it
     if not run.by_hand:  # one that dies is started again
         os.kill(run.resizer_of_launcher(), signal.SIGKILL)
     other = cluster.submit(
