@@ -20,7 +20,7 @@ from resilio_hpc.devtools.devcluster import DevCluster, names
 from resilio_hpc.devtools.devcluster.spec import NEWEST_SERIES, base_directory, layout
 from tests.support.clusters import MIDDLE_SERIES, each_series, unique_name
 from tests.support.requirements import need_slurm
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 
 def traces(name: str) -> list[str]:
@@ -115,6 +115,20 @@ def test_a_power_cut_kills_that_node_only_and_its_nvme_survives(cluster: DevClus
     cluster.machines.boot("n3")
     left = cluster.run("n3", ["sh", "-c", "cat /nvme/kept; ls /tmp /dev/shm | grep -c lost"], check=False).stdout
     assert left.split() == ["kept", "0"]
+
+
+def test_a_node_that_was_powered_off_and_on_is_reached_at_once(cluster: DevCluster) -> None:
+    everywhere = ["srun", "-N4", "-w", "n[1-4]", "hostname"]
+    cluster.run("ctl", everywhere, timeout_s=PATIENCE_S)
+    answers = [cluster.run("n1", ["getent", "hosts", node]).stdout.split()[0] for node in ("n3", "n4")]
+    known = "import socket, sys; [socket.create_connection((host, 6818), 5).close() for host in sys.argv[1:]]"
+    cluster.run("n1", [sys.executable, "-c", known, *answers])  # so that n1 knows the addresses of their cards
+    for node in ("n3", "n4"):
+        cluster.machines.crash(node)
+        cluster.machines.boot(node)
+    cluster.wait_for_idle()
+    done = cluster.run("n1", everywhere, check=False, timeout_s=PATIENCE_S)
+    assert sorted(done.stdout.split()) == ["n1", "n2", "n3", "n4"], done.stderr
 
 
 def test_a_partitioned_node_runs_on_unreached_and_comes_back(cluster: DevCluster) -> None:

@@ -135,7 +135,9 @@ class Rack:
         os.close(ready_writer)
         os.read(ready_reader, 1)
         far_end = f"/proc/{init}/ns/net"  # a path: this helper's children count pids as the new machine does
-        add = f"link add {_port(name)} type veth peer name eth0 netns {far_end}"
+        # as of a real card: with another one after a reboot, the others send to the old one for up to half a minute
+        card = "02:00:" + socket.inet_aton(self.spec.address(name)).hex(":")
+        add = f"link add {_port(name)} type veth peer name eth0 address {card} netns {far_end}"
         batch = f"{add}\nlink set {_port(name)} master {_SWITCH} up\n"
         done = subprocess.run(["ip", "-batch", "-"], input=batch, capture_output=True, text=True, timeout=10)
         if done.returncode != 0:
