@@ -4,7 +4,7 @@
 set -u
 cd "$(dirname "$0")/.."
 export RESILIO_TEST_SLURM="${RESILIO_TEST_SLURM-all}"
-# Most of these runs import torch in each of their processes. With two workers more, four drills failed in srun.
+# Most of these runs import torch in each of their processes, and compute more than those of `make test`.
 export RESILIO_TEST_WORKERS="${RESILIO_TEST_WORKERS:-$(nproc)}"
 status=0
 for part in ${1:-1/4 2/4 3/4 4/4}; do
