@@ -1,4 +1,4 @@
-"""``resilio chain status | stop | extend``: the jobs of a run's chain, seen and ordered by hand."""
+"""``resilio chain status | stop | extend``: a user's view of a run's chain, and orders for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PHASES = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see _EXIT_CODES."""
+    """Run the command. Exit codes: see _EXIT_CODES."""
     parser = Parser(
         prog="resilio chain",
         description="The chain of jobs that carry one run (resilio-launch --chain).",
@@ -119,7 +119,7 @@ def _tell(outcome: Outcome, as_json: bool) -> int:
 
 
 def lines(status: ChainStatus) -> list[str]:
-    """Return what a person reads. Pure, but for the time zone."""
+    """Return the text for a person. Pure, except for the time zone."""
     limit = "no limit on its jobs" if status.limit is None else f"{status.limit} jobs at most"
     told = [f"chain of {printable(status.run_dir, 500)}: {_PHASES.get(status.phase, status.phase)} ({limit})"]
     if status.order.stopped:

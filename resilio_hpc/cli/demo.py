@@ -1,4 +1,4 @@
-"""``resilio demo``: watch a real training job survive, on a Slurm cluster of its own or on this machine."""
+"""``resilio demo``: shows a real training job that survives faults, on its own Slurm cluster or on this machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 when every fault was overcome and the final parameters are the same bits."""
+    """Run the demo. Exit code 0 when every fault was overcome and the final parameters are the same bits."""
     parser = argparse.ArgumentParser(
         prog="resilio demo",
         description="Watch a real training job survive, on a Slurm cluster of its own or on this machine.",
@@ -96,12 +96,12 @@ def _cluster_stage(scenario: Scenario, slurm: str) -> DemoStage:
 
 
 def goodput_of(events: list[Event]) -> float | None:
-    """Share of the time in which steps were made that count."""
+    """Return the share of the time in which steps were made that count."""
     return goodput(events).share
 
 
 def table(result: DemoResult) -> Table:
-    """Faults with their recovery times."""
+    """Return the faults with their recovery times."""
     made = Table(title="What happened, and how long it took")
     for name in ("fault", "node", "recovered", "recovery", "steps done again"):
         made.add_column(name, justify="right" if name in ("recovery", "steps done again") else "left")
@@ -117,7 +117,7 @@ def table(result: DemoResult) -> Table:
 
 
 def _keep(stage: DemoStage, out: Path) -> None:
-    """Copy what the runs left (without checkpoints) to the output directory."""
+    """Copy the runs' files (without checkpoints) to the output directory."""
     for name in ("undisturbed", "disturbed"):
         source = stage.directory / name
         if source.is_dir():
@@ -147,5 +147,5 @@ class Screen:
         self._recorded.print(*objects)
 
     def save_picture(self, path: Path, title: str) -> None:
-        """Everything printed so far as an SVG that loads nothing from elsewhere. Raises OSError."""
+        """Save everything printed so far as an SVG that loads no other files. Raises OSError."""
         path.write_text(_FONTS.sub("", self._recorded.export_svg(title=title)))

@@ -39,7 +39,7 @@ _CLUSTER_VERBS: dict[str, tuple[Callable[[ClusterMachines], None], str]] = {
 
 
 def main(argv: list[str]) -> int:
-    """Run ``resilio devcluster ARGV``; returns the exit code (2 for a usage mistake, 1 for a failure)."""
+    """Run ``resilio devcluster ARGV``; return the exit code (2 for a usage mistake, 1 for a failure)."""
     try:
         arguments = _parser().parse_args(argv)
         for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -156,7 +156,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _install_hooks(where: Path, binds: list[str], conf: list[str]) -> None:
-    """Install the files and lines of ``resilio install-hooks``; lines that were given already stay as they are."""
+    """Install the files and lines of ``resilio install-hooks``; lines that were given already stay unchanged."""
     settings = HookSettings(where=where, package=package_folder())
     install(settings)
     binds += [str(where), *([settings.package] if settings.package else [])]
@@ -222,7 +222,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raw(sys.stdout).write(error.stdout)
         raw(sys.stderr).write(error.stderr)
         raise
-    raw(sys.stdout).write(done.stdout)  # the command's own words, colours included
+    raw(sys.stdout).write(done.stdout)  # the command's own output, colours included
     raw(sys.stderr).write(done.stderr)
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
 

@@ -1,4 +1,4 @@
-"""``resilio drain NODE…``: drain nodes for a reason that says whose it is, and never over another's drain."""
+"""``resilio drain NODE…``: drain nodes for a reason with an owner, and never over another owner's drain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see EXIT_CODES."""
+    """Run the command. Exit codes: see EXIT_CODES."""
     parser = Parser(
         prog="resilio drain",
         description="Let no new job start on nodes; what runs there goes on. A node that is drained already, by an "

@@ -1,4 +1,7 @@
-"""Where the installed commands begin. Until a command's own code is loaded, Ctrl-C ends it without a traceback."""
+"""The entry points of the installed commands.
+
+Until a command's own code is loaded, Ctrl-C ends it without a traceback.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import signal
 import sys
 
 _INTERRUPT = signal.getsignal(signal.SIGINT)
-if _INTERRUPT is signal.default_int_handler:  # not where a shell has us ignore it
+if _INTERRUPT is signal.default_int_handler:  # not where a shell lets this process ignore it
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -29,7 +32,7 @@ def _run(module: str) -> int:
     signal.signal(signal.SIGINT, _INTERRUPT)
     code: int = main()
     if _INTERRUPT is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is said: only the interpreter has to end
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all output is done: only the interpreter has to end
     if sys.flags.inspect:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -24,7 +24,7 @@ Install on each node's own disk, with an interpreter that is there, too: what li
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0; 2 after a mistake of the user."""
+    """Run the command. Exit code 0; 2 after a mistake of the user."""
     options = _parser().parse_args(argv)
     settings = _settings(options)
     conf = hook_files.render_conf(settings)
@@ -82,7 +82,7 @@ def _settings(options: argparse.Namespace) -> hook_files.HookSettings:
         if not path.is_absolute() or any(one.isspace() for one in str(path)):
             raise UsageError(f"{name} {path}: give an absolute path without spaces, since slurm.conf cannot quote")
     if options.site is not None:
-        table.load(options.site)  # what is wrong in it is said now, not on every node
+        table.load(options.site)  # mistakes in it are reported now, not on every node
     return hook_files.HookSettings(
         where=options.to,
         directory=options.verdicts,

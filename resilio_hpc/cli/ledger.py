@@ -1,4 +1,4 @@
-"""``resilio ledger RUN_DIR``: what happened in a run, in order, one line per event."""
+"""``resilio ledger RUN_DIR``: the events of a run, in order, one line each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLES = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0; 2 where there is no run."""
+    """Run the command. Exit code 0; 2 without a run."""
     parser = argparse.ArgumentParser(
         prog="resilio ledger", description="The events of a run, of all nodes and jobs, by time (local time)."
     )
@@ -82,5 +82,5 @@ class _Printer:
 
 
 def moment(unix: float) -> tuple[str, str]:
-    """(``2026-01-31``, ``14:03:22.517``) in local time."""
+    """Return (``2026-01-31``, ``14:03:22.517``) in local time."""
     return local_time(unix, "%Y-%m-%d"), f"{local_time(unix, '%H:%M:%S')}.{int(unix * 1000) % 1000:03d}"

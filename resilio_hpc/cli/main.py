@@ -18,7 +18,7 @@ from resilio_hpc.core.terminal import guarded
 
 @dataclass(frozen=True)
 class Command:
-    """``module`` has ``main(argv) -> int``."""
+    """A command. ``module`` has ``main(argv) -> int``."""
 
     name: str
     module: str
@@ -55,7 +55,7 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: the command's; 2 after a mistake of the user; 130 when interrupted."""
+    """Run a command. Exit code: the command's; 2 after a mistake of the user; 130 when interrupted."""
     if argv is None:
         standard_streams.make_usable()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -76,7 +76,7 @@ def _carry_out(words: list[str]) -> int:
     except BrokenPipeError:  # resilio ledger | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
-    except OSError as error:  # a file that cannot be read, a full disk, no descriptor left
+    except OSError as error:  # an unreadable file, a full disk, no descriptor left
         print(f"resilio: error: {os_error_text(error, 'this command')}", file=sys.stderr)
         return 1
 

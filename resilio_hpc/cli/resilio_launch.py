@@ -1,6 +1,6 @@
-"""``resilio-launch``: understand the command, check it, and hand it to the supervisor.
+"""``resilio-launch``: parse the command, check it, and start the supervisor.
 
-Nothing heavy (torch, numpy, zmq, msgspec) is imported before the checks are over: a mistake is answered at once.
+Nothing heavy (torch, numpy, zmq, msgspec) is imported before the checks are over, so a mistake is answered at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None, supervise: Callable[[LaunchOptions], int] | None = None) -> int:
-    """Return the exit code.
+    """Run a launch and return the exit code.
 
     It is the run's, as ``supervise`` (default: the supervisor) returns it; 2 after a mistake of the user; 130 when
     interrupted.
@@ -52,7 +52,7 @@ def _carry_out(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | 
     except BrokenPipeError:  # resilio-launch --dry-run | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
-    except OSError as error:  # a file that cannot be read, a full disk, no descriptor left
+    except OSError as error:  # an unreadable file, a full disk, no descriptor left
         print(f"resilio-launch: error: {os_error_text(error, 'this launch')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -91,7 +91,8 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
 
     run = run_directory.open_run(Path(options.run_dir), program=options.program)
     supervise = supervise or partial(supervisor.run, targets=targets)
-    return supervise(replace(options, run_dir=str(run.path), notify=()))  # part of the agents' command lines
+    # without targets, since the options are on the agents' command lines
+    return supervise(replace(options, run_dir=str(run.path), notify=()))
 
 
 def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:

@@ -1,4 +1,4 @@
-"""``resilio resize RUN_DIR``: more nodes for a run while they are idle, fewer when others wait for them."""
+"""``resilio resize RUN_DIR``: more nodes for a run while they are idle, fewer when other jobs wait for them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LONGEST_PAUSE_S = 600.0  # between two looks, while Slurm does not answer
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see the examples."""
+    """Run the command. Exit codes: see the examples."""
     options = _parser().parse_intermixed_args(argv)
     if options.launcher:
         process_tree.die_with_parent(options.launcher)
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Check what a launcher is to pass on to its resizer (``--resize-options``). Raises UsageError."""
+    """Check the arguments that a launcher passes on to its resizer (``--resize-options``). Raises UsageError."""
     try:
         options = _parser().parse_intermixed_args([".", *words])
         for name in ("watch", "dry_run", "observe", "policy", "json", "launcher"):
@@ -97,7 +97,7 @@ def _understood(options: argparse.Namespace) -> tuple[dict[str, str], ResizeLimi
 
 
 def _model(options: argparse.Namespace) -> SpeedModel | None:
-    """Return the planner's model of the run, where it is named. Raises UsageError."""
+    """Return the planner's model of the run, if named. Raises UsageError."""
     if options.model is None:
         if options.gpu or options.seq or options.calibration or options.profile:
             raise UsageError("--gpu, --seq, --calibration and --profile are for --model: which one does the run train?")
@@ -132,7 +132,7 @@ def _once(resizer: Resizer, options: argparse.Namespace) -> int:
 def _watch(
     resizer: Resizer, view: ResizeView, options: argparse.Namespace, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Until the run is over. What goes wrong is told once, and tried again at the next look."""
+    """Look and act until the run is over. An error is told once, and the next look tries again."""
     view.watch()
     said = failed = ("", "", "")
     pause_s = options.watch
@@ -190,7 +190,7 @@ def _values(words: Sequence[str]) -> dict[str, str]:
         if normalised(key) in ("nodes", "run_dir", "comment"):
             raise UsageError(f"{normalised(key)} is chosen by resilio resize itself")
         values[normalised(key)] = value
-    render_joiner({**values, "run_dir": "."}, 1)  # a wrong key or value is told now
+    render_joiner({**values, "run_dir": "."}, 1)  # a wrong key or value is reported now
     return values
 
 

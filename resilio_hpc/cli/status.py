@@ -1,4 +1,4 @@
-"""``resilio status RUN_DIR``: how a run stands, from its files alone (any node that sees the directory will do)."""
+"""``resilio status RUN_DIR``: the state of a run, from its files alone (on any node that sees the directory)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilio_hpc.report.overview import RunReader
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0 whatever the run's state; 2 where there is no run."""
+    """Run the command. Exit code 0 whatever the run's state; 2 without a run."""
     parser = argparse.ArgumentParser(
         prog="resilio status",
         description="How a run stands: nodes, ranks, step, last committed checkpoint, faults, goodput, verdict. "
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     if console.is_terminal:
         console.print(screen(overview, height=10_000))
         return 0
-    console = terminal.console(highlight=False, width=200)  # a file or a pipe has no width: nothing is cut
+    console = terminal.console(highlight=False, width=200)  # a file or a pipe has no width, so nothing is cut
     with console.capture() as captured:
         console.print(screen(overview, height=10_000))
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)

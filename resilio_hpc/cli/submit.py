@@ -1,4 +1,4 @@
-"""``resilio submit``: a ready job script, with values and a command written in, handed to sbatch."""
+"""``resilio submit``: a ready job script, with values and a command filled in, passed to sbatch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was submitted, and how to watch and stop it."""
+    """A submitted job, and how to watch and stop it."""
 
     job: str
     template: str
@@ -57,7 +57,7 @@ class Receipt:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code: 0 when the job is in the queue."""
+    """Run the command. Exit code: 0 when the job is in the queue."""
     words, command = _split(argv)
     options = _parser().parse_args(words)
     if options.list:
@@ -105,7 +105,7 @@ def _replaced(values: Mapping[str, str], **new: str) -> dict[str, str]:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what is for us, and the command behind ``--``."""
+    """Return the command's own words, and the command behind ``--``."""
     words = list(argv)
     if "--" not in words:
         return words, []
@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
-    """``["nodes=4"]`` → ``{"nodes": "4"}``. Raises UsageError."""
+    """Return ``["nodes=4"]`` → ``{"nodes": "4"}``. Raises UsageError."""
     values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -178,7 +178,7 @@ def _receipt(template: Template, job: FilledTemplate, number: str, cwd: Path) ->
 
 
 def output_name(pattern: str, options: Mapping[str, str], number: str) -> str:
-    """sbatch's file name pattern, as far as it is known before the job runs. Pure."""
+    """Return sbatch's file name pattern, as far as it is known before the job runs. Pure."""
     known = {"%": "%", "j": number, "A": number, "a": "0", "x": options.get("job_name", "")}
     return re.sub(r"%([%jAax])", lambda found: known[found[1]], pattern)
 

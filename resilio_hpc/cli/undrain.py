@@ -1,4 +1,4 @@
-"""``resilio undrain NODE…``: end our own drains, and no others."""
+"""``resilio undrain NODE…``: end this package's own drains, and no others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LookAgain = Callable[[str, Collection[str]], Mapping[str, str] | None]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see EXIT_CODES."""
+    """Run the command. Exit codes: see EXIT_CODES."""
     parser = Parser(
         prog="resilio undrain",
         description="End the drains that resilio_hpc made. Those of administrators and of Slurm itself stay, and so "
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def look_here(node: str, checks: Collection[str]) -> Mapping[str, str] | None:
-    """Have the node's checks look again, for a fresh verdict, where this is the node and its verdicts are kept."""
+    """Run the node's checks again for a new verdict, if this is the node and its verdicts are kept."""
     if os.geteuid() != 0 or not DIRECTORY.is_dir() or this_node.name_or_host() != node:
         return None
     try:
@@ -81,10 +81,10 @@ def end(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> DrainOutcome:
-    """End our drain once no prolog may fail for an old verdict; the outcome says what comes of the node's checks."""
+    """End the drain once no prolog may fail for an old verdict; the outcome tells the results of the node's checks."""
     try:
         before = next(iter(client.nodes([node])), None)
-    except SlurmError:  # the order will say so
+    except SlurmError:  # the order will report it
         before = None
     checks = _checks_of(before, check)
     fails: Mapping[str, str] | None = None
@@ -105,7 +105,7 @@ def _checks_of(node: Node | None, check: str | None) -> list[str]:
 
 
 def _wait_for_prologs(node: Node, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Wait while prologs may fail: the node daemon gives them leave when it drains, for jobs on their way."""
+    """Wait while prologs may fail: the node daemon permits that when it drains, for jobs on their way."""
     left_s = (node.reason_time or 0) + DRAINED_LEAVE_S + _CLOCKS_S - clock()
     if 0 < left_s <= DRAINED_LEAVE_S + _CLOCKS_S:
         print(f"resilio: {node.name}: its prologs may still fail for {left_s:.0f} s: waiting", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``resilio view RUN_DIR``: a run as it goes, until its job has a verdict."""
+"""``resilio view RUN_DIR``: a live view of a run, until its job has a verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN_EVERY_S = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0 when the job has a verdict; 130 after Ctrl-C; 2 where there is no run."""
+    """Run the command. Exit code 0 when the job has a verdict; 130 after Ctrl-C; 2 without a run."""
     parser = argparse.ArgumentParser(
         prog="resilio view",
         description="A run as it goes: nodes, ranks, round, step rate, last checkpoint, faults. "
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _end)
     if options.launcher:
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # warnings for the launcher
+            signal.signal(number, signal.SIG_IGN)  # these warnings are for the launcher
     viewer = _Viewer(RunReader(options.run_dir), options.launcher, options.since)
     console = terminal.console(highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(143)  # through ``with Live``: the cursor comes back
+    sys.exit(143)  # through ``with Live``, which restores the cursor
 
 
 class _Viewer:
@@ -91,7 +91,7 @@ class _Viewer:
 
 
 def progress(o: Overview) -> str:
-    """One line for a file: where the run is."""
+    """Return one line about the run's state, for a file."""
     parts = [state_words(o)]
     if o.status is not None and o.status.step is not None:
         rate = o.status.steps_per_s

@@ -1,4 +1,4 @@
-"""What developers and curious users run: a small real Slurm cluster, and the demo on it.
+"""For developers and curious users: a small real Slurm cluster, and the demo on it.
 
-Nothing of the product imports this room; only commands do.
+No other room of the product imports this one; only commands do.
 """

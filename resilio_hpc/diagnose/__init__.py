@@ -1,4 +1,4 @@
-"""What broke and whose fault it is: the pair check names nodes that are bad or slow before ranks start on them."""
+"""Diagnosis: the pair check names nodes that are bad or slow before ranks start on them."""
 
 from resilio_hpc.diagnose.check import check
 from resilio_hpc.diagnose.policy import CheckRequest

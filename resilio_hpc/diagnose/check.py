@@ -19,7 +19,7 @@ from resilio_hpc.diagnose.starters import LocalStarter, SrunStarter
 def check(
     request: CheckRequest, progress: Progress = lambda _: None, starter: Callable[[CheckRequest], Starter] | None = None
 ) -> CheckResult:
-    """Pair the nodes, and say which are bad or slow. Takes no longer than the policy's budget and a few seconds.
+    """Pair the nodes; return which are bad or slow. Takes no longer than the policy's budget and a few seconds.
 
     Raises HealthError where the check cannot begin.
     """
@@ -32,8 +32,11 @@ def check(
 
 
 def main() -> None:
-    """Take a request on standard input; tell progress on standard error, the result on standard output: JSON lines."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # sends the checkers home
+    """Take a request on standard input; print progress on standard error, the result on standard output.
+
+    All are JSON lines.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the checkers
     request = msgspec.json.decode(sys.stdin.readline(), type=CheckRequest)
 
     def progress(text: str) -> None:

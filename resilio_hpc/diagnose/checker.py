@@ -1,4 +1,4 @@
-"""The checker: one process per node, which keeps a prober and does nothing itself but talk with the coordinator.
+"""The checker: one process per node, which keeps a prober and only exchanges messages with the coordinator.
 
 It ends when the check is over, when the coordinator is silent for too long, or when the check's whole budget is spent,
 whatever comes first. Its prober dies with it.
@@ -36,11 +36,11 @@ from resilio_hpc.diagnose.messages import (
 from resilio_hpc.diagnose.probe_process import ProbeProcess
 
 ALIVE_S = 1.0
-_LOST = 2  # times the silence that the coordinator allows us: it may be busy with thousands of us
+_LOST = 2  # times the silence that the coordinator permits: it may be busy with thousands of checkers
 
 
 class Checker:
-    """``prober``: another command than ours, for tests."""
+    """A checker. ``prober``: another command, for tests."""
 
     def __init__(self, settings: NodeSettings, node: str, prober: Sequence[str] = ()) -> None:
         self.policy = settings.policy
@@ -54,7 +54,7 @@ class Checker:
         self._heard_at = time.monotonic()
 
     def run(self) -> None:
-        """Until the check is over."""
+        """Run until the check is over."""
         end = time.monotonic() + self.policy.budget_s + self.policy.silence_s
         said_at = float("-inf")
         self._prober.start()
@@ -86,7 +86,7 @@ class Checker:
             try:
                 self._heard(TO_NODE.decode(frames[-1]))
             except WireError:
-                continue  # only the coordinator has the key; a newer one may know more words
+                continue  # only the coordinator has the key; a newer one may have other messages
         self._tell_unable()
 
     def _heard(self, message: ToNode) -> None:
@@ -108,7 +108,7 @@ class Checker:
                 pass
 
     def _tell_unable(self) -> None:
-        """Answer an order that came while there is no prober, as soon as there is one, or none to be had."""
+        """Answer an order that came without a prober, as soon as there is one, or none can be started."""
         order = self._unable
         if order is None:
             return
@@ -124,7 +124,7 @@ class Checker:
 
 
 def node_name(settings: NodeSettings) -> str:
-    """Which node this is."""
+    """Return which node this is."""
     return settings.node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 

@@ -1,7 +1,7 @@
-"""The coordinator of a pair check: hears the checkers, begins the rounds, and says who is bad or slow.
+"""The coordinator of a pair check: hears the checkers, begins the rounds, and decides who is bad or slow.
 
-One thread around a poll loop. It listens with CURVE under a secret that is made for this check alone. Nothing waits
-without a limit: for nodes to start, for a round, for the whole check.
+One thread around a poll loop. It listens with CURVE under a secret that is made for this check alone. Every wait is
+bounded: for nodes to start, for a round, for the whole check.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from resilio_hpc.diagnose.verdict import judge, pairs_of_next_round
 
 BEAT_S = 2.0
 POLL_S = 0.1
-_FAREWELL_S = 0.3  # for the last words to leave
+_FAREWELL_S = 0.3  # for the last messages to leave
 
 Progress = Callable[[str], None]
 
@@ -32,17 +32,17 @@ class Starter(Protocol):
     """Starts a checker on each node."""
 
     def start(self, secret: bytes, port: int) -> None:
-        """Begin, without waiting for any node."""
+        """Start the checkers, without waiting for any node."""
 
     def missing(self, heard: Sequence[str]) -> Mapping[str, str]:
-        """Nodes whose checker will not come, or has ended, and why. ``heard``: those that came. Called often."""
+        """Return nodes whose checker will not come, or has ended, and why. ``heard``: those that came. Called often."""
 
     def close(self) -> None:
-        """End whatever is left of them."""
+        """End the checkers that are left."""
 
 
 class CheckCoordinator:
-    """One check. ``host``: where to listen. ``clock`` gives seconds that only go forward."""
+    """One check. ``host``: where to listen. ``clock``: seconds that only go forward."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class CheckCoordinator:
         self._began = self._clock()
 
     def run(self) -> CheckResult:
-        """Return the whole check, within its budget and a little more."""
+        """Run the whole check, within its budget and a little more; return the result."""
         try:
             self.begin()
             return self.examine()
@@ -85,12 +85,12 @@ class CheckCoordinator:
             self.part()
 
     def begin(self) -> None:
-        """Start the checkers and wait until all are there, or are known not to come, or ``start_s`` is over."""
+        """Start the checkers and wait until all are here, or are known not to come, or ``start_s`` is over."""
         self._starter.start(self._secret, self.port)
         self._wait_for_nodes(self._began + min(self._policy.budget_s, self._policy.start_s))
 
     def examine(self) -> CheckResult:
-        """All rounds, and the result. May be called again."""
+        """Run all rounds; return the result. May be called again."""
         end = self._began + self._policy.budget_s
         history: list[Round] = []
         pairs = pairs_of_next_round(self._nodes, history, self._policy)

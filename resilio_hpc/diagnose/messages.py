@@ -1,4 +1,4 @@
-"""What the coordinator of a pair check and the checkers on the nodes say to each other (``core.wire``)."""
+"""Messages between the coordinator of a pair check and the checkers on the nodes (``core.wire``)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ ProbeFault = Literal["not_ready", "crashed", "hung", "wrong_result", "failed"]
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive", forbid_unknown_fields=True):
-    """A checker is there; said again and again. ``ready``: its prober waits for an order; ``unable``: why it cannot."""
+    """A checker's sign of life, repeated. ``ready``: its prober waits for an order; ``unable``: why it cannot work."""
 
     ready: bool
     unable: Text = ""
 
 
 class Entered(msgspec.Struct, frozen=True, tag="entered", forbid_unknown_fields=True):
-    """The prober has come to this phase of its order."""
+    """The prober has begun this phase of its order."""
 
     round: Number
     phase: Phase
 
 
 class Put(msgspec.Struct, frozen=True, tag="put", forbid_unknown_fields=True):
-    """The process group leaves an address for its other half."""
+    """The process group stores an address for its other half."""
 
     round: Number
     key: Key
@@ -44,7 +44,7 @@ class Put(msgspec.Struct, frozen=True, tag="put", forbid_unknown_fields=True):
 
 
 class Get(msgspec.Struct, frozen=True, tag="want", forbid_unknown_fields=True):
-    """The process group asks for what its other half leaves: answered by ``Given`` as soon as it is there."""
+    """The process group asks for a value of its other half; ``Given`` answers as soon as it exists."""
 
     round: Number
     key: Key
@@ -53,8 +53,9 @@ class Get(msgspec.Struct, frozen=True, tag="want", forbid_unknown_fields=True):
 class Measured(msgspec.Struct, frozen=True, tag="measured", forbid_unknown_fields=True):
     """The order was carried out, and all results were right. Seconds per operation, block by block.
 
-    ``delays``: of the collective's, how long the node waited for a CPU; ``waited``: the share of its time while it
-    computed."""
+    ``delays``: of the collective, how long the node waited for a CPU; ``waited``: that share of its time while it
+    computed.
+    """
 
     round: Number
     device: Text
@@ -77,7 +78,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=Tr
 
 
 class Order(msgspec.Struct, frozen=True, tag="order", forbid_unknown_fields=True):
-    """Compute, and then talk with the partner ("": there is none). Of two, ``rank`` is 0 or 1."""
+    """Compute, then run collectives with the partner ("": none). Of two, ``rank`` is 0 or 1."""
 
     round: Number
     partner: Annotated[str, Meta(max_length=255)]
@@ -93,13 +94,13 @@ class Given(msgspec.Struct, frozen=True, tag="given", forbid_unknown_fields=True
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop", forbid_unknown_fields=True):
-    """The partner has failed: leave the order."""
+    """The partner has failed: give up the order."""
 
     round: Number
 
 
 class CoordinatorAlive(msgspec.Struct, frozen=True, tag="beat", forbid_unknown_fields=True):
-    """The coordinator is there."""
+    """The coordinator's sign of life."""
 
 
 class Bye(msgspec.Struct, frozen=True, tag="bye", forbid_unknown_fields=True):
@@ -113,10 +114,10 @@ TO_NODE: Codec[ToNode] = Codec(ToNode)
 
 
 class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a checker is told on its standard input, in one line of JSON.
+    """A checker's settings on its standard input, in one line of JSON.
 
     The secret is neither in an argument nor in an environment. ``node`` "": Slurm tells which one this is. ``threads``
-    0: as many as the node has CPUs for us.
+    0: as many as the node has CPUs for this process.
     """
 
     secret: str

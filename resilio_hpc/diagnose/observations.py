@@ -1,4 +1,4 @@
-"""What the rounds of a pair check have shown, node by node. Data only."""
+"""The observations of a pair check's rounds, node by node. Data only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Fault = Literal["absent", "not_ready", "silent", "crashed", "hung", "wrong_resul
 class RoundOutcome(Enum):
     """How a round ended for one node.
 
-    ``ALONE``: it failed by itself, before its partner came into it. ``TOGETHER``: the collective of the pair failed,
-    which either may have caused. ``WAITED``: it did its part; the partner failed alone.
+    ``ALONE``: it failed by itself, before its partner joined. ``TOGETHER``: the collective of the pair failed, which
+    either may have caused. ``WAITED``: it did its part; the partner failed alone.
     """
 
     PASSED = "passed"
@@ -27,8 +27,8 @@ class RoundOutcome(Enum):
 class Times:
     """Seconds per operation in each block.
 
-    Of one matrix product on the slowest device, of one all-reduce; without what the node (in a collective: either node)
-    waited for a CPU. ``waited``: the share of its time while it computed.
+    Of one matrix product on the slowest device, of one all-reduce; without the time that the node (in a collective:
+    either node) waited for a CPU. ``waited``: that share of its time while it computed.
     """
 
     compute: tuple[float, ...] = ()
@@ -50,11 +50,11 @@ class Observation:
 
 
 Round = tuple[Observation, ...]
-Pair = tuple[str, ...]  # two nodes, or one by itself
+Pair = tuple[str, ...]  # two nodes, or a single one
 
 
 def by_node(nodes: Iterable[str], history: Sequence[Round]) -> dict[str, list[Observation]]:
-    """Return what the rounds showed of each node, oldest first."""
+    """Return the observations of each node, oldest first."""
     found: dict[str, list[Observation]] = {node: [] for node in nodes}
     for done in history:
         for seen in done:

@@ -1,4 +1,4 @@
-"""The numbers of pair_policy.toml, or of a site's own file. Pure but for reading the file."""
+"""The values of pair_policy.toml, or of a site's own file. Pure, except for reading the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEFAULTS = Path(__file__).with_name("pair_policy.toml")
 
 
 class PairPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What each number means is said in pair_policy.toml. Matrices are square: rows; all times are seconds."""
+    """The values; pair_policy.toml has their meanings. Matrices are square: rows; all times are seconds."""
 
     cpu_matrix: int
     gpu_matrix: int
@@ -50,7 +50,7 @@ MAX_MATRIX = 65536  # rows of numbers from -2 to 2: products below 2^18
 
 
 def pair_policy(file: Path | None = None) -> PairPolicy:
-    """Return the defaults, with what ``file`` says laid over them. Raises UsageError."""
+    """Return the defaults, overridden by ``file``. Raises UsageError."""
     values = tomllib.loads(_DEFAULTS.read_text())
     try:
         if file is not None:

@@ -1,4 +1,4 @@
-"""The checker's end of a prober: a process that may hang or crash, is bounded in every phase, and is replaced then."""
+"""The checker's side of a prober: a process that may hang or crash, is bounded in every phase, and gets replaced."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from resilio_hpc.diagnose.policy import PairPolicy
 _LAST_WORDS_BYTES = 4000
 _MOST_UNREAD = 1 << 20
 _DEATH_S = 5.0
-_EXTRA_S = 5.0  # for a process group to notice its own limit first, and say so
+_EXTRA_S = 5.0  # for a process group to notice its own limit first, and report it
 _PHASES: frozenset[Phase] = frozenset({"computing", "joining", "communicating"})
 
 
@@ -50,13 +50,16 @@ class PhaseLimits:
 
     @classmethod
     def of(cls, policy: PairPolicy) -> PhaseLimits:
-        """While one computes, the other may be waiting for it to join."""
+        """Return the limits: while one computes, the other may be waiting for it to join."""
         talk = policy.collective_s + _EXTRA_S
         return cls(policy.start_s, policy.compute_s, policy.compute_s + talk, talk)
 
 
 class ProbeProcess:
-    """One prober after the other. ``deadline`` is monotonic; call ``read`` when ``fileno`` is readable or at it."""
+    """One prober after the other.
+
+    ``deadline``: monotonic; call ``read`` when ``fileno`` is readable, and at the deadline.
+    """
 
     def __init__(self, policy: PairPolicy, threads: int, argv: Sequence[str] = ()) -> None:
         self._limits = PhaseLimits.of(policy)
@@ -67,9 +70,9 @@ class ProbeProcess:
         self._phase: Phase = "starting"
         self._buffer = b""
         self._said = bytearray()
-        self._known = Failed(0, "starting", "failed", "")  # what its order has shown so far
+        self._known = Failed(0, "starting", "failed", "")  # the progress of its order so far
         self._undead = False  # one hangs in the kernel
-        self.why_not = ""  # there is none, and none comes
+        self.why_not = ""  # none is left, and none will be started
         self.ready = False
         self.deadline = float("inf")
 
@@ -98,12 +101,12 @@ class ProbeProcess:
         self._enter("starting", self._limits.starting)
 
     def try_again(self) -> None:
-        """Whatever kept one from starting may be over."""
+        """Allow another start: the cause of the last failure may be over."""
         if self.why_not:
             self.start()
 
     def begin(self, order: Order) -> None:
-        """Carry out an order. The prober is ready."""
+        """Send an order. The prober is ready."""
         self._order, self._known = order, Failed(order.round, "computing", "failed", "")
         self.ready = False
         self._said.clear()
@@ -111,7 +114,7 @@ class ProbeProcess:
         self._tell(order=order.round, rank=order.rank, paired=bool(order.partner))
 
     def give(self, given: Given) -> None:
-        """Give what the process group waits for."""
+        """Send a value for which the process group waits."""
         if self._order is not None and given.round == self._order.round:
             self._tell(key=given.key, value=base64.b64encode(given.value).decode())
 
@@ -122,7 +125,7 @@ class ProbeProcess:
             self._end_child()
 
     def read(self) -> list[FromNode]:
-        """Return what it has come to, or what became of it."""
+        """Return its progress, or how it ended."""
         self._listen_to_errors()
         try:
             data = os.read(self.fileno() or -1, 1 << 16) if self._process is not None else b""
@@ -193,7 +196,7 @@ class ProbeProcess:
         return self._fail("crashed", f"{how}{': ' if last[0] else ''}{printable(last[0], 300)}")
 
     def _ended(self) -> list[FromNode]:
-        """Return the prober itself, with all its children."""
+        """Return how the prober ended, after all its children are gone."""
         self._listen_to_errors()
         was_ready = self.ready
         code = self.kill()
@@ -235,7 +238,7 @@ class ProbeProcess:
                 self._said = (self._said + data)[-_LAST_WORDS_BYTES:]
 
     def kill(self) -> int | None:
-        """End it. Returns its exit code; None where not even SIGKILL ends it: then there will be no other one."""
+        """Kill it. Return its exit code; None where not even SIGKILL ends it: then no other one is started."""
         process, self._process = self._process, None
         self.ready, self.deadline = False, float("inf")
         if process is None:
@@ -256,7 +259,7 @@ class ProbeProcess:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """NCCL's watchdog threads would end the process, or ask the store for things, on their own."""
+    """Return its environment, without NCCL's watchdog threads, which would end the process or query the store."""
     own = {"TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "PYTHONUNBUFFERED": "1"}
     return {**environment, **own}
 

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class CheckerLink:
-    """The checker's end of both pipes. What libraries print goes to standard error."""
+    """The checker's end of both pipes. Output of libraries goes to standard error."""
 
     def __init__(self) -> None:
         self._out = os.dup(1)
@@ -28,13 +28,13 @@ class CheckerLink:
         self._read = b""
 
     def tell(self, **fields: Any) -> None:
-        """One line to the checker."""
+        """Send one line to the checker."""
         data = json.dumps(fields).encode() + b"\n"
         while data:
             data = data[os.write(self._out, data) :]
 
     def hear(self) -> dict[str, Any]:
-        """Return the next line. Ends the process where the checker has gone."""
+        """Return the next line. Ends the process when the checker is gone."""
         while b"\n" not in self._read:
             data = os.read(0, 1 << 16)
             if not data:
@@ -45,7 +45,7 @@ class CheckerLink:
         return heard
 
     def put(self, key: str, value: bytes) -> None:
-        """Leave a value for the other half."""
+        """Store a value for the other half."""
         self.tell(put=key, value=base64.b64encode(value).decode())
 
     def fetch(self, key: str) -> bytes:
@@ -58,7 +58,7 @@ class CheckerLink:
 
 
 def main() -> NoReturn:
-    """``prober PARENT THREADS POLICY``: work until standard input ends."""
+    """Run the prober, ``prober PARENT THREADS POLICY``, until standard input ends."""
     parent, threads = int(sys.argv[1]), int(sys.argv[2])
     _die_with(parent)
     link = CheckerLink()
@@ -86,7 +86,7 @@ def main() -> NoReturn:
                 torch.set_num_threads(threads)
             _carry_out(link, order, policy)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # not collected: SIGUSR1 may still be for it
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # not reaped yet: SIGUSR1 may still be for it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         _, status = os.waitpid(child, 0)
         child = 0

@@ -1,4 +1,4 @@
-"""What a pair check found: one typed result, which is also what ``resilio check-nodes --json`` prints."""
+"""The result of a pair check, which is also the output of ``resilio check-nodes --json``."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slow(self) -> tuple[str, ...]:
-        """Nodes that did everything, and far slower than the others."""
+        """Return nodes that did everything, but far slower than the others."""
         return self.named("slow")
 
     @property
     def good(self) -> tuple[str, ...]:
-        """Nodes that nothing is said against."""
+        """Return nodes without any finding."""
         return self.named("healthy")

@@ -1,7 +1,7 @@
-"""One round of a pair check as the coordinator sees it: who did what, and whose failure it is. Pure.
+"""One round of a pair check in the coordinator's view: who did what, and whose failure it is. Pure.
 
-Messages and moments go in, messages to the nodes come out. A node whose partner failed is told to leave (``Drop``): at
-once where it waits for the partner, after a moment where it may have something to say about the collective itself.
+Messages and times go in, messages to the nodes come out. A node whose partner failed is told to give up (``Drop``): at
+once where it waits for the partner, after a moment where it may report about the collective itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAST_WORDS_S = 3.0  # for the other half of a collective that failed
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _OWN_WORK = ("starting", "computing")
 MOST_WAITING = 0.3
-MOST_VALUES = 64  # that a process group leaves: it has no use for more
+MOST_VALUES = 64  # that a process group may store: it needs no more
 
 Letters = list[tuple[str, ToNode]]
 
@@ -48,7 +48,7 @@ class _Part:
     times: Times = field(default_factory=Times)
     delays: tuple[float, ...] = ()  # of its collective
     passed: bool = False
-    values: dict[str, bytes] = field(default_factory=dict)  # that it left
+    values: dict[str, bytes] = field(default_factory=dict)  # that it stored
     wants: set[str] = field(default_factory=set)
     failed_at: float = 0.0
 
@@ -65,7 +65,7 @@ class PairingRound:
 
     @property
     def open_nodes(self) -> tuple[str, ...]:
-        """Those that are not done."""
+        """Return those that are not done."""
         return tuple(part.node for part in self._parts.values() if not part.over)
 
     @property
@@ -74,14 +74,14 @@ class PairingRound:
         return not self.open_nodes
 
     def orders(self) -> Letters:
-        """Return what begins the round."""
+        """Return the orders that begin the round."""
         ranks: dict[str, int] = {}
         for part in self._parts.values():
             ranks[part.node] = 1 if part.partner in ranks else 0
         return [(part.node, Order(self.number, part.partner, ranks[part.node])) for part in self._parts.values()]
 
     def heard(self, node: str, message: FromNode, now: float) -> Letters:
-        """Return what a node said."""
+        """Take a node's message."""
         part = self._parts.get(node)
         if part is None or part.over or getattr(message, "round", None) != self.number:
             return []
@@ -104,12 +104,12 @@ class PairingRound:
         return []
 
     def gone(self, node: str, fault: Fault, detail: str, now: float) -> Letters:
-        """Take in that a node cannot be heard."""
+        """Take note that a node is not heard any more."""
         part = self._parts.get(node)
         return [] if part is None or part.over else self._failed(part, fault, detail, True, now)
 
     def tick(self, now: float) -> Letters:
-        """No node waits for ever for a partner that has failed."""
+        """Let nodes give up whose partner has failed, so that none waits for ever."""
         return [
             letter
             for part in self._parts.values()
@@ -143,7 +143,7 @@ class PairingRound:
     def _if_the_partner_has_failed(self, part: _Part, now: float) -> Letters:
         other = self._parts.get(part.partner)
         if other is None or not other.over or other.passed or part.phase in _OWN_WORK:
-            return []  # its own work goes on: it may fail, too
+            return []  # its own work goes on: it may fail too
         if not other.alone and now < other.failed_at + LAST_WORDS_S:
             return []
         part.over = True
@@ -153,7 +153,10 @@ class PairingRound:
         return [(part.node, Drop(self.number))]
 
     def observations(self) -> Round:
-        """Return what the round showed. It is over, or time is up: who is not done then, was not seen."""
+        """Return the observations of the round.
+
+        It is over, or time is up: nodes that are not done then were not seen.
+        """
         return tuple(self._observation(part) for part in self._parts.values() if part.over)
 
     def _observation(self, part: _Part) -> Observation:
@@ -175,9 +178,9 @@ class PairingRound:
 
 
 def _without(blocks: tuple[float, ...], *delays: tuple[float, ...]) -> tuple[float, ...]:
-    """Return what the collective took, less what either node waited for a CPU: the other one waits, too, then.
+    """Return the collective's times without the time that either node waited for a CPU: the other one waits with it.
 
-    Blocks in which that is much say nothing about the link.
+    Blocks in which that is much tell nothing about the link.
     """
     lists = [delay if len(delay) == len(blocks) else (0.0,) * len(blocks) for delay in delays]
     lost = [sum(parts) for parts in zip(*lists, strict=True)]

@@ -15,13 +15,16 @@ from statistics import median
 from resilio_hpc.diagnose.observations import Round, RoundOutcome, Times
 from resilio_hpc.diagnose.policy import PairPolicy
 
-LEAST_NODES = 3  # of two nodes none is the measure
+LEAST_NODES = 3  # of two nodes, neither is the measure
 _SIGMA = 1.4826  # standard deviations in a median absolute deviation, for a normal distribution
 
 
 @dataclass(frozen=True)
 class Slow:
-    """``ratio``: to the median of all nodes, in the round where it was smaller; ``what``: compute or collective."""
+    """A slow node.
+
+    ``ratio``: to the median of all nodes, in the round where it was smaller; ``what``: compute or collective.
+    """
 
     node: str
     what: str
@@ -31,7 +34,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class _Scale:
-    """What is usual: seconds per operation, and from where on one is slow."""
+    """The usual seconds per operation, and the limit beyond which a node is slow."""
 
     usual_s: float
     limit_s: float
@@ -41,7 +44,7 @@ class _Scale:
 
 
 def find(history: Sequence[Round], policy: PairPolicy) -> tuple[Slow, ...]:
-    """Return the slow nodes, each once; those that a second round did not confirm yet as such."""
+    """Return the slow nodes, each once; those that a second round has not confirmed yet are marked."""
     found: dict[str, Slow] = {}
     for what, ratio in (("compute", policy.slow_compute), ("collective", policy.slow_collective)):
         for slow in _find(history, policy, what, ratio):
@@ -50,7 +53,7 @@ def find(history: Sequence[Round], policy: PairPolicy) -> tuple[Slow, ...]:
 
 
 def too_many(slow: Sequence[Slow], measured: int, policy: PairPolicy) -> bool:
-    """Whether so many are slow that they are another kind of node, or have something in common."""
+    """Return whether so many are slow that they are another kind of node, or have a common cause."""
     return len(slow) > max(1, int(measured * policy.slow_share))
 
 
@@ -110,5 +113,5 @@ def _limit(usual_s: float, ratio: float, policy: PairPolicy) -> float:
 
 
 def _unrest(nodes: Sequence[tuple[float, ...]]) -> float:
-    """How far the slowest block but one of a typical node is above its fastest one: 1 on a quiet machine."""
+    """Return the ratio of a typical node's slowest block but one to its fastest: 1 on a quiet machine."""
     return median(sorted(blocks)[-2:][0] / min(blocks) for blocks in nodes)

@@ -1,4 +1,4 @@
-"""Starting a checker on every node: as processes of this machine, or as tasks of a step of srun."""
+"""Starts a checker on every node: as processes of this machine, or as tasks of a step of srun."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from resilio_hpc.slurm.client.step_environment import for_srun, gpu_flags
 
 FAREWELL_S = 5.0
 _DEATH_S = 2.0
-OWN_STEPS = 32  # nodes that did not come with all the others and get a step of their own
+OWN_STEPS = 32  # nodes that did not come with all the others and get their own step
 CheckerOf = Callable[[str], Sequence[str]]  # the command of a node's checker
 
 
 class Checkers:
-    """A process that runs the checkers of some nodes: theirs, or an srun."""
+    """A process that runs the checkers of some nodes: a checker, or an srun."""
 
     def __init__(
         self, nodes: Sequence[str], argv: Sequence[str], settings: NodeSettings, env: Mapping[str, str]
@@ -51,11 +51,11 @@ class Checkers:
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more."""
+        """Return whether it has ended."""
         return self._process.poll() is not None
 
     def why(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended."""
         code = self._process.poll()
         how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 4000))
@@ -63,7 +63,7 @@ class Checkers:
         return printable(f"{how}{': ' if lines else ''}{lines[-1] if lines else ''}", 300)
 
     def end(self, wait_s: float) -> None:
-        """Let it end, make it end, kill it."""
+        """Wait for its end, terminate it, kill it."""
         for number, patience_s in ((0, wait_s), (signal.SIGTERM, _DEATH_S), (signal.SIGKILL, _DEATH_S)):
             if number and not self.ended:
                 with contextlib.suppress(ProcessLookupError):
@@ -92,7 +92,7 @@ class LocalStarter:
         self.checkers: list[Checkers] = []
 
     def start(self, secret: bytes, port: int) -> None:
-        """One process per node."""
+        """Start one process per node."""
         nodes = self._request.nodes
         threads = max(1, len(os.sched_getaffinity(0)) // len(nodes))
         env = {"GLOO_SOCKET_IFNAME": "lo", **os.environ}
@@ -101,7 +101,7 @@ class LocalStarter:
             self.checkers.append(Checkers((node,), self._checker(node), settings, env))
 
     def missing(self, heard: Sequence[str]) -> Mapping[str, str]:
-        """Those whose process has ended."""
+        """Return those whose process has ended."""
         return {each.nodes[0]: each.why() for each in self.checkers if each.ended}
 
     def close(self) -> None:
@@ -112,8 +112,7 @@ class LocalStarter:
 class SrunStarter:
     """One step with a task on every node.
 
-    Nodes that do not come with it, since one that is dead keeps srun from starting the others, get a step of their own
-    once.
+    Nodes that do not come with it, since one that is dead keeps srun from starting the others, get their own step once.
     """
 
     def __init__(self, request: CheckRequest, checker: CheckerOf | None = None) -> None:
@@ -142,7 +141,7 @@ class SrunStarter:
         self._steps.append(Checkers(nodes, argv, _settings(self._request, *self._given), environment))
 
     def missing(self, heard: Sequence[str]) -> Mapping[str, str]:
-        """Those whose step has ended, and those that Slurm took out of the job."""
+        """Return those whose step has ended, and those that Slurm took out of the job."""
         gone = dict.fromkeys(self._outside, "Slurm has taken it out of the job")
         first = self._steps[0] if self._steps else None
         if first is not None and first.ended and len(self._steps) == 1 and self._request.place == "step":

@@ -1,7 +1,8 @@
-"""From the rounds to the result: who is named, and with what evidence. Pure (DLR-3).
+"""From the rounds to the result: which nodes are named, and with what evidence. Pure (DLR-3).
 
-Who failed by itself twice is a fact, and named unless most nodes did: then they have something in common. Who failed
-with a partner is an inference, which holds only where the good nodes are a majority. Otherwise nothing can be told.
+A node that failed by itself twice is a fact, and named unless most nodes did: then they have a common cause. A node
+that failed with a partner is an inference, which holds only where the good nodes are a majority. Otherwise nothing can
+be told.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from resilio_hpc.diagnose.slowness import Slow
 
 @dataclass(frozen=True)
 class Standing:
-    """``by_itself``: the bad nodes that needed no partner to be found out."""
+    """The state of knowledge. ``by_itself``: the bad nodes that were found without a partner."""
 
     good: frozenset[str]
     bad: frozenset[str]
@@ -48,13 +49,13 @@ def standing(history: Sequence[Round]) -> Standing:
 
 
 def _counts(seen: Observation, good: frozenset[str]) -> bool:
-    """Whether what was seen counts against the node itself."""
+    """Return whether the observation counts against the node itself."""
     if seen.outcome is RoundOutcome.TOGETHER:
         return seen.node not in good or seen.partner in good
     return seen.outcome is RoundOutcome.ALONE
 
 
-BUSY = 0.5  # waiting for a CPU for more than this share of the time is worth a word
+BUSY = 0.5  # a node that waits for a CPU for more than this share of the time is mentioned
 _WEIGHT: dict[Fault, int] = {"wrong_result": 6, "crashed": 5, "hung": 4, "silent": 3, "not_ready": 2, "absent": 1}
 _SAID: dict[Fault, str] = {
     "absent": "its probe did not start",
@@ -70,10 +71,10 @@ _SAID: dict[Fault, str] = {
 def pairs_of_next_round(
     nodes: Sequence[str], history: Sequence[Round], policy: PairPolicy
 ) -> tuple[tuple[str, ...], ...]:
-    """Who is to be paired next; none when all is known that can be."""
+    """Return the next pairs; none when all is known that can be."""
     slow = [one.node for one in slowness.find(history, policy) if not one.confirmed]
     if len(slow) > max(2, int(2 * policy.slow_share * len(nodes))):
-        slow = []  # of a slow pair both are suspect: so many are another kind of node
+        slow = []  # of a slow pair both are suspect; so many are another kind of node
     return next_round(nodes, history, slow, policy.rounds)
 
 
@@ -213,7 +214,7 @@ def _neighbours(nodes: Sequence[str]) -> tuple[Pair, ...]:
 
 
 def _rest_of_the_ring(nodes: Sequence[str], rounds_done: int) -> tuple[Pair, ...]:
-    """Neighbours that have not met: 1-2, 3-4, …, and the last with the first."""
+    """Return neighbours that have not met: 1-2, 3-4, …, and the last with the first."""
     ends = (nodes[-1], nodes[0])
     if rounds_done == 1:
         odd = len(nodes) % 2 == 1
@@ -222,7 +223,7 @@ def _rest_of_the_ring(nodes: Sequence[str], rounds_done: int) -> tuple[Pair, ...
 
 
 def _once_more_alone(history: Sequence[Round], doubtful: Sequence[str]) -> tuple[Pair, ...]:
-    """Without any good node those that failed by themselves can still be looked at again."""
+    """Return, without any good node, those that failed by themselves, to be looked at again."""
     seen = by_node({one.node for done in history for one in done}, history)
     return tuple((node,) for node in doubtful if [one.outcome for one in seen[node]] == [RoundOutcome.ALONE])
 
@@ -230,7 +231,7 @@ def _once_more_alone(history: Sequence[Round], doubtful: Sequence[str]) -> tuple
 def _with_testers(
     nodes: Sequence[str], history: Sequence[Round], doubtful: Sequence[str], testers: Sequence[str]
 ) -> tuple[Pair, ...]:
-    """Each node in doubt with a tester of its own, a near one that it has not met; those left over have to wait."""
+    """Return each node in doubt with its own tester, a near one that it has not met; those left over have to wait."""
     place = {node: index for index, node in enumerate(nodes)}
     met = {node: [one.partner for one in seen] for node, seen in by_node(nodes, history).items()}
     free = sorted(testers, key=place.__getitem__)

@@ -1,7 +1,7 @@
-"""What a prober does on its node: matrix products and all-reduces, timed in blocks, every result verified.
+"""The prober's work on its node: matrix products and all-reduces, timed in blocks, every result verified.
 
-All numbers are small and whole, so that sums are exact in float32 and TF32, in whatever order they are made: a result
-that differs is wrong.
+All numbers are small and whole, so that sums are exact in float32 and TF32, in any order: a result that differs is
+wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resilio_hpc.diagnose.policy import PairPolicy
 
 
 class PipeStore(dist.Store):  # type: ignore[misc, name-defined]
-    """``put`` hands a value on, ``fetch`` waits for the other half's; a store of one order."""
+    """A store for one order: ``put`` passes a value on, ``fetch`` waits for the other half's."""
 
     def __init__(self, put: Callable[[str, bytes], None], fetch: Callable[[str], bytes]) -> None:
         super().__init__()
@@ -31,26 +31,26 @@ class PipeStore(dist.Store):  # type: ignore[misc, name-defined]
         self._lock = threading.RLock()  # NCCL's own threads may ask, too
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Leave a value."""
+        """Store a value."""
         data = value if isinstance(value, bytes) else str(value).encode()
         with self._lock:
             self._values[key] = data
             self._put(key, data)
 
     def get(self, key: str) -> bytes:
-        """Return a value, as soon as it is there: a probe that waits too long is killed by the checker."""
+        """Return a value, as soon as it exists; the checker kills a probe that waits too long."""
         with self._lock:
             if key not in self._values:
                 self._values[key] = self._fetch(key)
             return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all are there."""
+        """Wait until all exist."""
         for key in keys:
             self.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are known here."""
+        """Return whether all are known here."""
         with self._lock:
             return all(key in self._values for key in keys)
 
@@ -59,7 +59,7 @@ _PATTERN = 101  # values of a message are below it, and their sums exact
 
 
 class WrongResult(Exception):
-    """The numbers are not what they have to be."""
+    """Raised when numbers are not what they must be."""
 
 
 def devices() -> list[torch.device]:
@@ -70,7 +70,7 @@ def devices() -> list[torch.device]:
 
 
 def name_of(device: torch.device) -> str:
-    """For people: ``cpu x4``, ``cuda:0 NVIDIA H100``."""
+    """Return ``cpu x4``, ``cuda:0 NVIDIA H100``, for people."""
     if device.type == "cuda":
         return f"{device} {torch.cuda.get_device_name(device)}"
     return f"cpu x{torch.get_num_threads()}"
@@ -93,7 +93,7 @@ class Stopwatch:
         return time.perf_counter() - self._began
 
     def split(self) -> tuple[float, float]:
-        """(seconds that are ours, seconds of waiting for a CPU); ours is never less than what was computed."""
+        """Return (own seconds, seconds of waiting for a CPU); own seconds are never less than the computing time."""
         wall = self.wall_s
         ran, waited = _scheduled()
         waiting = max(0.0, waited - self._waited)
@@ -101,7 +101,7 @@ class Stopwatch:
 
 
 def _scheduled() -> tuple[float, float]:
-    """(seconds on a CPU of the main thread, seconds that all threads waited for one)."""
+    """Return (seconds on a CPU of the main thread, seconds that all threads waited for one)."""
     ran = waited = 0.0
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -115,9 +115,9 @@ def _scheduled() -> tuple[float, float]:
 
 
 def compute(policy: PairPolicy, stopwatch: Callable[[], Stopwatch] = Stopwatch) -> tuple[str, tuple[float, ...], float]:
-    """Return the slowest device, its seconds per product, block by block, and how much of that it waited for a CPU.
+    """Return the slowest device, its seconds per product, block by block, and the share of waiting for a CPU.
 
-    That is a share of the time. Raises WrongResult.
+    Raises WrongResult.
     """
     timed = [(name_of(device), *_compute_on(device, policy, stopwatch)) for device in devices()]
     return max(timed, key=lambda one: min(one[1]))
@@ -130,12 +130,13 @@ def _compute_on(
     torch.backends.cuda.matmul.allow_tf32 = True
     draw = torch.Generator().manual_seed(size)
     a, b = (torch.randint(-2, 3, (size, size), generator=draw).to(device, torch.float32) for _ in range(2))
-    expected = a @ b  # also what a first call costs more
+    expected = a @ b  # includes the additional cost of a first call
     _verify_product(a, b, expected, device)
     blocks, waited = [], []
     for _ in range(policy.blocks):
         watch, count = stopwatch(), 0
-        while count == 0 or watch.wall_s < policy.block_s:  # a busy machine may not let us begin before it is over
+        # a busy machine may let this process begin only after the block's time
+        while count == 0 or watch.wall_s < policy.block_s:
             if not torch.equal(a @ b, expected):
                 raise WrongResult(f"a matrix product on {name_of(device)} differs from the same product before")
             count += 1
@@ -146,7 +147,10 @@ def _compute_on(
 
 
 def _verify_product(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, device: torch.device) -> None:
-    """Freivalds' check with a vector that has no zero: any single wrong number shows, and several nearly always."""
+    """Verify with Freivalds' check and a vector without a zero.
+
+    Any single wrong number shows, and several nearly always.
+    """
     vector = torch.arange(1, a.shape[0] + 1, dtype=torch.float64, device=device) % 7 + 1
     if not torch.equal(product.double() @ vector, a.double() @ (b.double() @ vector)):
         raise WrongResult(f"a matrix product on {name_of(device)} is wrong")
@@ -165,9 +169,10 @@ def join(store: PipeStore, rank: int, policy: PairPolicy) -> Any:
 
 
 def communicate(group: Any, rank: int, policy: PairPolicy) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds per all-reduce, block by block, and how many of them this node waited for a CPU.
+    """Return the seconds per all-reduce, block by block, and those of them in which this node waited for a CPU.
 
-    Raises WrongResult; RuntimeError where the group fails."""
+    Raises WrongResult; RuntimeError where the group fails.
+    """
     device = devices()[0]
     size = (policy.gpu_message_bytes if device.type == "cuda" else policy.cpu_message_bytes) // 4
     pattern = torch.arange(size, device=device, dtype=torch.float32) % _PATTERN

@@ -1,4 +1,4 @@
-"""The words of the ledger's events, as the launcher, the report and notifications say them.
+"""Ledger events as text, for the launcher, the report and notifications.
 
 Start reading at ``event_text``.
 """

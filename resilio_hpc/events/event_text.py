@@ -1,6 +1,6 @@
-"""Ledger entries in words: one line for a person about each kind of event. Pure, and safe on any fields.
+"""Ledger entries as text: one line for a person about each kind of event. Pure, and safe for any fields.
 
-One table for all who tell: the launcher's console, ``resilio ledger``, the live view.
+There is one table for the launcher's console, ``resilio ledger`` and the live view.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FAULTS = {
 
 
 def words(kind: str, fields: Mapping[str, Any]) -> str:
-    """One line about an event. Kinds that are not in the table are told by their fields."""
+    """Return one line about an event. Kinds that are not in the table show their fields."""
     f = Fields(fields)
     tell = _TABLE.get(kind)
     return printable(tell(f) if tell else _anything(f), 300)
 
 
 def signal_name(number: int | None) -> str:
-    """``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
+    """Return ``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
     try:
         return signals.Signals(number or 0).name
     except ValueError:
@@ -46,7 +46,7 @@ def signal_name(number: int | None) -> str:
 
 
 def exit_words(failure: Fields) -> str:
-    """How a rank ended: ``killed by SIGKILL``, ``exit code 1``."""
+    """Return how a rank ended: ``killed by SIGKILL``, ``exit code 1``."""
     number, code = failure.whole("signal"), failure.whole("exit_code")
     if number is not None:
         return f"killed by {signal_name(number)}"
@@ -54,20 +54,20 @@ def exit_words(failure: Fields) -> str:
 
 
 def names(all_names: Sequence[str]) -> str:
-    """``n1, n2``; of many the first few, and how many more."""
+    """Return ``n1, n2``; of many the first few, and how many more."""
     shown = ", ".join(all_names[:MAX_NAMES])
     more = len(all_names) - MAX_NAMES
     return f"{shown} and {more} more" if more > 0 else shown or "no node"
 
 
 def plural(count: int | None, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
+    """Return ``1 rank``, ``2 ranks``."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{'?' if count is None else count} {noun}{ending}"
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration with two or three digits that matter.
+    """Return a duration with two or three significant digits.
 
     ``0.07 s``, ``12.5 s``, ``3 min 20 s``, ``2 h 05 min``.
     """
@@ -83,7 +83,7 @@ def seconds(value: float | None) -> str:
 
 
 def restored(source: str, step: int | None) -> str:
-    """Where ranks go on: ``step 40 from memory``, ``step 40 from the committed checkpoint``."""
+    """Return where ranks go on: ``step 40 from memory``, ``step 40 from the committed checkpoint``."""
     places = {
         "memory": "memory", "local": "the nodes' own disks", "peer": "each other's disks",
         "committed": "the committed checkpoint",
@@ -100,7 +100,7 @@ def _anything(f: Fields) -> str:
 def _rank_failed(f: Fields) -> str:
     who = f"rank {f.data.get('rank')} on {f.text('node', '?')}"
     how, message = exit_words(f), (f.text("message").strip().splitlines() or [""])[0]
-    if how in message:  # a message of ours has it already: "failed (…), exit code 1"
+    if how in message:  # the launcher's own message has it already: "failed (…), exit code 1"
         return f"{who} {message}"
     verb = "ended with exit code" if how.startswith("exit code") else how
     said = how.replace("exit code", verb) if how.startswith("exit code") else how
@@ -124,7 +124,7 @@ def _start(f: Fields) -> str:
 
 
 def _fetched(found: Any) -> str:
-    """Ranks whose own node did not hold their snapshots, by where those come from."""
+    """Return the ranks whose own node did not hold their snapshots, by the source of those."""
     ranks: dict[str, list[str]] = {}
     for rank, source in found.items() if isinstance(found, dict) else ():
         ranks.setdefault("the shared directory" if source == "committed" else str(source), []).append(str(rank))
@@ -153,7 +153,7 @@ def _recovered(f: Fields) -> str:
     what = FAULTS.get(kind, kind.replace("_", " "))
     again = "" if lost is None else f"; {plural(lost, 'step') if lost else 'no step'} to do again"
     took = f.number("recovery_s")
-    if took is None:  # of ranks that tell of no steps it is unknown when they train again
+    if took is None:  # of ranks that report no steps it is unknown when they train again
         return f"recovered from {what}: the ranks run, or have ended well{again}"
     return f"recovered from {what} in {seconds(took)}{again}"
 

@@ -1,4 +1,4 @@
-"""The rungs of the recovery ladder, by their names in the ledger, and what each is called in a text."""
+"""The rungs of the recovery ladder, with their names in the ledger and their words in texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Rung(Enum):
-    """What is done about a failure, lowest rung first. The value is in the ledger, ``words`` in texts."""
+    """The response to a failure, lowest rung first. The value is in the ledger, ``words`` in texts."""
 
     RESTART = ("restart_ranks", "restart the ranks where they were")
     REPLACE = ("replace_node", "let a spare node take over")
@@ -26,7 +26,7 @@ class Rung(Enum):
 
 
 def rung_words(name: str) -> str:
-    """Return what a rung of the ledger is called in a text. Another version's rung is called by its name."""
+    """Return the words for a rung of the ledger. Another version's rung keeps its name."""
     return _WORDS.get(name, name.replace("_", " "))
 
 

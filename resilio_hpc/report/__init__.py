@@ -1,4 +1,4 @@
-"""What a run's ledger and status tell: faults, goodput, and how it stands now."""
+"""What a run's ledger and status show: faults, goodput, and its present state."""
 
 from resilio_hpc.report.faults import RunFault, faults
 from resilio_hpc.report.goodput import Goodput, goodput

@@ -1,4 +1,4 @@
-"""What ``resilio status --json`` and ``resilio ledger --json`` print. Pure."""
+"""The output of ``resilio status --json`` and ``resilio ledger --json``. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERSION = 1
 
 
 def overview_json(o: Overview) -> str:
-    """One object; unknown values are null."""
+    """Return one object; unknown values are null."""
     status: dict[str, Any] | None = None
     if o.status is not None:
         status = asdict(o.status) | {"step": o.status.step, "steps_per_s": o.status.steps_per_s}

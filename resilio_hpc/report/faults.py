@@ -43,7 +43,7 @@ class _Sign:
     round: int | None
     message: str
     detection_s: float | None = None
-    weak: bool = False  # says little beside another sign
+    weak: bool = False  # tells little beside another sign
 
 
 @dataclass
@@ -59,7 +59,7 @@ class _Failure:
 
 
 def faults(events: Iterable[Event]) -> list[RunFault]:
-    """All faults, by time. ``events`` by time, of all writers and jobs (``read_ledger``)."""
+    """Return all faults, by time. ``events`` by time, of all writers and jobs (``read_ledger``)."""
     return _Reader().read(events)
 
 

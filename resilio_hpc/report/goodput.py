@@ -25,7 +25,10 @@ from resilio_hpc.core.ledger import Event
 
 @dataclass(frozen=True)
 class Goodput:
-    """All times in seconds. ``useful_s + redone_s + startup_s + recovery_s + closing_s == total_s``."""
+    """Goodput of a run. All times in seconds.
+
+    ``useful_s + redone_s + startup_s + recovery_s + closing_s == total_s``.
+    """
 
     total_s: float
     useful_s: float
@@ -40,7 +43,7 @@ class Goodput:
 
     @property
     def share(self) -> float | None:
-        """Useful time / total time, 0 to 1; None when no time has passed."""
+        """Return useful time / total time, 0 to 1; None when no time has passed."""
         return self.useful_s / self.total_s if self.total_s > 0 else None
 
 
@@ -96,7 +99,7 @@ class _Parts:
         self._steps_known = steps_known
 
     def add(self, job: _Job, limit: float) -> float:
-        """Divide a job's time; later jobs went on from step ``limit``. Returns the limit for the jobs before."""
+        """Add a job's time; later jobs went on from step ``limit``. Return the limit for the jobs before."""
         spans = self._spans(job)
         self.total += job.ended - job.began
         at = job.began

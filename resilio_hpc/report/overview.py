@@ -1,4 +1,4 @@
-"""One run at one moment, put together from its files: how it stands, its faults, its goodput."""
+"""One run at one moment, from its files: its state, its faults, its goodput."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class RunVerdict:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The newest committed checkpoint; ``time`` is None when only its step is known.
+    """The newest committed checkpoint; ``time``: None when only its step is known.
 
-    ``blocked_s``: how long training waited for its snapshot, in the slowest rank; None: not known."""
+    ``blocked_s``: how long training waited for its snapshot, in the slowest rank; None: not known.
+    """
 
     step: int
     time: float | None
@@ -45,7 +46,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Restore:
-    """The last one: ``step`` from ``source``, in which the slowest rank took ``seconds``."""
+    """The last restore: ``step`` from ``source``, in which the slowest rank took ``seconds``."""
 
     step: int
     source: str
@@ -54,7 +55,10 @@ class Restore:
 
 @dataclass(frozen=True)
 class Overview:
-    """``state``: starting, running, stale (nothing heard for long) or ended; ``verdict`` only when ended."""
+    """A run at one moment.
+
+    ``state``: starting, running, stale (no news for long) or ended; ``verdict`` only when ended.
+    """
 
     path: Path
     run_id: str
@@ -76,7 +80,7 @@ class Overview:
 
 
 class RunReader:
-    """Reads a run directory again and again; only what is new of the ledger is read."""
+    """Reads a run directory again and again; of the ledger, only what is new."""
 
     def __init__(self, path: Path) -> None:
         """Raise UsageError where ``path`` is no run directory, or not this user's alone."""
@@ -130,7 +134,7 @@ def find_run(path: Path) -> Path:
 
 
 def read_identity(path: Path) -> tuple[str, float | None]:
-    """(run id, Unix time of creation). Raises UsageError where ``path`` is no run directory of ours."""
+    """Return (run id, Unix time of creation). Raises UsageError where ``path`` is no run directory."""
     name = printable(str(path), 500)
     try:
         content = trusted_files.read(path / "run.json")
@@ -160,7 +164,7 @@ def parse_verdict(data: object) -> RunVerdict | None:
 
 
 def is_closed(overview: Overview) -> bool:
-    """Return whether the job has a verdict, and the ledger what comes after it, or has had time to. Pure."""
+    """Return whether the job has a verdict, and the ledger its last events, or time enough for them. Pure."""
     if overview.state != "ended" or overview.verdict is None:
         return False
     ends = [event.kind for event in overview.events if event.kind in ("launch", "launch_ends")]
@@ -176,7 +180,7 @@ def build(
     now: float,
     since: float = 0.0,
 ) -> Overview:
-    """Put an overview together. Pure."""
+    """Return the overview from its parts. Pure."""
     launches = [event for event in events if event.kind == "launch"]
     jobs = list(dict.fromkeys(Fields(event.fields).text("job") for event in launches))
     launched = launches[-1].time if launches else None
@@ -237,7 +241,7 @@ def _checkpoint(events: Sequence[Event], status: Status | None, verdict: RunVerd
 
 @dataclass(frozen=True)
 class OutOfUse:
-    """One GPU of a node. ``index``: Slurm's, None where not known."""
+    """An evicted GPU of a node. ``index``: Slurm's, None where not known."""
 
     node: str
     device: str
@@ -252,7 +256,7 @@ class OutOfUse:
 
 
 def out_of_use(events: Sequence[Event], since: float) -> tuple[OutOfUse, ...]:
-    """Those that were evicted since the job's launch at ``since`` (Unix seconds), each once."""
+    """Return those that were evicted since the job's launch at ``since`` (Unix seconds), each once."""
     found: dict[tuple[str, str], OutOfUse] = {}
     for event in events:
         f = Fields(event.fields)

@@ -19,13 +19,13 @@ from resilio_hpc.report.status import NodeStatus
 
 STATE_STYLE = {"running": "green", "starting": "yellow", "stale": "bold red", "ended": "bold"}
 ROLE_STYLE = {"training": "", "spare": "dim", "joining": "yellow", "lost": "red"}
-# events of no interest on the way: every round has several of each
+# frequent events, left out: every round has several of each
 QUIET = frozenset({
     "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
     "start", "agent_ends", "launch_ends",
 })  # fmt: skip
 FRESH_S = 5.0  # a younger checkpoint's age would only flicker
-FIXED_LINES = 19  # everything but the rows of the two tables
+FIXED_LINES = 19  # all lines except the rows of the two tables
 MOST_DEVICES = 4
 PHASES = {
     "gathering": "waiting for nodes",
@@ -110,7 +110,7 @@ def _went_wrong(o: Overview) -> bool:
 
 
 def state_words(o: Overview) -> str:
-    """How the run stands, in one line."""
+    """Return the state of the run, in one line."""
     if o.verdict is not None:
         when = f", {seconds(max(0.0, o.now - o.verdict.time))} ago" if o.verdict.time else ""
         return f"ended: {o.verdict.verdict.replace('_', ' ')} ({o.verdict.reason}){when}"
@@ -122,7 +122,7 @@ def state_words(o: Overview) -> str:
 
 
 def checkpoint_words(o: Overview) -> str:
-    """Return the newest committed checkpoint."""
+    """Return the text for the newest committed checkpoint."""
     if o.checkpoint is None:
         return "none committed"
     age_s = o.now - o.checkpoint.time if o.checkpoint.time else 0.0
@@ -133,7 +133,7 @@ def checkpoint_words(o: Overview) -> str:
 
 
 def goodput_words(o: Overview) -> str:
-    """Return the share, and where the rest went."""
+    """Return the share, and the causes of the rest."""
     g = o.goodput
     if g.share is None:
         return "unknown"
@@ -191,7 +191,7 @@ def _faults(faults: tuple[RunFault, ...], rows: int) -> Table:
 
 
 def fault_words(kind: str) -> str:
-    """``killed rank``, ``loss of a node``."""
+    """Return ``killed rank``, ``loss of a node``."""
     said = FAULTS.get(kind, kind.replace("_", " "))
     return printable(said.removeprefix("a ").removeprefix("the "), 60)
 
@@ -204,7 +204,7 @@ def _table(*names: str) -> Table:
 
 
 def clock(unix: float) -> str:
-    """``HH:MM:SS`` in local time."""
+    """Return ``HH:MM:SS`` in local time."""
     return local_time(unix, "%H:%M:%S")
 
 

@@ -24,7 +24,7 @@ class NodeStatus:
 
     @property
     def rank_words(self) -> str:
-        """``0–3``, ``7``; "" where it has none."""
+        """Return ``0–3``, ``7``; "" without ranks."""
         if self.first_rank is None or self.ranks < 1:
             return ""
         last = self.first_rank + self.ranks - 1
@@ -33,7 +33,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """What the controller saw at ``time`` (Unix seconds). ``committed``: the newest durable step, None without one."""
+    """The controller's status at ``time`` (Unix seconds). ``committed``: the newest durable step, None without one."""
 
     time: float
     epoch: int
@@ -47,23 +47,23 @@ class Status:
 
     @property
     def world_size(self) -> int:
-        """Ranks in the round."""
+        """Return the ranks in the round."""
         return sum(node.ranks for node in self.nodes)
 
     @property
     def step(self) -> int | None:
-        """The furthest step that any node tells."""
+        """Return the furthest step of any node."""
         return max((node.step for node in self.nodes if node.step is not None), default=None)
 
     @property
     def steps_per_s(self) -> float | None:
-        """The slowest node's step rate, which is everybody's."""
+        """Return the slowest node's step rate, which is the run's."""
         slowest = max((node.step_s or 0.0 for node in self.nodes), default=0.0)
         return 1.0 / slowest if slowest > 0 else None
 
 
 def parse_status(data: object) -> Status | None:
-    """Return the status in a JSON object; None without a time. Missing and wrong fields read as unknown."""
+    """Return the status in a JSON object; None without a time. Missing and wrong fields count as unknown."""
     f = Fields.of(data)
     at = f.time("time")
     if at is None:

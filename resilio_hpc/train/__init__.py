@@ -1,4 +1,4 @@
-"""What a training script may import; all of it optional, none of it needs our launcher."""
+"""What a training script may import; all of it is optional, and works without resilio-launch."""
 
 from resilio_hpc.train.batches import BatchPlan, accumulation_steps, keep_batch, scale_batch
 from resilio_hpc.train.exact_resume import warm_up_ddp

@@ -12,19 +12,22 @@ from collections.abc import Callable
 
 from resilio_hpc.core.rank_link import StopAck, StopAt, StopConfirmed
 
-# Longer than any healthy round of proposals, shorter than a collective's timeout: a controller that has gone away
-# must not hold training up for ever.
+# longer than any healthy round of proposals, shorter than a collective's timeout: training must not wait for ever for a
+# controller that is gone
 PATIENCE_S = 60.0
 
 
 class AgreedStop:
-    """Shared by the training thread (``at_boundary``) and the link's listener thread (``on_...``)."""
+    """The state of an agreed stop.
+
+    The training thread (``at_boundary``) and the link's listener (``on_...``) share it.
+    """
 
     def __init__(self, reply: Callable[[StopAck], None], patience_s: float = PATIENCE_S) -> None:
         self._reply = reply
         self._patience_s = patience_s
         self._changed = threading.Condition()
-        self._begun: int | None = None  # steps begun, of which all but perhaps the last are complete; None: no loop yet
+        self._begun: int | None = None  # steps begun, all complete except perhaps the last; None: no loop yet
         self._target: int | None = None
         self._confirmed: int | None = None
         self._lost = False
@@ -39,21 +42,21 @@ class AgreedStop:
             self._changed.notify_all()
 
     def on_stop_confirmed(self, message: StopConfirmed) -> None:
-        """Every rank accepted the boundary."""
+        """Take note that every rank accepted the boundary."""
         with self._changed:
             self._confirmed = message.target
             self._changed.notify_all()
 
     def on_lost(self) -> None:
-        """Learn that the agent is gone: no process is left that could confirm."""
+        """Take note that the agent is gone: no process can confirm any more."""
         with self._changed:
             self._lost = True
             self._changed.notify_all()
 
     def at_boundary(self, completed: int) -> bool:
-        """``completed`` steps are done: may the next one begin (False), or do all ranks stop here (True)?
+        """Return whether all ranks stop here, after ``completed`` steps.
 
-        Waits at a boundary that this rank accepted, at most ``patience_s`` seconds; then training goes on.
+        It waits at a boundary that this rank accepted, at most ``patience_s`` seconds; then training goes on.
         """
         with self._changed:
             unanswered = self._begun is None and self._target is not None

@@ -1,6 +1,7 @@
-"""What a step's batch becomes when the number of ranks changes: the same batch, or one that grows with them. Pure.
+"""The batch of a step when the number of ranks changes: the same batch, or one that grows with them. Pure.
 
-Both rules are explicit, and neither rounds: a number of ranks that does not fit is an error, which names what would.
+Both rules are explicit, and neither rounds: a number of ranks that does not fit is an error, which names numbers that
+fit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from resilio_hpc.core.errors import UsageError
 class BatchPlan:
     """``accumulation``: micro batches that each data-parallel rank adds up before a step of the optimizer.
 
-    ``learning_rate_factor``: by which the learning rate of the reference batch is to be multiplied; 1.0 for a kept one.
+    ``learning_rate_factor``: the factor for the learning rate of the reference batch; 1.0 for a kept one.
     """
 
     global_batch: int
@@ -25,10 +26,10 @@ class BatchPlan:
     learning_rate_factor: float = 1.0
 
     def micro_batches(self, position: int, data_parallel_rank: int) -> Iterator[range]:
-        """Yield the positions in the order of samples that a rank works on in one step, micro batch by micro batch.
+        """Yield the positions of samples for a rank's work in one step, micro batch by micro batch.
 
-        ``position``: samples that all steps before have used. The ranks' shares of a step are disjoint and together
-        are ``position`` … ``position + global_batch - 1``, whatever the number of ranks.
+        ``position``: samples that all steps before have used. The ranks' shares of a step are disjoint and together are
+        ``position`` … ``position + global_batch - 1``, whatever the number of ranks.
         """
         if not 0 <= data_parallel_rank < self.data_parallel:
             raise UsageError(f"there is no data-parallel rank {data_parallel_rank} of {self.data_parallel}")
@@ -38,7 +39,7 @@ class BatchPlan:
 
 
 def accumulation_steps(global_batch: int, micro_batch: int, data_parallel: int) -> int:
-    """Micro batches per rank and step that make up exactly ``global_batch`` samples.
+    """Return the micro batches per rank and step that make up exactly ``global_batch`` samples.
 
     Raises UsageError where none do, with the nearest batch and the nearest number of ranks that would fit.
     """
@@ -70,7 +71,7 @@ def _fitting(global_batch: int, micro_batch: int, data_parallel: int) -> str:
 
 
 def keep_batch(global_batch: int, micro_batch: int, data_parallel: int) -> BatchPlan:
-    """Return the same global batch with any number of ranks: with more of them each adds up fewer micro batches.
+    """Return the plan with the same global batch for any number of ranks: with more ranks, each adds up fewer.
 
     Learning rate and number of steps stay, and a step is still position ``step * global_batch``. Raises UsageError.
     """
@@ -79,7 +80,7 @@ def keep_batch(global_batch: int, micro_batch: int, data_parallel: int) -> Batch
 
 
 def scale_batch(global_batch: int, micro_batch: int, data_parallel: int, reference_data_parallel: int) -> BatchPlan:
-    """As much per rank as with the reference: the global batch grows and shrinks with the number of ranks.
+    """Return the plan with the reference's batch per rank: the global batch grows and shrinks with the ranks.
 
     ``global_batch``: with ``reference_data_parallel`` ranks. The learning rate follows linearly (Goyal et al. 2017,
     arXiv 1706.02677, section 2.1), which holds up to some batch size that depends on the problem. The position in the

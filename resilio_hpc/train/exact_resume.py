@@ -19,7 +19,7 @@ from resilio_hpc.core.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-# With static_graph=True the first iteration is spent on recording the graph: then the second one decides the order.
+# with static_graph=True the first iteration only records the graph, and the second one decides the order
 _MOST_ITERATIONS = 3
 
 
@@ -45,9 +45,9 @@ def warm_up_ddp(model: torch.nn.Module, forward_backward: Callable[[], object]) 
     with _without_trace(model):
         for passes in range(1, _MOST_ITERATIONS + 1):
             forward_backward()
-            # DDP itself makes this call at the start of the next forward pass; it is False until an order is known.
+            # DDP itself makes this call at the start of the next forward pass; it is False until an order is known
             if model.reducer._rebuild_buckets():
-                model._has_rebuilt_buckets = True  # as DDP notes it after its own call
+                model._has_rebuilt_buckets = True  # as DDP does after its own call
             if _has_rebuilt_buckets(model):
                 return passes
     raise UsageError(
@@ -63,7 +63,7 @@ def _has_rebuilt_buckets(model: torch.nn.Module) -> bool:
 
 @contextmanager
 def _without_trace(model: torch.nn.Module) -> Iterator[None]:
-    """Put gradients, buffers and random number generators back; refuse changed parameters."""
+    """Restore gradients, buffers and random number generators afterwards; refuse changed parameters."""
     import torch
 
     parameters = list(model.parameters())

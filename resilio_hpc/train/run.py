@@ -1,6 +1,6 @@
-"""The training loop as the launcher sees it: steps done, saves, the agreed stop, the end.
+"""The training loop for the launcher: steps done, saves, the agreed stop, the end.
 
-Everything here is optional, and without our launcher it is a plain loop that saves.
+All of it is optional; without resilio-launch it is a plain loop that saves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from resilio_hpc.train.agreed_stop import AgreedStop
 
 
 class Waitable(Protocol):
-    """What a save gives back, if anything; ``ckpt.SaveHandle`` is one."""
+    """The result of a save, if any; ``ckpt.SaveHandle`` is one."""
 
     def wait(self, stage: Literal["committed"]) -> object:
         """Return when the checkpoint is committed; raise when it never will be: SaveRefused if it may be made again."""
@@ -45,10 +45,10 @@ class Run:
     local_rank: int
     round: int  # grows with every restart of the ranks, over the whole run
     restart_count: int  # restarts within this job, as torchrun counts them
-    run_dir: Path | None  # shared by all nodes; None without our launcher
+    run_dir: Path | None  # shared by all nodes; None without resilio-launch
     checkpoint_dir: Path
     launched: bool  # by resilio-launch
-    tensor_parallel: int = 1  # these three: of this round, as --layout of resilio-launch says
+    tensor_parallel: int = 1  # these three: of this round, by resilio-launch's --layout
     pipeline_parallel: int = 1
     data_parallel: int = 1
     _link: agent_link.AgentLink | None = field(default=None, repr=False)
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which copy of the model this rank is part of.
+        """Return which copy of the model this rank is part of.
 
         Tensor-parallel ranks are neighbours and pipeline stages lie farthest apart: Megatron-LM's order, and that of a
         device mesh (pipeline, data, tensor).
@@ -90,7 +90,7 @@ class Run:
             raise SystemExit(0)
 
     def step_done(self, completed: int) -> bool:
-        """For loops of your own: ``completed`` steps are done; True if all ranks stop here.
+        """Report ``completed`` steps, for loops of your own; return whether all ranks stop here.
 
         Then ``save_last``, call ``finish(completed)`` and exit with 0. The call may wait, at a boundary where a stop is
         being agreed; it must be made after every step, since ranks are promised to stop.
@@ -101,8 +101,8 @@ class Run:
     def save_last(self, completed: int, save: Save, handle: Waitable | None = None) -> None:
         """Save before leaving, and return when it is committed; ``handle``: of ``save(completed)``, already called.
 
-        A save on the way may be refused, because those before it are still being written. This one waits for them,
-        as long as it takes: what was trained since would be lost. Raises CheckpointError when it cannot be committed.
+        A normal save may be refused, because earlier ones are still being written. This one waits for them, as long as
+        it takes: the training since then would be lost. Raises CheckpointError when it cannot be committed.
         """
         tell_at = time.monotonic() + self._patience_s
         while True:
@@ -151,11 +151,10 @@ def attach() -> Run:
 
 
 def _leave_signals_to_the_agent() -> None:
-    """Slurm may send SIGTERM, and its warnings, to every process of a step.
+    """Leave SIGTERM and warnings to the agent: Slurm may send them to every process of a step.
 
-    The agent turns them into a stop that all ranks agree on.
-
-    A handler of the script's own stays. Outside of the main thread nothing can be set, and nothing is.
+    The agent turns them into a stop that all ranks agree on. A handler of the script's own stays. Outside of the main
+    thread nothing can be set, and nothing is.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -163,15 +162,15 @@ def _leave_signals_to_the_agent() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _heed_not)  # programs that are started from here get the default again
+            signal.signal(number, _heed_not)  # child programs get the default again
 
 
 def _heed_not(_number: int, _frame: object) -> None:
-    """Let the signal change nothing."""
+    """Ignore the signal."""
 
 
 def _layout(environment: Mapping[str, str], world_size: int) -> tuple[int, int, int]:
-    """Tensor, pipeline and data parallel; all ranks data parallel where the environment is not of this world."""
+    """Return tensor, pipeline and data parallel; all ranks data parallel where the environment is not of this world."""
     degrees = [environment.get(f"RESILIO_{name}", "") for name in ("TP", "PP", "DP")]
     if not all(text.isdecimal() for text in degrees):
         return 1, 1, world_size
@@ -183,7 +182,7 @@ def _attach(
     environment: Mapping[str, str],
     connect: Callable[[Mapping[str, str]], agent_link.AgentLink | None] = agent_link.current,
 ) -> Run:
-    """``connect`` gives the link to the agent, None without one."""
+    """Attach; ``connect`` returns the link to the agent, None without one."""
     link = connect(environment)
     place = world.find_place(environment)
     run_dir = environment.get("RESILIO_RUN_DIR")

@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 
 class SampleOrder:
-    """``size``: samples in the data set. ``shuffle=False``: each epoch in the order of the data set."""
+    """The order. ``size``: samples in the data set. ``shuffle=False``: each epoch in the order of the data set."""
 
     def __init__(self, size: int, seed: int = 0, shuffle: bool = True) -> None:
         if size < 1:
@@ -39,11 +39,11 @@ class SampleOrder:
                 return place
 
     def samples(self, positions: range) -> list[int]:
-        """Those at several positions, such as one of ``BatchPlan.micro_batches``."""
+        """Return those at several positions, such as one of ``BatchPlan.micro_batches``."""
         return [self.sample(position) for position in positions]
 
     def epoch(self, position: int) -> int:
-        """How often the whole data set was used before."""
+        """Return how often the whole data set was used before."""
         return position // self.size
 
     def _permuted(self, place: int, keys: list[int]) -> int:
@@ -55,7 +55,7 @@ class SampleOrder:
 
 
 def _mix(value: int) -> int:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014)."""
+    """Apply SplitMix64's finaliser (Steele, Lea and Flood 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK

@@ -1,4 +1,4 @@
-"""``resilio check-nodes``: pair the nodes of a job, or ones that this machine plays, and name the bad and slow."""
+"""``resilio check-nodes``: pair the nodes of a job, or nodes that this machine plays, and name bad and slow ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: 0 fine, 1 found, 2 a mistake, 3 cannot tell."""
+    """Run the command. Exit codes: 0 fine, 1 found, 2 a mistake, 3 cannot tell."""
     options = _parser().parse_args(argv)
     if options.json and options.print:
         raise UsageError("--json and --print both want standard output: choose one")

@@ -1,4 +1,4 @@
-"""What ``resilio check-nodes`` shows: progress while it runs, a table, host lists, JSON."""
+"""The output of ``resilio check-nodes``: progress while it runs, a table, host lists, JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resilio_hpc.diagnose.coordinator import Progress
 from resilio_hpc.slurm.client.hostlist import compress
 
 _STYLES = {"healthy": "green", "bad": "bold red", "slow": "yellow", "unsure": "magenta"}
-_MANY = 40  # nodes; of more, the healthy ones are only counted
+_MANY = 40  # nodes; beyond that the healthy ones are only counted
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def show(result: CheckResult, out: TextIO) -> None:
 
 
 def summary(result: CheckResult) -> list[str]:
-    """Return the last lines: what it comes to, and host lists. Pure."""
+    """Return the last lines: the conclusion, and host lists. Pure."""
     words = {"fine": "no node is named", "found": "named", "cannot_tell": "it cannot be told"}[result.outcome]
     first = f"{len(result.nodes)} nodes, {result.rounds} rounds, {result.seconds:.1f} s: {words}"
     lines = [first + (f": {result.why}" if result.why else "")]
@@ -67,7 +67,7 @@ def summary(result: CheckResult) -> list[str]:
 
 
 def host_list(result: CheckResult, which: str) -> str:
-    """One of the lists in Slurm's notation; empty where there is none. Pure."""
+    """Return one of the lists in Slurm's notation; empty without nodes. Pure."""
     lists = {"good": ("healthy",), "bad": ("bad",), "slow": ("slow",), "named": ("bad", "slow")}
     return compress(result.named(*lists[which]))  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""``resilio ckpt diff | copy | prune``: steps compared, copied into other directories, and removed."""
+"""``resilio ckpt diff | copy | prune``: compare steps, copy them into other directories, and remove them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from resilio_hpc.core.json_fields import printable
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Compare two steps; exit code 1 where they differ."""
+    """Compare two steps; return 1 where they differ."""
     other = find_checkpoints(options.other) if options.other else options.directory
     one = options.directory, manifest_of(options.directory, options.first)
     try:
@@ -71,7 +71,7 @@ def copy(options: argparse.Namespace) -> int:
 
 
 def prune(options: argparse.Namespace) -> int:
-    """Remove steps that are not to be kept."""
+    """Remove steps that the rules do not keep."""
     retention = Retention(options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb)
     now = time.time()
     try:
@@ -91,7 +91,7 @@ def prune(options: argparse.Namespace) -> int:
 
 
 def _find_a_good_one(directory: Path, quiet: bool) -> None:
-    """Where the step committed last was found damaged: the last one that is good must stay, so see which it is."""
+    """Verify older steps where the newest one was found damaged, since the last good one must stay."""
     steps = checkpoint_index.committed(directory)
     if not steps or not checkpoint_index.noted_damage(directory, steps[-1].step):
         return
@@ -147,7 +147,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def import_(options: argparse.Namespace) -> int:
-    """Make a step of what another program wrote."""
+    """Make a step of another program's file."""
     source, step = options.source, options.step
     if not 0 <= step < 1 << 53:
         raise UsageError(f"step {step} is not a whole number from 0 on")
@@ -191,7 +191,7 @@ def _name(path: Path) -> str:
 
 @contextmanager
 def _cleaned_up_when_ended() -> Iterator[None]:
-    """Slurm ends jobs with SIGTERM: let it remove what was begun, as Ctrl-C does."""
+    """Turn SIGTERM, with which Slurm ends jobs, into a clean-up of what was begun, as for Ctrl-C."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0; 1 where something is damaged or differs; 2 where there is nothing to look at."""
+    """Run the command. Exit code 0; 1 where something is damaged or differs; 2 where there is nothing to look at."""
     options = _parser().parse_args(argv)
     if options.act is not change.import_:
         options.directory = find_checkpoints(options.directory)

@@ -1,4 +1,4 @@
-"""``resilio ckpt ls | show | verify``: what checkpoints there are, what is in them, and whether they are as written."""
+"""``resilio ckpt ls | show | verify``: which checkpoints exist, their contents, and whether they are undamaged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from resilio_hpc.core.terminal import local_time
 
 
 def ls(options: argparse.Namespace) -> int:
-    """Return the committed steps."""
+    """Print the committed steps."""
     found, damaged = checkpoint_index.committed(options.directory), checkpoint_index.damaged_steps(options.directory)
     noted = {manifest.step: checkpoint_index.noted_damage(options.directory, manifest.step) for manifest in found}
     damaged |= {step: why for step, why in noted.items() if why}
@@ -65,7 +65,7 @@ def _summary(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Return the tensors, or the plain values, of a step."""
+    """Print the tensors, or the plain values, of a step."""
     step = newest(options.directory) if options.step is None else options.step
     manifest = manifest_of(options.directory, step)
     if options.h5:
@@ -147,7 +147,7 @@ def verify(options: argparse.Namespace) -> int:
     results: dict[str, dict[str, Any]] = {}
     for step in steps:
         if step not in known:
-            manifest_of(options.directory, step)  # says what there is
+            manifest_of(options.directory, step)  # its error lists the steps that exist
         results[str(step)] = _verified(options.directory, step, quiet=options.json)
     if not options.steps and (why := checkpoint_index.why_latest_is_wrong(options.directory)):
         results["latest"] = {"damages": [{"file": "latest", "what": why}]}

@@ -1,1 +1,1 @@
-"""What several commands share. Start reading at ``steps``."""
+"""Code that several commands share. Start reading at ``steps``."""

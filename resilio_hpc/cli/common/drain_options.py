@@ -1,4 +1,4 @@
-"""What ``resilio drain`` and ``resilio undrain`` share: options, the writer, what is printed, exit codes."""
+"""Shared by ``resilio drain`` and ``resilio undrain``: options, the writer, output, exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXIT_CODES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those that both commands have."""
+    """Add the options of both commands."""
     parser.add_argument("nodes", nargs="+", metavar="NODE", help="n3, or several: n[1-4,7]")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--dry-run", action="store_true", help="say what would be done; nothing is written anywhere")
@@ -43,7 +43,7 @@ def names_of(words: Sequence[str]) -> list[str]:
 
 
 def writer(options: argparse.Namespace, breaker: bool = True, client: SlurmClient | None = None) -> DrainWriter:
-    """Return the drain writer that the options describe, by way of ``client`` (default: the best).
+    """Return the drain writer that the options describe, through ``client`` (default: the best).
 
     Raises UsageError.
     """
@@ -52,14 +52,14 @@ def writer(options: argparse.Namespace, breaker: bool = True, client: SlurmClien
 
 
 def mode_and_audit(options: argparse.Namespace) -> tuple[str, AuditLog]:
-    """Return what is carried out, and where it is written down."""
+    """Return what is carried out, and the log for it."""
     mode = DRY_RUN if options.dry_run else OBSERVE if options.observe else ACT
     path = None if mode == DRY_RUN else options.audit or Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
     return mode, AuditLog(path)
 
 
 def carry_out(names: Sequence[str], act: Callable[[str], DrainOutcome], drainer: DrainWriter, as_json: bool) -> int:
-    """One node after the other; prints each outcome as it comes. Returns the exit code.
+    """Act on one node after the other; print each outcome as it comes. Return the exit code.
 
     A Slurm that does not answer is not asked for each of a thousand nodes.
     """
@@ -80,7 +80,7 @@ def carry_out(names: Sequence[str], act: Callable[[str], DrainOutcome], drainer:
 
 
 def exit_code(results: Iterable[DrainResult]) -> int:
-    """Return what EXIT_CODES says of these nodes together: a failure weighs most."""
+    """Return the exit code of EXIT_CODES for these nodes together: a failure weighs most."""
     codes = {_code(result) for result in results}
     return 1 if 1 in codes else max(codes, default=0)
 

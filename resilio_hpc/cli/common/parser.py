@@ -1,4 +1,4 @@
-"""The parser of commands whose mistakes are one line."""
+"""The parser of commands, whose errors are one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resilio_hpc.core.errors import UsageError
 
 
 class Parser(argparse.ArgumentParser):
-    """A mistake is a UsageError; where there is an epilog, all is printed as it is written."""
+    """A parser that raises UsageError for a mistake. With an epilog, all text is printed as written."""
 
     def __init__(self, **settings: Any) -> None:
         if settings.get("epilog"):

@@ -1,4 +1,4 @@
-"""What the commands of ``resilio ckpt`` share: finding steps, progress on long work, text."""
+"""Shared by the commands of ``resilio ckpt``: finding steps, progress on long work, text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resilio_hpc.core.errors import CheckpointError, UsageError
 
 
 def find_checkpoints(directory: Path) -> Path:
-    """Return the directory of checkpoints that a user means: that itself, or that of a run. Raises UsageError."""
+    """Return the directory of checkpoints that a user means: the path itself, or that of a run. Raises UsageError."""
     if (directory / "run.json").is_file():
         return trusted_files.run_directory(directory) / "checkpoints"
     store = store_of(directory)
@@ -27,7 +27,7 @@ def find_checkpoints(directory: Path) -> Path:
 
 
 def manifest_of(directory: Path, step: int) -> Manifest:
-    """Return the manifest of a step. Raises UsageError, with the steps that there are, or CheckpointError."""
+    """Return the manifest of a step. Raises UsageError, which lists the existing steps, or CheckpointError."""
     try:
         return checkpoint_index.manifest_of(directory, step)
     except FileNotFoundError:
@@ -38,7 +38,7 @@ def manifest_of(directory: Path, step: int) -> Manifest:
 
 
 def newest(directory: Path) -> int:
-    """Return the step committed last. Raises UsageError when there is none."""
+    """Return the step committed last. Raises UsageError without one."""
     steps = checkpoint_index.committed_steps(directory)
     if not steps:
         raise UsageError(f"there is no committed step in {directory}")
@@ -47,7 +47,7 @@ def newest(directory: Path) -> int:
 
 @contextmanager
 def progress_of(what: str, size: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Give a bar on a terminal, for ``size`` bytes; gives what is to be called with each number of bytes done."""
+    """Give a bar on a terminal, for ``size`` bytes; call what it gives with each number of bytes done."""
     if quiet or not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -60,7 +60,7 @@ def progress_of(what: str, size: int, quiet: bool) -> Iterator[Callable[[int], N
 
 
 def size_text(size: int) -> str:
-    """Bytes as people read them: ``1.06 GB``."""
+    """Return bytes as people read them: ``1.06 GB``."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -70,7 +70,7 @@ def size_text(size: int) -> str:
 
 
 def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
-    """As a table without lines."""
+    """Print rows as a table without lines."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

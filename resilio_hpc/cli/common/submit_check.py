@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a job before it waits in the queue for hours: the launcher's own checks."""
+"""Checks of a job before it waits in the queue for hours, with the launcher's own checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resilio_hpc.slurm.submit.template import FilledTemplate, Template
 def check(
     template: Template, job: FilledTemplate, command: Sequence[str], environment: Mapping[str, str], cwd: Path
 ) -> None:
-    """Raise UsageError for what resilio-launch would refuse in the job, and for files that are not there."""
+    """Raise UsageError for what resilio-launch would refuse in the job, and for missing files."""
     directory = cwd / job.options.get("chdir", ".")
     if not directory.is_dir():
         raise UsageError(f"chdir={directory}: there is no such directory here (--no-check: it is there on the nodes)")
@@ -37,7 +37,7 @@ def check(
     caller = Caller(_inside(job, environment), directory, time.time(), 1)
     try:
         options = parse(argv, caller).options
-        if "image" not in job.settings:  # the command is inside of the image then
+        if "image" not in job.settings:  # then the command is inside of the image
             checks.check_program(options, caller.environment, directory)
     except UsageError as error:
         raise UsageError(f"resilio-launch would say: {error}") from None
@@ -54,7 +54,7 @@ def check_fits(options: Mapping[str, str], given: Collection[str], client: Slurm
 
 
 def launch_flags(job: FilledTemplate) -> list[str]:
-    """Return what the script gives resilio-launch beside the command. Pure."""
+    """Return the flags that the script gives resilio-launch beside the command. Pure."""
     flags = [
         f"{setting.launch_flag}={job.settings[setting.key]}"
         for setting in template_settings.SETTINGS
@@ -69,7 +69,7 @@ def launch_flags(job: FilledTemplate) -> list[str]:
 
 
 def _inside(job: FilledTemplate, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which the launcher would find itself."""
+    """Return the environment in which the launcher would run."""
     foreign = ("SLURM_", "RESILIO_")
     own = {name: value for name, value in environment.items() if not name.startswith(foreign)}
     return own | {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": str(node_count(job.options))}
@@ -81,7 +81,7 @@ def _check_file(key: str, name: str, directory: Path) -> None:
 
 
 def _check_folder(key: str, pattern: str, directory: Path) -> None:
-    """sbatch makes no directories: a job whose output has no place fails at once, without a word anywhere."""
+    """Check that the directory exists: sbatch makes none, and a job without a place for its output fails silently."""
     folder = (directory / pattern).parent
     if "%" in str(folder):
         raise UsageError(f"{key}={pattern}: sbatch makes no directory {folder}: put %j into the file's name instead")

@@ -1,4 +1,4 @@
-"""``resilio health baseline``: what is normal on a node, learned, shown, compared with other nodes'."""
+"""``resilio health baseline``: learn, show, and compare with other nodes what is normal on a node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from resilio_hpc.slurm.client.hostlist import compress
 
 
 def baseline(options: argparse.Namespace) -> int:
-    """Exit code 0; 1 where something could not be read, and so was not learned."""
+    """Run the command. Exit code 0; 1 where something could not be read, and so was not learned."""
     if options.compare is not None:
         return _compare(options.compare, options.json)
     health_run = health_run_of(options)
@@ -46,7 +46,7 @@ def baseline(options: argparse.Namespace) -> int:
 
 
 def _chosen(names: Sequence[str], health_run: HealthRun) -> list[Check]:
-    """Return the checks of these names. Raises UsageError for a check that compares with nothing."""
+    """Return the checks of these names. Raises UsageError for a check that compares nothing."""
     compare = [name for name, probe in health_run.probes.items() if probe.normal is not None]
     for name in names:
         if health_run.table.check(name).id not in compare:

@@ -1,4 +1,4 @@
-"""``resilio health epilog``: remove what a job left on the node."""
+"""``resilio health epilog``: remove a job's leftovers on the node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from resilio_hpc.prolog_epilog.hooks import process_cleanup
 
 
 def epilog(options: argparse.Namespace) -> int:
-    """Remove what the job left, and say what was done."""
+    """Remove the job's leftovers, and print what was done."""
     job = epilogs.job_of(os.environ)
     files = NodeFiles()
     policy = epilogs.Policy.of(tables.load(options.site).settings["epilog"])

@@ -1,6 +1,6 @@
 """``resilio health``: its commands and their options.
 
-A command's module is imported only when it is asked for: hooks start these.
+A command's module is imported only when it is asked for, since hooks start these commands.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0; 1 where something was found that keeps jobs off the node; 2 after a mistake of the user."""
+    """Run the command. Exit code 0; 1 for a finding that keeps jobs off the node; 2 after a mistake of the user."""
     options = _parser().parse_args(argv)
     module, _, name = options.act.partition(".")
     return int(getattr(importlib.import_module(f"resilio_hpc.cli.health.{module}"), name)(options))

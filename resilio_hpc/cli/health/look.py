@@ -1,4 +1,4 @@
-"""``resilio health list | explain | why``: the table of checks, and what is known of a node."""
+"""``resilio health list | explain | why``: the table of checks, and the state of a node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def list_(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Print one check: what it reads, its limits, and what a finding does."""
+    """Print one check: what it reads, its limits, and the action of a finding."""
     check = tables.load(options.site).check(options.check)
     print(json.dumps(msgspec.to_builtins(check), indent=1) if options.json else _explained(check))
     return 0
@@ -62,7 +62,7 @@ def _explained(check: Check) -> str:
 
 
 def why(options: argparse.Namespace) -> int:
-    """Return what Slurm says of the node, and, where this is the node, our verdict."""
+    """Print what Slurm says of the node, and, on this node, the cached verdict."""
     here = this_node.name_or_host()
     node = options.node or here
     if node.startswith("-") or not node.replace("-", "").replace("_", "").replace(".", "").isalnum():
@@ -84,7 +84,7 @@ def why(options: argparse.Namespace) -> int:
 
 
 def _whose(node: str, reason: str, checks: Mapping[str, Check]) -> list[str]:
-    """Whose a reason is, and who ends the drain. Pure."""
+    """Return the owner of a reason, and who ends the drain. Pure."""
     ours = read_reason(reason)
     row = slurms_own(reason)
     if ours is not None:
@@ -111,7 +111,7 @@ def _what(check: str, node: str, checks: Mapping[str, Check]) -> str:
 
 
 def _asked(node: str) -> tuple[str, str, str]:
-    """(state, reason, "" or why Slurm could not be asked)."""
+    """Return (state, reason, "" or why Slurm could not be asked)."""
     try:
         text = run_here(["sinfo", "-ah", "-N", "-n", node, "-O", "StateComplete:|,Reason:|"], _SLURM_S).stdout
     except CommandError as error:

@@ -1,4 +1,4 @@
-"""``resilio health run | clear``: what looks at the node, or changes what is kept of it."""
+"""``resilio health run | clear``: run checks, or forget their findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARKS = {"pass": "ok", "fail": "FAIL", "unknown": "?", "timeout": "HANGS", "abs
 
 
 def health_run_of(options: argparse.Namespace) -> HealthRun:
-    """Return this node's, with the site's table.
+    """Return this node's checks, with the site's table.
 
     Raises UsageError.
     """
@@ -35,7 +35,7 @@ def health_run_of(options: argparse.Namespace) -> HealthRun:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the checks. Return 1 where something was found that keeps jobs off the node."""
+    """Run the checks. Return 1 for a finding that keeps jobs off the node."""
     health_run = health_run_of(options)
     cache = VerdictCache(options.directory)
     checks = _chosen(options, health_run)
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             return 0
     else:
         boot = health_run.boot()
-        memory = cache.memory(boot)  # what was kept gives counters a past; nothing is kept here
+        memory = cache.memory(boot)  # counters need their past; nothing is kept here
         verdict = health_run.verdict(health_run.run(checks, memory))
     if not options.quiet:
         print(as_json(verdict) if options.json else _as_text(verdict, time_s=True))
@@ -62,7 +62,7 @@ def _chosen(options: argparse.Namespace, health_run: HealthRun) -> list[Check]:
 
 
 def look_again(node: str, names: Collection[str]) -> dict[str, str]:
-    """Write a fresh verdict without leave for prologs; what the checks of these names find now. Raises HealthError."""
+    """Write a new verdict without leave for prologs; return the findings of these checks now. Raises HealthError."""
     table = tables.load()
     health_run = HealthRun(table, NodeView(settings=table.settings), node)
     checks = of_context(table, "health", "idle")
@@ -79,7 +79,7 @@ def look_again(node: str, names: Collection[str]) -> dict[str, str]:
 def _written(
     health_run: HealthRun, cache: VerdictCache, checks: list[Check], forced: Collection[str] = ()
 ) -> NodeVerdict | None:
-    """One look that is kept, at what is due and at what is ``forced``; None where another process is at it."""
+    """Run due and ``forced`` checks once and keep the verdict; return None where another process runs them."""
     with cache.locked() as ours:
         if not ours:
             return None
@@ -112,7 +112,7 @@ def _former(cache: VerdictCache, now: float, boot: str) -> tuple[Result, ...]:
 
 
 def clear(options: argparse.Namespace) -> int:
-    """Begin anew with a check."""
+    """Forget a check's findings."""
     health_run = health_run_of(options)
     check = health_run.table.check(options.check)
     change_memory(
@@ -123,7 +123,7 @@ def clear(options: argparse.Namespace) -> int:
 
 
 def change_memory(health_run: HealthRun, cache: VerdictCache, change: Callable[[RunMemory], None]) -> None:
-    """Change what checks keep, while none runs, and have them look anew. Raises HealthError."""
+    """Change what checks keep, while none runs, and let them look anew. Raises HealthError."""
     until = time.monotonic() + 10.0
     while True:
         with cache.locked() as ours:
@@ -140,7 +140,7 @@ def change_memory(health_run: HealthRun, cache: VerdictCache, change: Callable[[
 
 
 def as_json(verdict: NodeVerdict) -> str:
-    """For programs: the verdict with its action and findings."""
+    """Return the verdict with its action and findings, for programs."""
     whole = {
         **msgspec.to_builtins(verdict),
         "action": verdict.action,
@@ -166,7 +166,7 @@ _SUMMARY = {
 
 
 def _counted(results: Sequence[Result]) -> str:
-    """``13 of 14 checks passed, 7 could not be read``: what could not be read has neither passed nor failed. Pure."""
+    """Return ``13 of 14 checks passed, 7 could not be read``: unreadable ones have neither passed nor failed. Pure."""
     counts = Counter(result.status for result in results)
     judged = counts["pass"] + counts["fail"] + counts["timeout"]
     unread = f", {counts['unknown']} could not be read" if counts["unknown"] else ""
@@ -174,5 +174,5 @@ def _counted(results: Sequence[Result]) -> str:
 
 
 def text_of(verdict: NodeVerdict) -> str:
-    """For people: every check on a line, and what it comes to."""
+    """Return every check on a line, and the conclusion, for people."""
     return _as_text(verdict, time_s=False)

@@ -32,7 +32,7 @@ NAME_AGAIN_S = 60.0
 
 
 def watch(options: argparse.Namespace) -> int:
-    """Look for ever. Ends with SIGTERM or SIGINT."""
+    """Look for ever. SIGTERM or SIGINT ends it."""
 
     def said(text: str) -> None:
         print(text if not options.json else msgspec.json.encode({"said": text}).decode(), flush=True)
@@ -58,7 +58,7 @@ def watch(options: argparse.Namespace) -> int:
 
 @dataclass
 class Naming:
-    """Asks Slurm, until it answers, for the name that the node has there. ``known`` gets it."""
+    """Asks Slurm, until it answers, for its name of the node. ``known`` is called with it."""
 
     known: Callable[[str], None]
     said: Callable[[str], None]
@@ -67,7 +67,7 @@ class Naming:
     _trouble: str = ""
 
     def turn(self, now_s: float) -> None:
-        """``now_s``: monotonic seconds."""
+        """Ask if it is due; ``now_s``: monotonic seconds."""
         if self._next_s is None or now_s < self._next_s:
             return
         try:

@@ -1,4 +1,4 @@
-"""``resilio nodes apply``: what is remembered of nodes, as weights and drains in Slurm. For administrators."""
+"""``resilio nodes apply``: weights and drains in Slurm from remembered faults. For administrators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of this command alone."""
+    """Add the options of this command alone."""
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="only these (default: all)")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--dry-run", action="store_true", help="say what would be done; nothing is written anywhere")
@@ -78,7 +78,7 @@ def apply(options: argparse.Namespace) -> int:
 
 
 def _learnt(ledger: FaultLedger, nodes: Sequence[Node], options: argparse.Namespace) -> list[NodeFault]:
-    """Return what is remembered, and what Slurm tells beside; that is kept, too, unless this is a dry run."""
+    """Return the remembered faults and those that Slurm tells, which are kept too, unless this is a dry run."""
     kept = ledger.read()
     for problem in kept.problems:
         print(f"resilio: warning: {printable(problem)}", file=sys.stderr)

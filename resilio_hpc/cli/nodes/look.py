@@ -1,4 +1,4 @@
-"""``resilio nodes list | exclude | learn | forget | report``: what is remembered, and changing it."""
+"""``resilio nodes list | exclude | learn | forget | report``: remembered faults, and changes of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from resilio_hpc.slurm.submit.new_job import of_options
 
 
 def ledger_of(options: argparse.Namespace) -> FaultLedger:
-    """Return the one that the options name. Raises UsageError where memory is switched off."""
+    """Return the ledger that the options name. Raises UsageError where memory is switched off."""
     if options.ledger is not None:
         return FaultLedger(options.ledger)
     if options.system:
@@ -49,7 +49,7 @@ def _scored(options: argparse.Namespace, policy: FaultPolicy, cluster: str = "")
 
 
 def cluster_name() -> str:
-    """Slurm's name of this cluster, "" where there is none."""
+    """Return Slurm's name of this cluster, "" without one."""
     return os.environ.get("SLURM_CLUSTER_NAME", "") or commands.config_value("ClusterName")
 
 
@@ -57,7 +57,7 @@ def cluster_name() -> str:
 
 
 def list_(options: argparse.Namespace) -> int:
-    """Scores, and with nodes named, each fault."""
+    """Print scores, and for named nodes each fault."""
     policy = fault_policy(options.policy)
     wanted = set(names_of(options.nodes))
     found = [one for one in _scored(options, policy) if not wanted or one.node in wanted]
@@ -98,7 +98,7 @@ def _facts(one: NodeScore) -> dict[str, object]:
 
 
 def exclude(options: argparse.Namespace) -> int:
-    """Return a host list on standard output, empty where nothing is to be avoided; why on standard error."""
+    """Print a host list on standard output, empty where nothing is to be avoided; the reasons on standard error."""
     policy = fault_policy(options.policy)
     wants = {"nodes": str(options.nodes), **({"partition": options.partition} if options.partition else {})}
     scored = [one for one in _scored(options, policy, cluster_name()) if one.score >= policy.exclude_at]
@@ -116,7 +116,7 @@ def exclude(options: argparse.Namespace) -> int:
 
 
 def learn(options: argparse.Namespace) -> int:
-    """From a run's ledger; what is known already is not added again."""
+    """Add the faults in a run's ledger; known ones are not added again."""
     if not (options.run_dir / "ledger").is_dir():
         raise UsageError(f"{options.run_dir}: there is no run (it has no ledger)")
     options.run_dir = trusted_files.run_directory(options.run_dir)
@@ -128,7 +128,7 @@ def learn(options: argparse.Namespace) -> int:
 
 
 def forget(options: argparse.Namespace) -> int:
-    """Let what was remembered of these nodes count no more."""
+    """Forget the remembered faults of these nodes."""
     names = names_of(options.nodes)
     check_nodes(names)
     now = time.time()
@@ -151,7 +151,7 @@ def _append(ledger: FaultLedger, faults: list[NodeFault], options: argparse.Name
 
 
 def report(options: argparse.Namespace) -> int:
-    """Return a wish for root's own check of this node, and no more than that."""
+    """Ask root's own checks to look at this node; a report has no other effect."""
     check_nodes([options.node])
     here = this_node.name_or_host()
     if options.node != here and options.spool == reports.SPOOL:

@@ -1,4 +1,4 @@
-"""``resilio nodes``: what is remembered of nodes across jobs (see ``look`` and ``apply``)."""
+"""``resilio nodes``: faults of nodes, remembered across jobs (see ``look`` and ``apply``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for administrators, on the controller:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see EXIT_CODES."""
+    """Run the command. Exit codes: see EXIT_CODES."""
     options = _parser().parse_args(argv)
     return int(options.act(options))
 

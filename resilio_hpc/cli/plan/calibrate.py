@@ -30,7 +30,7 @@ exit codes:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see the help."""
+    """Run the command. Exit codes: see the help."""
     parser = argparse.ArgumentParser(
         prog="resilio plan calibrate",
         description="Fit the planner to a cluster. Parameters stay within their physical bounds.",
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measured(row: Mapping[str, str]) -> float | None:
-    """Seconds of the row's iteration, if it ran."""
+    """Return the seconds of the row's iteration, if it ran."""
     try:
         time = float(row.get("iter_time_s") or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""A choice as what a job or a training framework takes: ``--emit env|megatron|torchtitan|sbatch``."""
+"""A choice in the form of a job or a training framework: ``--emit env|megatron|torchtitan|sbatch``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("env", "megatron", "torchtitan", "sbatch")
 
 
 def emit(kind: str, choice: Choice, model: Transformer, command: Sequence[str]) -> str:
-    """Text with its line end. Raises UsageError where the framework cannot run the layout."""
+    """Return the text with its line end. Raises UsageError where the framework cannot run the layout."""
     if kind == "sbatch":
         if not command:
             raise UsageError("--emit sbatch: the training command goes behind --: … -- train.py --tensor-parallel {tp}")
@@ -31,7 +31,7 @@ def emit(kind: str, choice: Choice, model: Transformer, command: Sequence[str]) 
 
 
 def megatron(layout: Layout, model: Transformer) -> list[str]:
-    """Arguments of Megatron-LM."""
+    """Return arguments of Megatron-LM."""
     if layout.zero > 1 or layout.zero_bubble or layout.recompute == Recompute.ALTERNATE:
         raise UsageError(f"Megatron-LM does not run {layout}: plan with --framework Megatron-Core")
     words = [
@@ -57,7 +57,7 @@ def megatron(layout: Layout, model: Transformer) -> list[str]:
 
 
 def torchtitan(layout: Layout, model: Transformer) -> list[str]:
-    """Arguments of torchtitan."""
+    """Return arguments of torchtitan."""
     modes = {Recompute.NONE: "none", Recompute.FULL: "full", Recompute.ALTERNATE: "selective"}
     if layout.zero < 2 or layout.zero_bubble or layout.recompute not in modes:
         raise UsageError(f"torchtitan does not run {layout}: plan with --framework torchtitan")

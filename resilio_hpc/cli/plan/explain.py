@@ -35,7 +35,7 @@ TOO_LARGE = 3
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see the examples."""
+    """Run the command. Exit codes: see the examples."""
     options = _parser().parse_args(argv)
     setting.check_model(options)
     description, model = setting.described(options)

@@ -22,7 +22,7 @@ _OF_THE_CHOICE = ("nodes", "gpus", "gpus_per_node", "gpus_per_task", "partition"
 
 @dataclass(frozen=True)
 class JobOf:
-    """Makes a choice a job: a template with the user's values, and the choice's own."""
+    """Turns a choice into a job: a template with the user's values, and the choice's own."""
 
     template: Template
     values: Mapping[str, str]
@@ -42,7 +42,7 @@ class JobOf:
         return any("resilio-launch" in line and not line.startswith("#") for line in self.template.text.split("\n"))
 
     def rendered(self, choice: Choice, setup_lines: Sequence[str] = ()) -> tuple[FilledTemplate, list[str]]:
-        """Return the job and its command. Raises UsageError for values that the template does not take."""
+        """Return the job and its command. Raises UsageError for values that the template refuses."""
         values = {**self._shape(choice), **self.values}
         command = list(self.command)
         if self._launches:
@@ -54,7 +54,7 @@ class JobOf:
         return render(self.template, values, command, here, setup_lines=setup_lines), command
 
     def _settings(self, choice: Choice) -> dict[str, str]:
-        """Ranks of each node; and spare nodes beside those of the choice, whose layout needs them all."""
+        """Return the ranks of each node; and spare nodes beside those of the choice, whose layout needs them all."""
         defaults = {setting.key: setting.default or "" for setting in self.template.settings}
         shape, found = choice.offer.shape, dict[str, str]()
         if "ranks_per_node" in defaults:
@@ -66,7 +66,7 @@ class JobOf:
         return found
 
     def _shape(self, choice: Choice) -> dict[str, str]:
-        """Where the script asks for GPUs by --gres, its number of GPUs is replaced there."""
+        """Return the nodes and GPUs. Where the script asks for GPUs by --gres, its number is replaced there."""
         options = choice.sbatch_options()
         kinds = self.template.options.get("gres", "").split(",")
         if any(kind.split(":")[0] == "gpu" for kind in kinds):
@@ -84,7 +84,7 @@ def filled(command: Sequence[str], choice: Choice) -> tuple[str, ...]:
 
 
 def job_of(script: str, words: Sequence[str], command: Sequence[str], environment: Mapping[str, str]) -> JobOf:
-    """Return what ``--submit SCRIPT --set … -- COMMAND`` means. Raises UsageError."""
+    """Return the JobOf of ``--submit SCRIPT --set … -- COMMAND``. Raises UsageError."""
     values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -105,7 +105,7 @@ def job_of(script: str, words: Sequence[str], command: Sequence[str], environmen
 
 
 def _check_export(template: Template, environment: Mapping[str, str]) -> None:
-    """Check that the job has the environment, in which the layout travels."""
+    """Check that the job gets the environment, in which the layout travels."""
     written = _EXPORT.search(template.text)
     for where, value in (
         (f"{template.name}: #SBATCH --export", written[1] if written else "ALL"),
@@ -116,9 +116,9 @@ def _check_export(template: Template, environment: Mapping[str, str]) -> None:
 
 
 def launch_command(choice: Choice, command: Sequence[str]) -> list[str]:
-    """Return what resilio-launch gets: the layout, and the command with words in braces.
+    """Return resilio-launch's arguments: the layout, and the command with words in braces.
 
-    What a resize changes is left to the launcher (``--fill-arguments``); the rest is put in now.
+    The launcher fills in what a resize changes (``--fill-arguments``); the rest is filled in now.
     """
     words = choice.words()
     fixed = {name: word for name, word in words.items() if name not in LAUNCHER_FILLS}
@@ -126,5 +126,5 @@ def launch_command(choice: Choice, command: Sequence[str]) -> list[str]:
     argv = [pattern.sub(lambda match: fixed[match[1]], word) for word in command]
     later = any(f"{{{name}}}" in word for name in LAUNCHER_FILLS for word in argv)
     if later:
-        fill(argv, dict.fromkeys(LAUNCHER_FILLS, "1"))  # a misspelt word is told now
+        fill(argv, dict.fromkeys(LAUNCHER_FILLS, "1"))  # a misspelt word is reported now
     return ["--layout", f"tp={words['tp']},pp={words['pp']}", *(["--fill-arguments"] if later else []), *argv]

@@ -1,4 +1,4 @@
-"""``resilio plan model``: what a model is made of, and where it is cut into pipeline stages."""
+"""``resilio plan model``: the operators of a model, and its cuts into pipeline stages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ is one micro-batch. exit codes: 0; 2 where the model or a partition of it is imp
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see the examples."""
+    """Run the command. Exit codes: see the examples."""
     options = _parser().parse_args(argv)
     if options.list:
         return _list(options.json)
@@ -110,7 +110,7 @@ def _function(place: str) -> Callable[[], Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pytrees of the file look themselves up
+    sys.modules[path.stem] = module  # dataclasses and pytrees of the file look it up
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
@@ -168,7 +168,7 @@ def _stages(graph: OperatorGraph, found: StagePartition) -> list[dict[str, Any]]
 
 
 def _shared(graph: OperatorGraph, found: StagePartition) -> dict[str, str]:
-    """Parameters that more than one stage uses, with those stages."""
+    """Return parameters that more than one stage uses, with those stages."""
     users: dict[int, list[str]] = {}
     ends = [*found.starts[1:], len(graph.operators)]
     for stage, (first, end) in enumerate(zip(found.starts, ends, strict=True)):

@@ -23,7 +23,10 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code: the command's; 2 after a mistake of the user. A model in place of a command is searched for."""
+    """Run a command. Exit code: the command's; 2 after a mistake of the user.
+
+    A model in place of a command means search.
+    """
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help", "help"):
         print("usage: resilio plan COMMAND …\n       resilio plan MODEL …      (as resilio plan search)\n")

@@ -45,7 +45,7 @@ exit codes:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see the help."""
+    """Run the command. Exit codes: see the help."""
     parser = argparse.ArgumentParser(
         prog="resilio plan predict",
         description="Predict iteration time and memory of given parallel layouts. No GPU is needed.",
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def profile_of(path: Path | None) -> Profile | None:
-    """Read a profile. Raises UsageError for what is none."""
+    """Read a profile. Raises UsageError for an invalid one."""
     if path is None:
         return None
     from resilio_hpc.autoparallel.measure.profile_file import read as read_profile
@@ -84,7 +84,7 @@ def profile_of(path: Path | None) -> Profile | None:
 
 
 def file_text(path: Path) -> str:
-    """Return a file of a user; UsageError says what is wrong with it."""
+    """Return a user's file; UsageError says what is wrong with it."""
     try:
         with path.open("rb") as stream:
             data = stream.read(LARGEST_BYTES + 1)
@@ -99,7 +99,7 @@ def file_text(path: Path) -> str:
 
 
 def table(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a CSV; UsageError for what is no table of layouts."""
+    """Return columns and rows of a CSV; UsageError for anything but a table of layouts."""
     reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", restval="")
     try:
         columns = list(reader.fieldnames or ())

@@ -1,4 +1,4 @@
-"""``resilio plan profile``: what the GPU of this machine reaches, operator by operator."""
+"""``resilio plan profile``: measure the rates of this machine's GPU, operator by operator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ exit codes:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see the help."""
+    """Run the command. Exit codes: see the help."""
     parser = Parser(
         prog="resilio plan profile",
         description="Measure a transformer's operators on one GPU, for resilio plan predict --profile.",
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if not out.parent.is_dir():
         raise UsageError(f"--out {options.out}: there is no directory {out.parent}")
     if out.exists():
-        profile_file.read(out)  # told now rather than when all is measured
+        profile_file.read(out)  # an error is reported now rather than when all is measured
     from resilio_hpc.autoparallel.measure import compute_bench
 
     shapes = compute_bench.shapes_of(options.device)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _told(device: str, shapes: Mapping[str, Sequence[Shape]], as_json: bool) -> int:
-    """Return what would be measured."""
+    """Print what would be measured."""
     if as_json:
         print(json.dumps({"device": device, "would_measure": shapes}, indent=1))
         return 0

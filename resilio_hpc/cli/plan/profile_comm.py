@@ -47,7 +47,7 @@ _OURS = ("nodes", "ntasks_per_node", "output", "array")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see the help."""
+    """Run the command. Exit codes: see the help."""
     options = _parser().parse_args(argv)
     if options.backend not in BACKENDS:
         raise UsageError(f"--backend {options.backend}: unknown, there are {', '.join(BACKENDS)}")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     if not out.parent.is_dir():
         raise UsageError(f"--out {options.out}: there is no directory {out.parent}")
     if out.exists():
-        profile_file.read(out)  # told now rather than when all is measured
+        profile_file.read(out)  # an error is reported now rather than when all is measured
     largest = options.largest << 20 if options.largest else LARGEST[options.backend]
     words = [sys.executable, "-m", MODULE, f"--backend={options.backend}", f"--out={out}", f"--largest={largest}"]
     words.append(f"--curve-s={options.seconds:g}")
@@ -68,14 +68,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
-    """Seconds, bytes, and bytes per second of bus bandwidth. Pure."""
+    """Return seconds, bytes, and bytes per second of bus bandwidth. Pure."""
     names = ("collective", "span", "ranks", "ranks_per_node", "latency_s", "bandwidth", "error", "sizes", "medians_s")
     curves = [{name: getattr(curve, name) for name in names} for curve in profile.curves]
     return {"about": dict(profile.about_communication or {}), "curves": curves}
 
 
 def _here(words: Sequence[str], options: argparse.Namespace) -> int:
-    """So many processes on this machine; the first that fails ends them all."""
+    """Run so many processes on this machine; the first that fails ends them all."""
     if options.dry_run:
         told = {"processes": options.here, "command": words}
         print(json.dumps(told, indent=1) if options.json else shlex.join(words))
@@ -108,7 +108,7 @@ def local_ranks(count: int, port: int, environment: Mapping[str, str]) -> list[d
 
 
 def free_port() -> int:
-    """One on which no process listens now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -127,7 +127,7 @@ def _watched(started: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def job_script(words: Sequence[str], ranks_per_node: int, mpi: str) -> str:
-    """One task per rank; all end when one fails. Pure."""
+    """Return the job's script: one task per rank; all end when one fails. Pure."""
     flags = ["--kill-on-bad-exit=1", f"--ntasks-per-node={ranks_per_node}", *([f"--mpi={mpi}"] if mpi else [])]
     return (
         "#!/bin/bash\n#SBATCH --job-name=profile-comm\n#SBATCH --time=15\n"
@@ -165,7 +165,7 @@ def _in_a_job(words: Sequence[str], out: Path, options: argparse.Namespace) -> i
 
 
 def sbatch_arguments(words: Sequence[str]) -> list[str]:
-    """``KEY=VALUE`` as words of sbatch's command line. Raises UsageError."""
+    """Return ``KEY=VALUE`` as words of sbatch's command line. Raises UsageError."""
     found = []
     for word in words:
         key, equals, value = word.partition("=")

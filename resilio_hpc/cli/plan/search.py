@@ -38,7 +38,7 @@ NOTHING = 3
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: see the examples."""
+    """Run the command. Exit codes: see the examples."""
     words, command = _split(argv)
     options = _parser().parse_args(words)
     if command and options.emit != "sbatch" and options.submit is None:
@@ -72,7 +72,7 @@ def answer(asked: PlanSetting, cost: str, rank: str) -> PlanAnswer:
 
 
 def _in_the_way(asked: PlanSetting, searched: Sequence[Searched], cost: str) -> str:
-    """Why there is no answer at all."""
+    """Return why no answer exists."""
     if not searched:
         return why_none(asked.inventory, asked.request)
     if cost == "paper":
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def as_json(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) -> dict[str, Any]:
-    """Numbers in seconds, bytes and parts of the iteration; null where nothing is known or nothing ends."""
+    """Return numbers in seconds, bytes and shares of the iteration; null where nothing is known or nothing ends."""
     best = found.choices[0]
     machine = at_shape(asked.machines[best.offer.gpu], best.offer.shape.ranks_per_node)
     lost = [] if options.cost == "paper" else rejected_candidates(asked.training, machine, best.gpus)
@@ -142,7 +142,7 @@ def as_json(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) 
 
 
 def choice_json(one: Choice) -> dict[str, Any]:
-    """Return a choice, with what its job is told."""
+    """Return a choice, with the arguments of its job."""
     numbers = ("iteration_s", "low_s", "high_s", "mfu", "bubble", "communication", "memory_bytes", "gpu_bytes",
                "overhead", "run_s", "gpu_hours", "finish_s")  # fmt: skip
     layout = {name: int(value) for name, value in asdict(one.layout).items() if name != "recompute"}

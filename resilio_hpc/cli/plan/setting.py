@@ -1,4 +1,4 @@
-"""What the commands of ``resilio plan`` that search are told of model, cluster and run, as the planner takes it."""
+"""The setting of ``resilio plan``'s searches: model, cluster and run, from options to the planner's types."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ PINS = ("tp", "pp", "ep", "micro_batch", "vpp")
 
 @dataclass(frozen=True)
 class PlanSetting:
-    """``machines``: by the GPU's name in the inventory.
+    """A setting. ``machines``: by the GPU's name in the inventory.
 
-    ``now``: Unix seconds. ``whole``: what the framework can run, without the user's limits. ``notes``: what was left
-    out, and what of a profile is used.
+    ``now``: Unix seconds. ``whole``: the framework's layouts, without the user's limits. ``notes``: what was left out,
+    and what of a profile is used.
     """
 
     description: TransformerModel
@@ -56,7 +56,7 @@ class PlanSetting:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Model, batch and software."""
+    """Add options for model, batch and software."""
     parser.add_argument("--megatron", metavar="ARGUMENTS", help="Megatron's arguments, quoted, in place of MODEL")
     parser.add_argument("--seq", type=int, default=0, metavar="N", help="tokens of a sequence (the model's own)")
     parser.add_argument("--global-batch", type=int, default=0, metavar="N", help="sequences of an iteration (needed)")
@@ -69,7 +69,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Where GPUs come from, and which layouts are looked at."""
+    """Add options for the source of GPUs, and for the layouts to look at."""
     parser.add_argument("--gpus", default="", metavar="N|A-B", help="GPUs, or a range where the run may be resized")
     parser.add_argument("--gpu", default="", metavar="TYPE", help="h100, a100-40gb, …; alone: no cluster is asked")
     parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of a node, with --gpu alone (8)")
@@ -84,7 +84,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """How long the run is, and what goes wrong meanwhile."""
+    """Add options for the length of the run and its failures."""
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="iterations of the run")
     parser.add_argument("--tokens", type=float, default=0.0, metavar="N", help="or its tokens, such as 300e9")
     parser.add_argument("--mtbf", type=float, default=math.inf, metavar="HOURS",
@@ -94,7 +94,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def setting(options: argparse.Namespace) -> PlanSetting:
-    """Everything that was said, read and checked; asks Slurm where nothing else is named. Raises UsageError."""
+    """Return all options, read and checked; ask Slurm where no other source is named. Raises UsageError."""
     check_model(options)
     description, model = described(options)
     reliability = _reliability(options, model.seq)
@@ -117,7 +117,7 @@ def setting(options: argparse.Namespace) -> PlanSetting:
 def as_measured(
     training: Training, machines: Mapping[str, Machine], profile: Profile | None
 ) -> tuple[Training, dict[str, Machine], tuple[str, ...]]:
-    """Return a profile's numbers in place of the shipped ones, and what a person must know of it."""
+    """Return the training and machines with a profile's numbers, and notes for the user."""
     found, notes, measured = dict(machines), list[str](), dict(training.measured)
     if profile is not None:
         for name, (machine, own, said) in zip(
@@ -129,7 +129,7 @@ def as_measured(
 
 
 def check_model(options: argparse.Namespace) -> None:
-    """Refuse what is wrong with model and batch on their own."""
+    """Refuse a wrong model or batch."""
     if (options.model is None) == (options.megatron is None):
         raise UsageError("one of MODEL and --megatron must be given (resilio plan model --list: the presets)")
     if options.global_batch < 1:
@@ -139,7 +139,7 @@ def check_model(options: argparse.Namespace) -> None:
 
 
 def described(options: argparse.Namespace) -> tuple[TransformerModel, Transformer]:
-    """Return the model, and as the cost model knows it."""
+    """Return the model, and its form for the cost model."""
     if options.megatron is None:
         found = find_model(options.model)
     else:
@@ -151,7 +151,7 @@ def described(options: argparse.Namespace) -> tuple[TransformerModel, Transforme
 
 
 def gpu_range(text: str) -> tuple[int, int]:
-    """``64`` → (64, 64), ``32-64`` → (32, 64), "" → (0, 0). Raises UsageError."""
+    """Return ``64`` → (64, 64), ``32-64`` → (32, 64), "" → (0, 0). Raises UsageError."""
     first, dash, last = text.partition("-")
     if not text:
         return 0, 0
@@ -170,7 +170,7 @@ def _request(options: argparse.Namespace) -> OfferRequest:
 
 
 def _inventory(options: argparse.Namespace, request: OfferRequest) -> Inventory:
-    """Of a file, of Slurm, or of what the command line says."""
+    """Return the inventory of a file, of Slurm, or of the command line."""
     if options.inventory is not None:
         return read_inventory(file_text(options.inventory), str(options.inventory))
     if request.gpu and not request.partitions:
@@ -189,7 +189,7 @@ def _inventory(options: argparse.Namespace, request: OfferRequest) -> Inventory:
 def _machines(
     options: argparse.Namespace, inventory: Inventory, request: OfferRequest
 ) -> tuple[dict[str, Machine], Stack, tuple[str, ...]]:
-    """Machines by the names that the inventory has for them; what is said of those that are not known."""
+    """Return machines by their names in the inventory, the stack, and notes on unknown ones."""
     known: dict[str, Machine] = {}
     unknown: list[str] = []
     words = (options.framework, options.precision, options.interconnect)
@@ -210,7 +210,7 @@ def _machines(
 
 
 def _space(options: argparse.Namespace) -> Space:
-    """Return what the framework can run, less what the user does not want."""
+    """Return the framework's layouts within the user's limits."""
     space = space_of(options.framework)
     only = {name: getattr(options, name) for name in PINS if getattr(options, name)}
     for name, value in (*only.items(), ("cp", options.cp)):
@@ -247,7 +247,10 @@ def _reliability(options: argparse.Namespace, seq: int) -> Reliability:
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """``choices``: ranked, one per shape; ``front``: what no other beats. ``took_s``: of the search."""
+    """The answer. ``choices``: ranked, one per shape; ``front``: those that no other beats.
+
+    ``took_s``: of the search.
+    """
 
     choices: list[Choice]
     front: list[Choice]

@@ -1,4 +1,4 @@
-"""``resilio plan … --submit SCRIPT``: the ranking, walked down until Slurm takes a choice. RES-21."""
+"""``resilio plan … --submit SCRIPT``: goes down the ranking until Slurm takes a choice. RES-21."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse what is wrong with them whatever the search finds. Raises UsageError."""
+    """Refuse wrong options, whatever the search finds. Raises UsageError."""
     if options.submit is None:
         for name in ("max_wait", "settle", "set", "dry_run"):
             if getattr(options, name):
@@ -72,7 +72,10 @@ def patience_of(options: argparse.Namespace) -> WaitLimits:
 
 
 def submit(choices: Sequence[Choice], options: argparse.Namespace, command: Sequence[str]) -> int:
-    """Submit the first of ``choices``, best first, that Slurm takes; the exit code. ``command``: behind ``--``."""
+    """Submit the first of ``choices``, best first, that Slurm takes; return the exit code.
+
+    ``command``: behind ``--``.
+    """
     prepare = job_of(options.submit, options.set, command, os.environ)
     patience = patience_of(options)
     taken = Evaluator(prepare, teller(options.json), Trials(), patience).run(choices, options.dry_run)
@@ -85,7 +88,7 @@ def submit(choices: Sequence[Choice], options: argparse.Namespace, command: Sequ
 
 
 def teller(as_json: bool) -> Callable[[Attempt], None]:
-    """Print each attempt as it happens: a line for people, or a line of JSON."""
+    """Return a function that prints each attempt: a line for people, or a line of JSON."""
 
     def tell(attempt: Attempt) -> None:
         if as_json:

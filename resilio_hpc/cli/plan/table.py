@@ -1,4 +1,4 @@
-"""The ranking as a table for a terminal, and why the others lost."""
+"""The ranking as a table for a terminal, and why other layouts lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.events.event_text import plural, seconds
 
 BAR = 10
-WIDE = 168  # where no person looks: nothing is folded
+WIDE = 168  # for files and pipes: nothing is folded
 START_STYLE = {"now": "green", "soon": "yellow", "ever": "dim"}
 
 
@@ -48,7 +48,7 @@ def _head(asked: PlanSetting, found: PlanAnswer) -> Text:
 
 
 def table(choices: Sequence[Choice], rank: str, steps: int) -> Table:
-    """Return a row per choice."""
+    """Return a table with a row per choice."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     costly = rank != "time" or steps > 0
     more = ("lost", "GPU-hours", "finish") if costly else ()
@@ -86,14 +86,14 @@ def _cost_cells(one: Choice) -> list[Text]:
 
 
 def duration(value: float) -> str:
-    """``3.2 d``, ``5.1 h``, else as ``seconds``."""
+    """Return ``3.2 d``, ``5.1 h``, else as ``seconds``."""
     if value >= 86400:
         return f"{value / 86400:.1f} d"
     return f"{value / 3600:.1f} h" if value >= 3600 else seconds(value)
 
 
 def memory_bar(used: float, of: float) -> Text:
-    """How full the fullest GPU is."""
+    """Return a bar of the fullest GPU's memory."""
     full = min(BAR, round(BAR * used / of))
     style = "red" if used > 0.95 * of else "yellow" if used > 0.85 * of else "green"
     return Text.assemble(("█" * full, style), ("░" * (BAR - full), "dim"), f" {used / 1e9:.0f}/{of / 1e9:.0f} GB")
@@ -121,7 +121,7 @@ def _after(
 
 
 def lost_shapes(searched: Sequence[Searched]) -> list[str]:
-    """Shapes without a layout: one line for those that are too small, one for those that the batch does not suit."""
+    """Return shapes without a layout: one line for those that are too small, one for those unfit for the batch."""
     small = [one for one in searched if not one.choices and one.least_excess > 0]
     unshared = [one for one in searched if not one.choices and one.least_excess <= 0]
     lines = []

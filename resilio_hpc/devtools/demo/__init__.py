@@ -1,1 +1,1 @@
-"""The main job, shown: a real training job on a real Slurm survives faults and ends with the same bits."""
+"""The demo: a real training job on a real Slurm survives faults and ends with the same bits."""

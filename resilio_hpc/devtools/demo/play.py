@@ -1,4 +1,4 @@
-"""Plays the demo: an undisturbed run, then the same run with faults, then the comparison of every bit."""
+"""The course of the demo: an undisturbed run, then the same run with faults, then the comparison of every bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DISTURBED_LIMIT_S = 1500.0
 
 @dataclass(frozen=True)
 class Blow:
-    """A strike that was carried out. ``at``: Unix seconds."""
+    """A fault that was carried out. ``at``: Unix seconds."""
 
     strike: Strike
     node: str
@@ -32,7 +32,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What ``summary.json`` holds."""
+    """The contents of ``summary.json``."""
 
     identical: bool
     faults: list[FaultOutcome]
@@ -49,7 +49,7 @@ class DemoResult:
 
     @property
     def success(self) -> bool:
-        """All faults overcome, and the same bits."""
+        """Return whether all faults were overcome, and the bits are the same."""
         return self.identical and all(fault.recovered for fault in self.faults)
 
 
@@ -78,10 +78,10 @@ class Play:
         self._say = say
         self._blows: list[Blow] = []
         self._broken: str | None = None
-        self._told: dict[str, int] = {}  # events of each run that have been passed on
+        self._told: dict[str, int] = {}  # number of events of each run that were printed
 
     def perform(self, goodput: Callable[[list[Event]], float | None]) -> DemoResult:
-        """Both runs and the comparison. Raises ResilioError when a run does not end as it should."""
+        """Do both runs and the comparison. Raises ResilioError when a run does not end as it should."""
         undisturbed = self._undisturbed()
         disturbed = self._disturbed()
         events = s.events_of(self._stage.directory / "disturbed")
@@ -127,7 +127,7 @@ class Play:
         return self._final("disturbed")
 
     def _follow(self, name: str, limit_s: float, act: Callable[[list[Event], int], None]) -> None:
-        """Watch a run until nothing of it runs any more; pass on what it says about faults."""
+        """Watch a run until none of its jobs runs any more; print its events about faults."""
         deadline = time.monotonic() + limit_s
         told = self._told.get(name, 0)
         warned = False
@@ -174,7 +174,7 @@ class Play:
         return recovered and bool(verdicts) and verdicts[-1].kind == "first_step"
 
     def _job_ended_since_the_blow(self, events: list[Event]) -> bool:
-        """Return whether the time limit came first: the next job may need the broken node to begin at all."""
+        """Return whether the time limit came first: the next job may need the broken node in order to begin."""
         return any(e.kind == "launch_ends" and e.time > self._blows[-1].at for e in events)
 
     def _strike(self, strike: Strike, events: list[Event], step: int) -> None:

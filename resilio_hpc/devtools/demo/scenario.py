@@ -1,4 +1,4 @@
-"""What happens in the demo: which fault at which step. Data and pure functions."""
+"""The scenario of the demo: which fault at which step. Data and pure functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scenario:
         return self.nodes - self.spares
 
     def script_arguments(self, hash_file: str, throttled: bool) -> list[str]:
-        """Arguments of examples/train_gpt.py."""
+        """Return arguments of examples/train_gpt.py."""
         return [
             "--steps", str(self.steps), "--every", str(self.save_every), "--layers", str(self.layers),
             "--width", str(self.width), "--log-every", "100", "--hash-file", hash_file,
@@ -40,7 +40,7 @@ QUICK = Scenario(nodes=3, steps=400, step_s=0.12, time_limit=1)
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault: ``kind`` names it, ``at`` is the share of all steps after which it happens."""
+    """One fault: ``kind``: its name; ``at``: the share of all steps after which it happens."""
 
     kind: str
     at: float
@@ -58,7 +58,7 @@ STRIKES = (
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """What became of one fault. ``recovery_s``: from the fault itself to the first step of all ranks after it."""
+    """The outcome of one fault. ``recovery_s``: from the fault itself to the first step of all ranks after it."""
 
     kind: str
     node: str
@@ -68,9 +68,9 @@ class FaultOutcome:
 
 
 def outcome(kind: str, node: str, struck_at: float, events: list[Event]) -> FaultOutcome:
-    """Find in the ledger how the run came over a fault that struck at ``struck_at`` (Unix seconds). Pure.
+    """Return how the run came over a fault at ``struck_at`` (Unix seconds), by its ledger. Pure.
 
-    Where the job's time limit came first, it is the next job that trains again.
+    Where the job's time limit came first, the next job trains again.
     """
     job_ended = False
     for event in events:
@@ -85,9 +85,9 @@ def outcome(kind: str, node: str, struck_at: float, events: list[Event]) -> Faul
 
 
 def time_limits(events: list[Event]) -> list[FaultOutcome]:
-    """One entry for each job that ended at its time limit and was carried on by the next. Pure.
+    """Return one entry for each job that ended at its time limit and was carried on by the next. Pure.
 
-    ``recovery_s`` is from the end of the last step of one job to the first step of the next.
+    ``recovery_s``: from the end of the last step of one job to the first step of the next.
     """
     found = []
     for index, event in enumerate(events):

@@ -1,4 +1,4 @@
-"""Where the demo plays: a Slurm dev cluster, or this machine alone where there is no root or no Slurm."""
+"""The stage of the demo: a Slurm dev cluster, or this machine alone without root or Slurm."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class DemoStage(Protocol):
     """A place where a launch can be started and hurt."""
 
     slurm_version: str
-    directory: Path  # as this process sees it
+    directory: Path  # the path in this process
 
     def visible(self, path: Path) -> str:
-        """How the job sees a path of ``directory``."""
+        """Return the job's path for a path of ``directory``."""
 
     def begin(self, name: str, launch: list[str], chained: bool) -> None:
         """Start a launch; its console output goes to ``directory/name.txt``."""
 
     def running(self) -> bool:
-        """Whether it, or a successor of it, still runs."""
+        """Return whether it, or a successor of it, still runs."""
 
     def kill_rank(self, node: str, pid: int) -> None:
-        """SIGKILL a rank; ``pid`` is the node's own number for it."""
+        """Send SIGKILL to a rank; ``pid``: the node's own number for it."""
 
     def kill_agent(self, node: str) -> None:
-        """SIGKILL a node's agent."""
+        """Send SIGKILL to a node's agent."""
 
     def cut_power(self, node: str) -> bool:
-        """Power cut; False where that cannot be had."""
+        """Cut the power; return False where that is impossible."""
 
     def repair(self, node: str) -> None:
         """Power a node on again."""
@@ -60,7 +60,7 @@ class SlurmStage:
         self.directory = self._cluster.shared
 
     def visible(self, path: Path) -> str:
-        """Return the path in the job, whose /shared is our ``directory``."""
+        """Return the path in the job, whose /shared is ``directory``."""
         return str(Path("/shared") / path.relative_to(self.directory))
 
     def begin(self, name: str, launch: list[str], chained: bool) -> None:
@@ -75,20 +75,20 @@ class SlurmStage:
         self._cluster.submit(script)
 
     def running(self) -> bool:
-        """Whether a job of ours is in the queue."""
+        """Return whether one of the demo's jobs is in the queue."""
         try:
             return bool(self._cluster.run("ctl", ["squeue", "-h", "-o", "%i"], timeout_s=10.0).stdout.strip())
         except SlurmError:
             return True
 
     def kill_rank(self, node: str, pid: int) -> None:
-        """SIGKILL by the pid that the node itself uses."""
+        """Send SIGKILL to the pid that the node itself uses."""
         for process in self._cluster.machines.pids(node):
             if process.pid == pid:
                 os.kill(process.host_pid, signal.SIGKILL)
 
     def kill_agent(self, node: str) -> None:
-        """SIGKILL the agent process."""
+        """Send SIGKILL to the agent process."""
         for process in self._cluster.machines.pids(node):
             if "resilio_hpc.launch.agent.agent" in process.argv and process.program.startswith("python"):
                 os.kill(process.host_pid, signal.SIGKILL)
@@ -98,7 +98,7 @@ class SlurmStage:
         self._cluster.machines.boot(node)
 
     def cut_power(self, node: str) -> bool:
-        """SIGKILL of everything on the node, no packet sent."""
+        """Kill everything on the node, without a packet sent."""
         self._cluster.machines.crash(node)
         return True
 
@@ -108,7 +108,7 @@ class SlurmStage:
 
 
 class LocalStage:
-    """This machine plays all nodes; there is no Slurm, hence no power cut and no time limit but an announced one."""
+    """This machine plays all nodes. Without Slurm, there are no power cuts, and time limits are only announced."""
 
     def __init__(self, scenario: Scenario, directory: Path) -> None:
         self.slurm_version = ""
@@ -138,11 +138,11 @@ class LocalStage:
         os.kill(pid, signal.SIGKILL)
 
     def kill_agent(self, node: str) -> None:
-        """SIGKILL the agent that the ledger names."""
+        """Send SIGKILL to the agent that the ledger names."""
         os.kill(self._agents[node], signal.SIGKILL)
 
     def note(self, events: list[Event]) -> None:
-        """Learn the agents' process ids."""
+        """Take the agents' process ids from events."""
         for event in events:
             if event.kind == "agent":
                 self._agents[str(event.fields["node"])] = int(event.fields["pid"])
@@ -156,7 +156,7 @@ class LocalStage:
         """Repair nothing: this machine has no nodes."""
 
     def cut_power(self, node: str) -> bool:
-        """Not to be had without namespaces."""
+        """Return False: it needs namespaces."""
         return False
 
     def close(self) -> None:
@@ -171,13 +171,13 @@ class LocalStage:
 
 
 def binds() -> list[Path]:
-    """Return what the nodes must see of this host: the project, the virtual environment, the interpreter behind it."""
+    """Return the host's paths that nodes need: the project, the virtual environment, the interpreter behind it."""
     wanted = [PROJECT, Path(sys.prefix)]
     return [path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)]
 
 
 def why_no_slurm() -> str:
-    """Why a dev cluster cannot be started here; "" when it can."""
+    """Return why a dev cluster cannot be started here; "" when it can."""
     if os.geteuid() != 0:
         return "not root"
     missing = [name for name in ("slurmctld", "slurmd", "munged", "ip") if shutil.which(name, path=path()) is None]
@@ -185,7 +185,7 @@ def why_no_slurm() -> str:
 
 
 def path() -> str:
-    """PATH with the system directories, which a user's may lack."""
+    """Return PATH with the system directories, which a user's may lack."""
     return os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
 
 

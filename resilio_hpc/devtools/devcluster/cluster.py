@@ -1,4 +1,4 @@
-"""The dev cluster as tests, the demo and the commands use it: run, submit, wait."""
+"""The dev cluster for tests, the demo and the commands: run, submit, wait."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DevCluster(Generic[Kind]):
         self.down()
 
     def down(self, timeout_s: float = 20.0) -> None:
-        """End the cluster and remove everything of it. Also sweeps what a killed start left."""
+        """End the cluster and remove everything of it, including what a killed start left."""
         files.remove(self.name, timeout_s)
 
     @property
@@ -46,17 +46,17 @@ class DevCluster(Generic[Kind]):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names of the compute nodes, n1…nN."""
+        """Return the names of the compute nodes, n1…nN."""
         return self.spec.compute_nodes
 
     @property
     def shared(self) -> Path:
-        """Where the nodes' shared directory (/shared; the parallel file system) lies on the host."""
+        """Return where the nodes' shared directory (/shared; the parallel file system) lies on the host."""
         return self.layout.shared
 
     @property
     def slurm_version(self) -> str:
-        """The exact Slurm version, such as 22.05.8."""
+        """Return the exact Slurm version, such as 22.05.8."""
         return self.spec.slurm_version
 
     def run(
@@ -111,7 +111,7 @@ class DevCluster(Generic[Kind]):
         return int(done.stdout.split(";")[0])
 
     def end_at_time_limit(self, job: int, after_s: int) -> None:
-        """Move a running job's time limit to ``after_s`` seconds from now, which no user can.
+        """Move a running job's time limit to ``after_s`` seconds from now, as root.
 
         slurmctld looks for expired jobs every 30 s only (compiled in), counted from its start.
         """
@@ -133,7 +133,7 @@ class DevCluster(Generic[Kind]):
         return state
 
     def wait_until_saved(self, job: int, timeout_s: float = 20.0) -> None:
-        """Wait until slurmctld has the job on disk: it saves up to 5 s late, and a kill loses what it had not."""
+        """Wait until slurmctld has the job on disk: it saves up to 5 s late, and a kill loses what is not saved."""
         saved = self.layout.machine(CONTROLLER) / "state" / "job_state"
         asked = time.time()
         self.run(CONTROLLER, ["scontrol", "update", f"JobId={job}", "AdminComment=saved"])
@@ -144,7 +144,7 @@ class DevCluster(Generic[Kind]):
             time.sleep(_POLL_S)
 
     def node_states(self) -> dict[str, str]:
-        """Slurm's state of every node, such as ``idle`` or ``down*``."""
+        """Return Slurm's state of every node, such as ``idle`` or ``down*``."""
         done = self.run(CONTROLLER, ["sinfo", "--noheader", "--Node", "--format=%N %T"])
         return dict(line.split() for line in done.stdout.splitlines())
 
@@ -176,7 +176,7 @@ class DevCluster(Generic[Kind]):
             time.sleep(_POLL_S)
 
     def status(self) -> ClusterStatus:
-        """Everything about the cluster in one struct; asks slurmctld, and says so when it does not answer."""
+        """Return everything about the cluster; asks slurmctld, and says so when it does not answer."""
         problem, slurm_states = "", {}
         try:
             slurm_states = self.node_states()

@@ -1,4 +1,4 @@
-"""The commands' side of the rack: start it, ask it, see the processes of a machine."""
+"""The commands' connection to the rack: start it, ask it, see the processes of a machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POLL_S = 0.01
 
 
 def ask(layout: ClusterPaths, action: str, machine: str = "") -> list[MachineState]:
-    """Send one request to the rack and return its machines; raises SlurmError when refused or when there is no rack."""
+    """Send one request to the rack and return its machines; raises SlurmError when refused or without a rack."""
     request = msgspec.convert({"action": action, "machine": machine}, Request)
     directory = os.open(layout.state, os.O_RDONLY | os.O_DIRECTORY) if layout.state.is_dir() else -1
     try:
@@ -52,7 +52,7 @@ def ask(layout: ClusterPaths, action: str, machine: str = "") -> list[MachineSta
 
 @contextlib.contextmanager
 def claimed(layout: ClusterPaths, wait_s: float = 0.0) -> Iterator[int]:
-    """Own a cluster's name: yields the lock's descriptor; raises UsageError while a rack or a command holds it."""
+    """Own a cluster's name: yield the lock's descriptor; raises UsageError while a rack or a command holds it."""
     layout.state.mkdir(parents=True, exist_ok=True)
     layout.state.chmod(0o711)
     deadline = time.monotonic() + wait_s
@@ -76,7 +76,7 @@ def claimed(layout: ClusterPaths, wait_s: float = 0.0) -> Iterator[int]:
 
 
 def sweep(layout: ClusterPaths) -> None:
-    """Remove a claimed cluster's files, whatever an earlier one left; its processes and mounts died with its rack."""
+    """Remove a claimed cluster's files, whatever left them; its processes and mounts died with its rack."""
     for entry in layout.state.iterdir() if layout.state.is_dir() else ():
         if entry == layout.lock:
             continue
@@ -87,7 +87,7 @@ def sweep(layout: ClusterPaths) -> None:
 
 
 def start_rack(layout: ClusterPaths, lock: int) -> socket.socket:
-    """Start the rack, which keeps ``lock`` held; returns the leash: say ``keep`` or close it."""
+    """Start the rack, which keeps ``lock`` held; return the leash: send ``keep`` or close it."""
     leash, theirs = socket.socketpair()
     project = str(Path(resilio_hpc.__file__).parent.parent)
     search = os.pathsep.join([project, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -14,7 +14,7 @@ from resilio_hpc.devtools.devcluster.spec import ROOTS, USER, USER_ID, ClusterPa
 
 
 def names() -> list[str]:
-    """Names of all clusters that have state on this host, running or not."""
+    """Return the names of all clusters that have state on this host, running or not."""
     base = base_directory()
     return sorted(entry.name for entry in base.iterdir() if (entry / "lock").exists()) if base.is_dir() else []
 
@@ -32,17 +32,17 @@ def remove(name: str, timeout_s: float = 20.0) -> bool:
     try:
         control.ask(where, "stop")
     except SlurmError:
-        pass  # no rack: only files are left, or a start is under way, for which we wait below
+        pass  # no rack: only files are left, or a start is under way, which is waited for below
     with control.claimed(where, timeout_s):
         processes.kill_rootless(where)
         control.sweep(where)
-        where.lock.unlink(missing_ok=True)  # another one may have removed it all meanwhile
+        where.lock.unlink(missing_ok=True)  # another process may have removed it all meanwhile
         with contextlib.suppress(FileNotFoundError):
             where.state.rmdir()
     try:
         where.state.parent.rmdir()
     except OSError:
-        pass  # other clusters are there
+        pass  # other clusters exist
     return True
 
 
@@ -56,7 +56,7 @@ def _owner(state: Path) -> int | None:
 
 
 def write_files(spec: ClusterSpec, where: ClusterPaths, slurm_conf_text: str) -> None:
-    """Write everything that a claimed and swept cluster starts from."""
+    """Write all files from which a claimed and swept cluster starts."""
     for machine in spec.machines:
         for directory in (
             where.nvme(machine),

@@ -1,7 +1,7 @@
 """The machines of a cluster without root and without namespaces: several slurmd on this host (``slurmd -N``).
 
-Real Slurm, but every "machine" is this host: no power cuts, no network partitions, no private /tmp or NVMe, jobs run
-as the calling user. Its processes are known by their SLURM_CONF; ``down`` kills everything that carries it.
+It is a real Slurm, but every "machine" is this host: no power cuts, no network partitions, no private /tmp or NVMe,
+jobs run as the calling user. Its processes are known by their SLURM_CONF; ``down`` kills every process that has it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _START_TIMEOUT_S = 20.0
 
 
 class HostMachines:
-    """``ClusterMachines`` of which each is this host."""
+    """``ClusterMachines``, each of which is this host."""
 
     def __init__(self, spec: ClusterSpec, where: ClusterPaths) -> None:
         self._spec = spec
@@ -40,7 +40,7 @@ class HostMachines:
         return {**services.ENVIRONMENT, **own, **(extra or {})}
 
     def states(self) -> dict[str, MachineState]:
-        """Every machine is this host."""
+        """Return every machine, which is this host."""
         return {
             name: MachineState(
                 name=name,
@@ -55,7 +55,7 @@ class HostMachines:
         }
 
     def kill_slurmctld(self) -> None:
-        """SIGKILL slurmctld."""
+        """Send SIGKILL to slurmctld."""
         os.kill(int((self._layout.state / "slurmctld.pid").read_text()), 9)
 
     def start_slurmctld(self) -> None:
@@ -79,7 +79,8 @@ class HostMachines:
             self._daemon(["slurmd", "-N", node], node)
 
     def _daemon(self, argv: Sequence[str], machine: str) -> None:
-        log = self._layout.log(machine) / "console.log"  # the daemon keeps its output open: it must not hold our pipes
+        # the daemon keeps its output open: it must not hold this process's pipes
+        log = self._layout.log(machine) / "console.log"
         start = ["sh", "-c", f'exec "$@" </dev/null >>"{log}" 2>&1', "sh", *argv]
         try:
             run(start, _START_TIMEOUT_S, env=self.environment(), cwd=self._layout.state)
@@ -88,7 +89,7 @@ class HostMachines:
 
 
 def is_up(where: ClusterPaths) -> bool:
-    """Whether a rootless cluster runs there whose start was finished."""
+    """Return whether a rootless cluster runs there whose start was finished."""
     return where.control.is_file() and bool(processes.rootless_processes(where))
 
 

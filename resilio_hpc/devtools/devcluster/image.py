@@ -22,7 +22,7 @@ _PASSED_ON = re.compile(r"(https?|ftp|no)_proxy", re.IGNORECASE)
 
 
 def cache_directory() -> Path:
-    """``$RESILIO_DEVCLUSTER_CACHE``, else resilio/devcluster in the user's cache directory."""
+    """Return ``$RESILIO_DEVCLUSTER_CACHE``, else resilio/devcluster in the user's cache directory."""
     given = os.environ.get("RESILIO_DEVCLUSTER_CACHE")
     if given:
         return Path(given)
@@ -30,19 +30,19 @@ def cache_directory() -> Path:
 
 
 def root_of(series: str) -> Path:
-    """Root directory with this Slurm series: the host's own, or where the cached one is (to be)."""
+    """Return the root directory with this Slurm series: the host's own, or the cached one, built or not."""
     if series not in SLURM_SERIES:
         raise UsageError(f"Slurm {series}: choose from {', '.join(SLURM_SERIES)}")
     return Path("/") if series == HOST_SERIES else cache_directory() / series
 
 
 def is_built(series: str) -> bool:
-    """Whether a cluster of this series can start without building anything."""
+    """Return whether a cluster of this series can start without building anything."""
     return (root_of(series) / "usr/sbin/slurmctld").exists()
 
 
 def ensure(series: str) -> Path:
-    """Root directory with this Slurm series, built now (about a minute) if it is not cached."""
+    """Return the root directory with this Slurm series; build it (about a minute) if it is not cached."""
     root = root_of(series)
     if series == HOST_SERIES or is_built(series):
         return root
@@ -69,7 +69,7 @@ def _build(series: str, root: Path) -> None:
         _take_over_apt_settings(building)
         packages = [*SLURM_PACKAGES, *ACCOUNTING_PACKAGES, *_EXTRA_PACKAGES]
         _inside(building, ["update-ca-certificates"])
-        # The index of the newest suite expires after a week; a mirror that lags behind still serves to rehearse with.
+        # the index of the newest suite expires after a week; an old mirror is good enough for rehearsals
         _inside(building, ["apt-get", "update", "-o", "Acquire::Check-Valid-Until=false"])
         _inside(building, ["apt-get", "install", "-y", "--no-install-recommends", *packages])
         _inside(building, ["apt-get", "clean"])
@@ -114,7 +114,7 @@ def debian_mirror(index_targets: str) -> str:
 
 
 def _take_over_apt_settings(root: Path) -> None:
-    """Proxies, certificates and checks with which this machine's apt reaches its mirror; no services are started."""
+    """Copy proxies, certificates and checks of this machine's apt, and keep services from starting."""
     for source in sorted(Path("/etc/apt/apt.conf.d").glob("*")):
         if source.is_file() and re.search(r"^\s*Acquire\b", source.read_text(errors="replace"), re.MULTILINE):
             shutil.copy(source, root / "etc/apt/apt.conf.d" / source.name)
@@ -130,7 +130,7 @@ def _take_over_apt_settings(root: Path) -> None:
 
 
 def _inside(root: Path, argv: list[str]) -> None:
-    """Run a command in the root, in namespaces of its own, so that neither processes nor mounts outlive it."""
+    """Run a command in the root, in its own namespaces, so that neither processes nor mounts outlive it."""
     isolate = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root / 'proc'}"]
     run([*isolate, "chroot", str(root), *argv], _APT_TIMEOUT_S, env=_environment(os.environ))
 

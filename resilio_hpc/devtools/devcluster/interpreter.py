@@ -1,4 +1,4 @@
-"""What a machine must show of the host so that this Python, its virtual environment and this project run there."""
+"""The host's files that this Python, its virtual environment and this project need on a machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import resilio_hpc
 from resilio_hpc.core.process import run
 
 _RESOLVED = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
-_WITHOUT = ("_tkinter",)  # drags in all of X11, which no rank needs
+_WITHOUT = ("_tkinter",)  # it needs all of X11, and no rank needs it
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def host_python(root: str) -> HostPython:
         return HostPython(_outermost([base, Path(sys.prefix), project]))
     interpreter = Path(sys.executable).resolve()
     wanted = [base, Path(sys.prefix), project]
-    if base == Path("/usr"):  # the image's own /usr must not be hidden: show only what is Python's
+    if base == Path("/usr"):  # the image's own /usr must not be hidden, so only Python's part is shown
         stdlib = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
         wanted = [*_links(Path(sys.executable)), interpreter, *stdlib, Path(sys.prefix), project]
     extensions = [path for path in _extensions() if not path.name.startswith(_WITHOUT)]
@@ -66,14 +66,14 @@ def _extensions() -> list[Path]:
 
 
 def _needed(files: Iterable[Path]) -> dict[str, str]:
-    """Shared libraries (name → path on the host) that these programs and extensions load."""
+    """Return the shared libraries (name → path on the host) that these programs and extensions load."""
     listed = run(["ldd", *map(str, files)], 60.0, check=False).stdout
     return dict(_RESOLVED.findall(listed))
 
 
 def missing_libraries(needed: Mapping[str, str], root: Path) -> tuple[str, ...]:
-    """Host paths of the libraries that the image has not got under that name; those that it has are newer, and do."""
-    system = ("/lib/", "/usr/lib/")  # anything else belongs to the interpreter and is shown with it
+    """Return host paths of libraries that the image lacks; those that it has under the name are newer, and fit."""
+    system = ("/lib/", "/usr/lib/")  # any other path belongs to the interpreter and is shown with it
     return tuple(
         path
         for path in sorted(set(needed.values()))

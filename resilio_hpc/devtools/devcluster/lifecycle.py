@@ -1,4 +1,4 @@
-"""Starting a dev cluster, and finding one that runs."""
+"""Starts a dev cluster, and finds one that runs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def start(
 
 
 def _complete(spec: ClusterSpec) -> ClusterSpec:
-    """Add what depends on this host: the Slurm installation, its exact version, the Python to show."""
+    """Return the spec with this host's facts: the Slurm installation, its exact version, the Python to show."""
     version = run(["chroot", spec.root, "/usr/sbin/slurmctld", "-V"], 10.0).stdout.split()[-1]
     python = host_python(spec.root)
     binds = tuple(dict.fromkeys([*python.paths, *python.libraries, *spec.binds]))
@@ -135,7 +135,7 @@ def start_rootless(
         except BaseException:
             processes.kill_rootless(where)
             raise
-        where.control.touch()  # says that the start was finished
+        where.control.touch()  # tells that the start was finished
     return cluster
 
 

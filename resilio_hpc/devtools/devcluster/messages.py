@@ -1,4 +1,4 @@
-"""What the commands and the rack say to each other over the control socket."""
+"""Messages between the commands and the rack over the control socket."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import msgspec
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One thing to do; ``machine`` is empty for ``status`` and ``stop``."""
+    """A request; ``machine`` is empty for ``status`` and ``stop``."""
 
     action: Literal["status", "stop", "boot", "crash", "partition", "split", "heal"]
     machine: str = ""
 
 
 class MachineState(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine as the rack sees it: ``state`` is off, booting, up or failed (``detail`` says why).
+    """A machine in the rack's view: ``state``: off, booting, up or failed (``detail`` says why).
 
-    ``link_up`` is false when its cable is out, and when it is split from the others.
+    ``link_up``: false when its cable is out, and when it is split from the others.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class MachineStatus(MachineState, frozen=True, kw_only=True):
-    """A machine with what slurmctld says about it (empty for ``ctl`` and when slurmctld does not answer)."""
+    """A machine with slurmctld's answer about it (empty for ``ctl`` and when slurmctld does not answer)."""
 
     slurm_state: str
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``resilio devcluster status --json`` prints."""
+    """The output of ``resilio devcluster status --json``."""
 
     name: str
     slurm: str

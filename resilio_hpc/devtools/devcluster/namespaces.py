@@ -41,7 +41,7 @@ def _check(result: int, what: str) -> None:
 
 
 def stay_on_one_cpu(number: int) -> None:
-    """Keep this process, and those that it will start, on one CPU: the ``number``-th that it may use, round and round.
+    """Keep this process, and its later children, on one CPU: the ``number``-th that it may use, round and round.
 
     Linux 6.18 numbers namespaces per CPU, and binds a mount namespace (/proc/PID/ns/mnt), as job_container/tmpfs does,
     only inside one with a lower number: else EINVAL, seen where the two were made on different CPUs.
@@ -51,7 +51,7 @@ def stay_on_one_cpu(number: int) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Give this process namespaces of its own; NEW_PID takes effect for its next child."""
+    """Give this process its own namespaces; NEW_PID takes effect for its next child."""
     _check(_libc.unshare(flags), f"unshare {flags:#x}")
 
 
@@ -62,7 +62,7 @@ def set_hostname(name: str) -> None:
 
 
 def make_mounts_private() -> None:
-    """Keep mounts made here from spreading to the namespace that we came from."""
+    """Keep mounts made here out of the parent namespace."""
     _check(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount --make-rprivate /")
 
 

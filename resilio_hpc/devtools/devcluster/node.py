@@ -41,7 +41,7 @@ def build_root(spec: ClusterSpec, layout: ClusterPaths, machine: str, mountinfo:
             namespaces.bind(Path(path), root / path.lstrip("/"))
     namespaces.mount("proc", root / "proc")
     namespaces.mount("sysfs", root / "sys")
-    namespaces.mount("tmpfs", root / "sys/fs/cgroup", "mode=755")  # no cgroups: nothing of them can be left behind
+    namespaces.mount("tmpfs", root / "sys/fs/cgroup", "mode=755")  # no cgroups, so none can be left behind
     namespaces.mount("tmpfs", root / "tmp", "mode=1777")
     namespaces.mount("tmpfs", root / "run", "mode=755")
     _make_dev(root / "dev", spec)
@@ -60,7 +60,10 @@ def build_root(spec: ClusterSpec, layout: ClusterPaths, machine: str, mountinfo:
 
 
 def disk_mounts(mountinfo: str) -> list[str]:
-    """Mount points of real file systems below / (a separate /usr or /home), outermost first, from proc(5) mountinfo."""
+    """Return mount points of real file systems below / (a separate /usr or /home), outermost first, by mountinfo.
+
+    See proc(5).
+    """
     found: list[str] = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -79,7 +82,7 @@ def disk_mounts(mountinfo: str) -> list[str]:
 def _make_dev(dev: Path, spec: ClusterSpec) -> None:
     namespaces.mount("tmpfs", dev, "mode=755,size=1m")
     devices = {name: (number, 0o666) for name, number in _DEVICES.items()}
-    # character devices are what gres/gpu wants; they act like /dev/null, so nothing can be broken through them
+    # gres/gpu needs character devices; these act like /dev/null, so nothing can be broken through them
     devices |= {Path(spec.gpu_path(i)).name: ((1, 3), 0o666) for i in range(spec.gpus)}
     for name, ((major, minor), mode) in devices.items():
         os.mknod(dev / name, stat.S_IFCHR | mode, os.makedev(major, minor))
@@ -92,7 +95,7 @@ def _make_dev(dev: Path, spec: ClusterSpec) -> None:
 
 
 def _make_etc(spec: ClusterSpec, hosts: str, machine: str, munge_key: bytes) -> None:
-    """Files of the machine's own /etc (in the memory layer: the image below stays as it is)."""
+    """Make the files of the machine's own /etc (in the memory layer: the image below stays unchanged)."""
     _replace(Path("/etc/hosts"), hosts)
     _replace(Path("/etc/hostname"), machine + "\n")
     for path, line in (
@@ -143,11 +146,11 @@ def _start_services(spec: ClusterSpec, machine: str, reboot: bool) -> None:
         start_and_wait(services.SLURMCTLD.argv)
         wait_until_serving(services.SLURMCTLD, services.SLURMCTLD_PORT)
     else:
-        # a slurmd that cannot register at once tries again only after seconds; a rebooted node must not count on ctl
+        # a slurmd that cannot register at once tries again only after seconds; a rebooted node must not depend on ctl
         patience_s = _REBOOT_WAIT_S if reboot else _FIRST_WAIT_S
         wait_for_port(spec.address(CONTROLLER), services.SLURMCTLD_PORT, patience_s)
         start_and_wait([*services.SLURMD.argv, "-N", machine, *(["-b"] if reboot else [])])
-        # slurmctld may not have missed a node that was off for a second, and srun gives up one that refuses it
+        # slurmctld may not have noticed that a node was off for a second, and srun gives up one that refuses it
         wait_until_serving(services.SLURMD, services.SLURMD_PORT)
 
 
@@ -185,26 +188,26 @@ def wait_until_serving(service: services.Service, port: int) -> None:
 
 
 def _is_listening(port: int) -> bool:
-    """Whether any process of this machine listens there. To connect would be a line in the daemon's log."""
-    ends = (f":{port:04X}", "0A")  # local address and state, as proc(5) has them
+    """Return whether a process of this machine listens there. A connection would be a line in the daemon's log."""
+    ends = (f":{port:04X}", "0A")  # local address and state, as in proc(5)
     tables = [Path(f"/proc/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table[1:]]
     return any(row[1].endswith(ends[0]) and row[3] == ends[1] for row in rows)
 
 
 def _running_programs() -> set[str]:
-    """Names of this machine's processes (not from pid files: some daemons write theirs late)."""
+    """Return names of this machine's processes (not by pid files: some daemons write theirs late)."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*/comm"):
         try:
             found.add(entry.read_text().strip())
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
     return found
 
 
 def wait_for_port(address: str, port: int, timeout_s: float) -> bool:
-    """Whether ``address:port`` accepts connections within ``timeout_s``."""
+    """Return whether ``address:port`` accepts connections within ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -223,7 +226,7 @@ def _reap_for_ever() -> None:
 
 
 def reap() -> None:
-    """Collect every process that ended here and has no other parent."""
+    """Reap every process that ended here and has no other parent."""
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
@@ -276,7 +279,7 @@ def start_accounting(
         raise OSError(f"slurmdbd does not answer: {services.last_complaint('slurmdbd')}") from None
 
 
-# sacctmgr fails until slurmdbd has made its tables; adding a cluster that is known already prints so and fails
+# sacctmgr fails until slurmdbd has made its tables; for a known cluster it prints that and fails
 _REGISTER = """
 until sacctmgr --noheader list cluster >/dev/null 2>&1; do kill -0 "$(cat "$2")" || exit 1; sleep 0.05; done
 sacctmgr --noheader list cluster format=cluster | grep -qw -- "$1" || sacctmgr --immediate add cluster "$1"

@@ -1,4 +1,4 @@
-"""Which processes belong to a machine or to a cluster, read from /proc."""
+"""The processes of a machine or of a cluster, read from /proc."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from resilio_hpc.devtools.devcluster.spec import ClusterPaths
 
 _KILL_TIMEOUT_S = 10.0
 _LOOKS = 10
-_inits: dict[int, int] = {}  # PID namespace → its init, as it was found last
+_inits: dict[int, int] = {}  # PID namespace → its init, as last found
 
 
 @dataclass(frozen=True)
 class NodeProcess:
-    """A process on a machine: its pid there, its pid on the host (to signal it), its command line."""
+    """A process on a machine: its pid there, its pid on the host (for signals), its command line."""
 
     pid: int
     host_pid: int
@@ -31,9 +31,10 @@ class NodeProcess:
 
 
 def processes_of(pid_namespace: int) -> list[NodeProcess]:
-    """Every process in a machine's PID namespace, by pid; none if it has no namespace (0: powered off).
+    """Return every process in a machine's PID namespace, by pid; none without one (0: powered off).
 
-    A daemon that forks and ends while we look can be missed in both its shapes, so this looks until nothing changes.
+    A daemon that forks and ends during a look can be missed in both its shapes, so the look is repeated until nothing
+    changes.
     """
     before: list[NodeProcess] | None = None
     for _ in range(_LOOKS):
@@ -72,7 +73,7 @@ def _look(pid_namespace: int) -> list[NodeProcess]:
                 a.decode(errors="replace") for a in Path("/proc", name, "cmdline").read_bytes().split(b"\0")[:-1]
             )
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         if not fields["State"].startswith(("Z", "X")):
             found.append(NodeProcess(int(fields["NSpid"].split()[-1]), int(name), argv))
@@ -80,7 +81,7 @@ def _look(pid_namespace: int) -> list[NodeProcess]:
 
 
 def wait_until_stopped(pid: int, timeout_s: float = 5.0) -> None:
-    """Wait after SIGSTOP: its threads, each by itself, still finish what they are doing. Raises SlurmError."""
+    """Wait after SIGSTOP: each thread still finishes what it is doing. Raises SlurmError."""
     deadline = time.monotonic() + timeout_s
     while any(state not in "TtZX" for state in _thread_states(pid)):
         if time.monotonic() > deadline:
@@ -93,11 +94,11 @@ def _thread_states(pid: int) -> Iterator[str]:
         try:
             yield task.read_text().rpartition(")")[2].split()[0]
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
 
 
 def rootless_processes(where: ClusterPaths) -> list[int]:
-    """Pids on this host that carry a rootless cluster's SLURM_CONF: its daemons, steps and their tasks."""
+    """Return pids on this host with a rootless cluster's SLURM_CONF: its daemons, steps and their tasks."""
     marker = b"SLURM_CONF=" + os.fsencode(where.etc / "slurm.conf")
     return [pid for pid, environment in _environments() if marker in environment.split(b"\0")]
 
@@ -108,11 +109,11 @@ def _environments() -> Iterator[tuple[int, bytes]]:
             try:
                 yield int(entry.name), (entry / "environ").read_bytes()
             except OSError:
-                continue  # another user's, or it ended while we looked
+                continue  # it is another user's, or ended meanwhile
 
 
 def kill_rootless(where: ClusterPaths) -> None:
-    """SIGKILL everything of a rootless cluster, including what is started meanwhile."""
+    """Kill everything of a rootless cluster, including what is started meanwhile."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while pids := rootless_processes(where):
         for pid in pids:

@@ -27,7 +27,7 @@ from resilio_hpc.devtools.devcluster.messages import MachineState, Reply, Reques
 from resilio_hpc.devtools.devcluster.spec import ClusterPaths, ClusterSpec
 
 _SWITCH = "switch"
-_OTHER_SWITCH = "switch2"  # those who are split from the others still reach each other there
+_OTHER_SWITCH = "switch2"  # machines that are split from the others still reach each other there
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Rack:
         self.child_signal.setblocking(False)
 
     def serve(self) -> None:
-        """Power everything on, then obey requests until told to stop."""
+        """Power everything on, then carry out requests until told to stop."""
         signal.set_wakeup_fd(self.child_signal.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -97,7 +97,8 @@ class Rack:
     def _fork_machine(self, name: str, reboot: bool, report: int) -> int:
         """Fork a helper that enters a new PID namespace, forks the machine's init there, wires it and exits.
 
-        Returns the init's pid (it becomes our child when the helper exits), or 0 with the reason in ``report``.
+        Return the init's pid (it becomes a child of the rack when the helper exits), or 0 with the reason in
+        ``report``.
         """
         pid_reader, pid_writer = os.pipe()
         helper = os.fork()
@@ -148,7 +149,7 @@ class Rack:
         os._exit(0)
 
     def crash(self, name: str) -> None:
-        """Power a machine off at once: first the cable, so that no connection says goodbye, then every process."""
+        """Power a machine off at once: first the cable, so that no connection is closed, then every process."""
         machine = self.machines[name]
         if not machine.pid:
             raise ResilioError(f"{name} is already powered off")
@@ -221,7 +222,7 @@ class Rack:
                 line = connection.makefile("rb").readline(65536)
                 connection.sendall(msgspec.json.encode(self._obey(line)) + b"\n")
             except OSError:
-                pass  # the client went away; what it asked for is done
+                pass  # the client has gone; its request is carried out
 
     def _obey(self, line: bytes) -> Reply:
         try:
@@ -269,7 +270,7 @@ def _listen(layout: ClusterPaths) -> socket.socket:
 
 
 def main(argv: list[str]) -> int:
-    """``rack STATE_DIRECTORY LEASH_FD``: become the rack in namespaces of its own; the caller's child exits at once."""
+    """Become the rack in its own namespaces, ``rack STATE_DIRECTORY LEASH_FD``; the caller's child exits at once."""
     layout = ClusterPaths(Path(argv[0]))
     leash = socket.socket(fileno=int(argv[1]))
     spec = msgspec.json.decode(layout.spec.read_bytes(), type=ClusterSpec)

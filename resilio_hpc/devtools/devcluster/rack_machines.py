@@ -1,4 +1,4 @@
-"""Machines in namespaces of their own: their processes, and the failures that can be rehearsed on them."""
+"""Machines in their own namespaces: their processes, and the failures that can be rehearsed on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START_TIMEOUT_S = 20.0
 
 
 class RackMachines:
-    """The machines of one rack: ``ClusterMachines``, and what can go wrong with them."""
+    """The machines of one rack: ``ClusterMachines``, with failures."""
 
     def __init__(self, spec: ClusterSpec, where: ClusterPaths) -> None:
         self._spec = spec
@@ -42,26 +42,26 @@ class RackMachines:
         return [*enter, "env", f"--chdir={cwd or '/shared'}", *become, *argv]
 
     def environment(self, extra: Mapping[str, str] | None = None, user: str = "root") -> dict[str, str]:
-        """Environment of a command on a machine: a login's, and nothing of the host's."""
+        """Return the environment of a command on a machine: a login's, without the host's variables."""
         home = {} if user == "root" else {"HOME": f"/shared/home/{user}", "USER": user}
         return {**ENVIRONMENT, **home, **(extra or {})}
 
     def states(self) -> dict[str, MachineState]:
-        """Power and network state of every machine."""
+        """Return power and network state of every machine."""
         return {machine.name: machine for machine in control.ask(self._layout, "status")}
 
     def pids(self, machine: str) -> list[NodeProcess]:
-        """Every process on a machine."""
+        """Return every process on a machine."""
         return processes_of(self._machine(machine).pid_namespace)
 
     # ---- failures
 
     def crash(self, machine: str) -> None:
-        """Power cut: every process gone and no packet sent; /nvme and logs stay, memory and /tmp do not."""
+        """Cut the power: every process is gone and no packet sent; /nvme and logs stay, memory and /tmp do not."""
         control.ask(self._layout, "crash", machine)
 
     def boot(self, machine: str, timeout_s: float = 20.0) -> None:
-        """Power a machine on again; returns when its services are started (Slurm may need a moment more)."""
+        """Power a machine on again; return when its services are started (Slurm may need a moment more)."""
         control.ask(self._layout, "boot", machine)
         self.wait_for_power_on(timeout_s, machine)
 
@@ -96,7 +96,7 @@ class RackMachines:
         control.ask(self._layout, "heal", machine)
 
     def hang_shared(self, *nodes: str) -> None:
-        """Let /shared hang on these nodes (default: all) until ``release_shared``; what touches it there waits.
+        """Let /shared hang on these nodes (default: all) until ``release_shared``; accesses there wait.
 
         Raises UsageError unless the cluster was started with ``shared_mount`` fuse or caching.
         """
@@ -107,7 +107,7 @@ class RackMachines:
         self._signal_shared(nodes, signal.SIGCONT)
 
     def kill_slurmd(self, node: str) -> None:
-        """SIGKILL the node's slurmd only; steps and their slurmstepd go on."""
+        """Send SIGKILL to the node's slurmd only; steps and their slurmstepd go on."""
         self._kill_service(node, "slurmd")
 
     def start_slurmd(self, node: str) -> None:
@@ -117,7 +117,7 @@ class RackMachines:
         self._start_service(node, "slurmd", ["-N", node])
 
     def kill_slurmctld(self) -> None:
-        """SIGKILL slurmctld; running jobs go on, commands fail."""
+        """Send SIGKILL to slurmctld; running jobs go on, commands fail."""
         self._kill_service(CONTROLLER, "slurmctld")
 
     def start_slurmctld(self) -> None:
@@ -166,6 +166,6 @@ class RackMachines:
     def _start_service(self, machine: str, program: str, arguments: Sequence[str]) -> None:
         if self._service_pids(machine, program):
             raise SlurmError(f"{program} is already running on {machine}")
-        log = "/var/log/slurm/console.log"  # the daemon keeps its output open: it must not hold our pipes
+        log = "/var/log/slurm/console.log"  # the daemon keeps its output open: it must not hold this process's pipes
         start = ["setsid", "sh", "-c", f'exec "$@" </dev/null >>{log} 2>&1', "sh", f"/usr/sbin/{program}", *arguments]
         run(self.command(machine, start, cwd="/"), _START_TIMEOUT_S, env=self.environment())

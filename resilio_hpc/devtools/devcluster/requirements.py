@@ -1,4 +1,4 @@
-"""Which commands a dev cluster needs, and the Debian packages that hold them."""
+"""The commands that a dev cluster needs, and the Debian packages that hold them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def missing_packages(commands: dict[str, str], root: str = "/") -> list[str]:
 
 
 def check(spec: ClusterSpec) -> None:
-    """Raise UsageError with the one command that helps, unless everything that ``spec`` needs is installed."""
+    """Raise UsageError with the command that installs them, unless everything that ``spec`` needs is installed."""
     wanted = {} if spec.rootless else dict(_NAMESPACES)
     if spec.root == "/":
         wanted |= _SLURM

@@ -1,4 +1,4 @@
-"""The daemons of a dev cluster's machines: how each is started, where it listens, where it complains."""
+"""The daemons of a dev cluster's machines: how each is started, where it listens, its log."""
 
 from __future__ import annotations
 

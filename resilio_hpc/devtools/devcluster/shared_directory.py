@@ -20,7 +20,7 @@ CACHED_S = 30  # acregmin is 3 s, acregmax 60 s, acdirmin 30 s by default (nfs(5
 _TIMEOUT_S = 20.0
 _OPTIONS = {
     "fuse": "attr_timeout=0,entry_timeout=0,negative_timeout=0",
-    # auto_cache: what an earlier open has read is kept unless size or time have changed (close-to-open)
+    # auto_cache: the content from an earlier open is kept unless size or time have changed (close-to-open)
     "caching": f"attr_timeout={CACHED_S},entry_timeout={CACHED_S},negative_timeout={CACHED_S},auto_cache",
 }
 
@@ -32,7 +32,7 @@ def mount(spec: ClusterSpec, layout: ClusterPaths, machine: str, target: Path) -
         return
     target.mkdir(parents=True, exist_ok=True)
     options = f"dev,suid,{_OPTIONS[spec.shared_mount]}"
-    # several threads: one slow request must not hold up the others, as it would not on a real client
+    # several threads: one slow request must not delay the others, as on a real client
     command = [DAEMON, "--multithreaded", "-o", options, str(layout.shared), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_TIMEOUT_S)
     if done.returncode != 0:

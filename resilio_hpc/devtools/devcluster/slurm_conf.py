@@ -10,7 +10,7 @@ _SETTINGS = {
     "SlurmctldHost": CONTROLLER,
     "SlurmUser": "root",
     "AuthType": "auth/munge",
-    "AuthInfo": "cred_expire=10",  # else a requeued job waits 121 s
+    "AuthInfo": "cred_expire=10",  # otherwise a requeued job waits 121 s
     "MpiDefault": "none",
     "StateSaveLocation": "/var/lib/slurm",
     "SlurmdSpoolDir": "/var/spool/slurmd",
@@ -21,7 +21,7 @@ _SETTINGS = {
     "SlurmctldDebug": "info",
     "SlurmdDebug": "info",
     "ReturnToService": "2",
-    "ProctrackType": "proctrack/linuxproc",  # needs no cgroup, so nothing of it can be left behind
+    "ProctrackType": "proctrack/linuxproc",  # needs no cgroup, so none can be left behind
     "SchedulerType": "sched/backfill",
     "SchedulerParameters": "nohold_on_prolog_fail,bf_interval=2,sched_interval=2,sched_min_interval=0",
     "SelectType": "select/cons_tres",
@@ -39,13 +39,13 @@ _SETTINGS = {
     "GresTypes": "gpu",
 }
 _BEFORE_23 = {"TaskPlugin": "task/none", "JobAcctGatherType": "jobacct_gather/none"}
-# /tmp and /dev/shm of each job's own, gone with it (job_container.conf manual); it makes its mounts in the extern step
+# each job's own /tmp and /dev/shm, gone with it (job_container.conf manual); it makes its mounts in the extern step
 _PRIVATE_TMP = {"JobContainerType": "job_container/tmpfs", "PrologFlags": "Contain"}
 _ACCOUNTING = {"AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageHost": CONTROLLER}
 
 
 def render_slurm_conf(spec: ClusterSpec) -> str:
-    """slurm.conf: our settings for rehearsing failures, with ``spec.conf`` laid over them."""
+    """Return slurm.conf: settings for rehearsing failures, overridden by ``spec.conf``."""
     settings = {"ClusterName": spec.name, **_SETTINGS, "SlurmdTimeout": str(spec.slurmd_timeout_s)}
     if spec.series < "23":
         settings.update(_BEFORE_23)
@@ -58,9 +58,9 @@ def render_slurm_conf(spec: ClusterSpec) -> str:
 
 
 def render_rootless_conf(spec: ClusterSpec, where: ClusterPaths, account: str, host: str, ports: Sequence[int]) -> str:
-    """slurm.conf of a cluster without namespaces: its daemons share this host, each with a port of its own.
+    """Return slurm.conf of a cluster without namespaces: its daemons share this host, each with its own port.
 
-    ``ports`` are slurmctld's and then one per node.
+    ``ports``: slurmctld's and then one per node.
     """
     settings = {
         **{"ClusterName": spec.name, **_SETTINGS, "SlurmdTimeout": str(spec.slurmd_timeout_s)},
@@ -112,22 +112,25 @@ def _overlay(settings: Mapping[str, str], lines: Sequence[str]) -> tuple[dict[st
 
 
 def render_gres_conf(spec: ClusterSpec) -> str:
-    """gres.conf: every node has the same fake GPU devices."""
+    """Return gres.conf: every node has the same fake GPU devices."""
     if not spec.gpus:
         return ""
     last = f"[0-{spec.gpus - 1}]" if spec.gpus > 1 else "0"
-    # gres/gpu wants character devices; without root only existing ones can serve, and the consoles are always there
+    # gres/gpu needs character devices; without root only existing ones can serve, and the consoles always exist
     device = "/dev/tty" if spec.rootless else "/dev/fakegpu"
     return f"Name=gpu Type={spec.gpu_type} File={device}{last}\n"
 
 
 def render_cgroup_conf(spec: ClusterSpec) -> str:
-    """cgroup.conf: no cgroups. 22.05 cannot be told so; it is content with an empty mount (node.py)."""
+    """Return cgroup.conf: no cgroups. 22.05 has no such setting; it accepts an empty mount (node.py)."""
     return "CgroupPlugin=cgroup/v1\n" if spec.series < "23" else "CgroupPlugin=disabled\n"
 
 
 def render_job_container_conf(spec: ClusterSpec) -> str:
-    """job_container.conf: where jobs' own /tmp lie. Their /dev/shm is private in 22.05, too, which has no ``Dirs``."""
+    """Return job_container.conf: the place of jobs' own /tmp.
+
+    In 22.05, without ``Dirs``, their /dev/shm is private too.
+    """
     if not spec.private_tmp:
         return ""
     dirs = "" if spec.series < "23" else "Dirs=/tmp,/dev/shm\n"
@@ -135,7 +138,7 @@ def render_job_container_conf(spec: ClusterSpec) -> str:
 
 
 def render_slurmdbd_conf() -> str:
-    """slurmdbd.conf: its database is on the controller, behind a Unix socket."""
+    """Return slurmdbd.conf: its database is on the controller, behind a Unix socket."""
     return "\n".join(
         [
             "AuthType=auth/munge",
@@ -154,5 +157,5 @@ def render_slurmdbd_conf() -> str:
 
 
 def render_hosts(spec: ClusterSpec) -> str:
-    """/etc/hosts of every node."""
+    """Return /etc/hosts of every node."""
     return "127.0.0.1 localhost\n" + "".join(f"{spec.address(m)} {m}\n" for m in spec.machines)

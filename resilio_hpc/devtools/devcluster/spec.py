@@ -1,4 +1,4 @@
-"""What a dev cluster consists of and where its files are: pure data, decided before anything starts."""
+"""The parts of a dev cluster and the places of its files: pure data, decided before anything starts."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """The controller and the compute nodes."""
+        """Return the controller and the compute nodes."""
         return (CONTROLLER, *self.compute_nodes)
 
     def address(self, machine: str) -> str:
-        """IPv4 address of a machine: a /24 that follows from the cluster's name."""
+        """Return the IPv4 address of a machine: a /24 that follows from the cluster's name."""
         digest = hashlib.sha256(self.name.encode()).digest()
         host = 10 if machine == CONTROLLER else 10 + int(machine[1:])
         return f"10.{64 + digest[0] % 64}.{digest[1]}.{host}"
@@ -96,7 +96,7 @@ ROOTS = Path("/var/lib/resilio-devcluster")
 
 
 def base_directory() -> Path:
-    """Where the clusters' state lies: ``$RESILIO_DEVCLUSTER_DIR``, else /var/lib (root) or the user's own."""
+    """Return where the clusters' state lies: ``$RESILIO_DEVCLUSTER_DIR``, else /var/lib (root) or the user's own."""
     given = os.environ.get("RESILIO_DEVCLUSTER_DIR")
     if given:
         return Path(given)
@@ -106,7 +106,7 @@ def base_directory() -> Path:
 
 
 def layout(name: str) -> ClusterPaths:
-    """Layout of the cluster called ``name``."""
+    """Return the layout of the cluster called ``name``."""
     return ClusterPaths(base_directory() / name)
 
 
