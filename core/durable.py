@@ -70,8 +70,8 @@ def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
 def new_file(path: Path, mode: int = 0o666, former: Path | None = None) -> Iterator[int]:
     """Give a descriptor of a file that appears as ``path``, whole and durable, at the end; else nothing remains.
 
-    ``former``: a file of the same file system that is needed no more. It becomes the new one where it is ours alone,
-    and is to be written over, since it has its old content; else it is removed.
+    ``former``: a file of the same file system that has no use any more. If no other process can use it, it becomes the
+    new file, which has to be overwritten, since it has its old content; else it is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -1,9 +1,8 @@
-"""What measurements of a cluster say of layouts that resemble them, beyond what the model's parameters can tell.
+"""Corrections from a cluster's measurements for similar layouts, beyond the model's parameters.
 
 A Gaussian process over ln(time): one part for the cluster as a whole, one that fades with the distance between layouts,
-and one that mixtures of experts share with others of the same model.
-The distances and standard deviations below hold for all clusters: round numbers that do well on the published tables
-together, none of them for one cluster.
+and one that mixtures of experts share with others of the same model. The distances and standard deviations below hold
+for all clusters: round numbers that do well on the published tables together, none of them for one cluster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Checkpoints without our launcher: each process writes its own shard file, rank 0 commits.
+"""Checkpoints without resilio-launch: each process writes its own shard file, rank 0 commits.
 
-The processes meet only in the checkpoint directory. A save waits for the one before it, so that every save is written,
-by all processes alike. But it does not wait for ever: while the file system hangs, training goes on, and what it saves
-then fails. Where one process has given a step up that others wrote, those learn it from its next one.
+The processes meet only in the checkpoint directory. A save waits for the one before it, so that all processes write
+every save. The wait is bounded: while the file system hangs, training goes on, and its saves fail. Where one process
+has given up a step that others wrote, the others learn it from its next one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The replicator: a process beside the agent that keeps other nodes' snapshots in memory, and gives away its own.
+"""The replicator: a process beside the agent that keeps other nodes' snapshots in memory, and sends its own.
 
 ``python -m resilio_hpc.ckpt.replication.replicator`` reads requests (see ``messages``) as JSON lines from standard
-input, answers on standard output, and ends with its input or its parent. Who wants a snapshot reads it from the one who
-has it, over an authenticated and encrypted connection; the arena is pinned for as long. One fetch at a time; threads do
-what takes long. Needs neither torch nor h5py.
+input, answers on standard output, and ends with its input or its parent. A replicator reads a snapshot from the one
+that has it, over an authenticated and encrypted connection; the arena is pinned meanwhile. It makes one fetch at a
+time, and threads do the long work. It needs neither torch nor h5py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The table of a ring of shared blocks: which block is in which slot, and how far the readers have come.
 
-Words in shared memory, whose writers may be killed or stopped between any two of them. A lock, of a byte of the file,
-guards them; it is held for a look alone.
+It is in shared memory. A writer may be killed or stopped between any two stores, so readers validate every entry. A
+lock on a byte of the file protects the table; it is held for a look only.
 
-A block that a reader who is close behind will want is not replaced: once readers are further apart than the ring is
-long, each of them would have to read everything. Instead those in front wait, but never for one who has not been seen
-for a moment; so no process depends on another.
+The slowest reader evicts only blocks that are needed after its own position. Without that rule, readers that are
+further apart than the ring is long would each have to read everything. Readers in front wait instead, but only for
+readers that were seen a moment ago, so no process can block another.
 """
 
 from __future__ import annotations

@@ -69,14 +69,13 @@ def read_parts(
     peer: PeerFile | None = None,
     share_bytes: int = _SHARE_BYTES,
 ) -> None:
-    """Read them all, in the order of the files, a few neighbours at a time.
+    """Read all parts, in the order of the files, a few neighbours at a time.
 
-    ``direct``: see ``bulk_io.read``; None: what only this process is likely to want. ``shared``: how to read the rest;
-    None: by way of the page cache. ``peer``: of all parts, where they are read in the place of the file.
-    ``share_bytes``: what a thread reads in one go.
-    ``local_rank``: of this process among those of the node; each begins elsewhere with what is not shared, so that who
-    wants the same is not in the others' way. Raises CorruptCheckpoint for bytes that are not as they were written,
-    OSError for a device that fails.
+    ``direct``: see ``bulk_io.read``; None: directly what only this process probably reads. ``shared``: how to read the
+    rest; None: through the page cache. ``peer``: the copy of all parts, if it is read in place of the file.
+    ``share_bytes``: what a thread reads with one call. ``local_rank``: of this process in its node; each begins with
+    other blocks of what is not shared, so that processes which read the same do not get in each other's way. Raises
+    CorruptCheckpoint for bytes that do not match their checksum, OSError for a device that fails.
     """
     seen: Counter[tuple[HasFile, int]] = Counter()
     reads: list[_BlockRead] = []

@@ -1,8 +1,8 @@
-"""Savers that outlive the process that asked them, without a launcher: how a run that is started again meets them.
+"""Savers that outlive the process that asked them, without a launcher, and how a restarted run handles them.
 
-While the committing one works alone, a file ``.orphan-<session>`` in the checkpoint directory says so. A process that
+While the committing one works alone, a file ``.orphan-<session>`` in the checkpoint directory shows it. A process that
 restores, or writes, waits until it is gone: then all processes of the new run see the same steps. Where nothing changes
-any more it was killed, or hangs: what it staged is moved away, so that it can commit nothing later.
+any more, the saver was killed, or hangs: its staged files are moved away, so that it can commit nothing later.
 
 No file is locked and no clocks are compared: shared file systems, and nodes, would not always agree.
 """

@@ -1,10 +1,10 @@
-"""The saver of a process without a launcher: it writes that one's part of a step, and commits or waits for rank 0.
+"""The saver of a process without a launcher: it writes that process's part of a step, and commits or waits for rank 0.
 
 ``saver_process`` starts ``main`` with a socket as standard input and output. A packet is a request, with the descriptor
 of its arena, or an answer, both as JSON. Where no process can be started, ``save`` is called instead.
 
-What was sent stays in the socket, and a descriptor on its way keeps its arena (a path below /proc/PID ends with that
-process). So nothing that was asked is lost with the process that asked: it is carried out, and then this one ends.
+A sent request stays in the socket, and its descriptor keeps the arena (a path below /proc/PID ends with that process).
+So no request is lost with the process that sent it: it is carried out, and then this process ends.
 """
 
 from __future__ import annotations

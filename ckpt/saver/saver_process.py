@@ -1,8 +1,8 @@
 """This process's connection to its saver: a process of its own, or a thread of this one where none can be started.
 
-All Checkpointers share one, and while it works for another of them, one more is started: a file system that hangs stops
-no save to another one. One that dies is replaced. A forked child (a DataLoader's worker) has none before it saves: its
-parent's knows nothing of it, and ends with the parent even if the child lives on.
+All Checkpointers share one. While it works for another of them, one more is started, so a file system that hangs stops
+no save to another one. A saver that dies is replaced. A forked child (a DataLoader's worker) has none before it saves:
+its parent's saver does not know it, and ends with the parent even if the child lives on.
 """
 
 from __future__ import annotations

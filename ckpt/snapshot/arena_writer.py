@@ -129,8 +129,8 @@ class Slot:
     def make_room(self, size: int) -> memoryview:
         """Return writable memory of at least ``size`` bytes, with every page present (locked; the snapshot is lost).
 
-        Allocated first, so that full memory is an error here and not a SIGBUS later; pages are faulted in now because
-        a fault costs ten times the copy. In huge pages where they can be had: 2 MiB in one fault, and a device that
+        It is allocated first, so that full memory is an error here and not a SIGBUS later. Pages are faulted in now
+        because a fault costs ten times the copy; in huge pages if possible: 2 MiB in one fault, and a device that
         writes them has a five-hundredth of the pages to hold.
         """
         size = -(-size // PAGE) * PAGE

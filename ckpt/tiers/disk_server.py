@@ -1,10 +1,9 @@
 """The disk server: a process beside the agent that lets other nodes read copies on this node's own disk.
 
-``python -m resilio_hpc.ckpt.tiers.disk_server SOCKET`` takes connections on an open socket of that number. It reads one
-ServeDisk as a JSON line from standard input, and ends with its input or its parent. A caller that knows the key reads
-blocks of the copies of committed shard files (``local_disk``), as many as it likes, over a connection of its own
-(``disk_messages``). A thread for each, so a disk that hangs holds up its own readers alone. Needs
-neither torch nor h5py.
+``python -m resilio_hpc.ckpt.tiers.disk_server SOCKET`` accepts connections on an open socket of that number. It reads
+one ServeDisk as a JSON line from standard input, and ends with its input or its parent. A caller with the key reads any
+number of blocks of the copies of committed shard files (``local_disk``), over its own connection (``disk_messages``).
+Each connection has a thread, so a disk that hangs blocks only its own readers. It needs neither torch nor h5py.
 """
 
 from __future__ import annotations

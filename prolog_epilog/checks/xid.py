@@ -1,9 +1,9 @@
-"""Xids: what NVIDIA's driver writes to the kernel's log when something is wrong with a GPU, and what that asks for.
+"""Xids: the GPU errors that NVIDIA's driver writes to the kernel's log, and the action for each.
 
-``xid.csv`` says what each one means. Some rules go beyond one line: the same Xid of a GPU within minutes is one event;
+``xid.csv`` has the meaning of each. Some rules go beyond one line. The same Xid of a GPU within minutes is one event.
 Xids that a program may cause (13, 31) are hardware when different programs and users meet them on the same unit of the
-GPU, and nowhere else; a GPU with several events of faulty hardware within a day is not one that a reset puts right; and
-Xid 154 ends what a reset has put right.
+GPU, and nowhere else. No reset repairs a GPU with several events of faulty hardware within a day. Xid 154 ends the
+events that a reset has repaired.
 """
 
 from __future__ import annotations

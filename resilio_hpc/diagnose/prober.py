@@ -1,7 +1,7 @@
-"""The process that does the work on a node, for a checker that may end it at any time.
+"""The process that does a pair check's work on a node, for a checker that may end it at any time.
 
-It imports torch once and forks a child for each order, so that whatever an order leaves behind goes with its child, and
-the next one begins at once. Orders and what the process group waits for come on standard input, a line of JSON each;
+It imports torch once and forks a child for each order, so that whatever an order leaves behind ends with its child, and
+the next one begins at once. Orders and values for the process group come on standard input, a line of JSON each;
 answers go to standard output: ``ready``; of the child ``phase``, ``put``, ``want``, ``measured``, ``failed``; and
 ``ended`` with its exit code. SIGUSR1 kills the child.
 """

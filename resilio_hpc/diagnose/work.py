@@ -77,10 +77,11 @@ def name_of(device: torch.device) -> str:
 
 
 class Stopwatch:
-    """Wall time, and how long our threads could have run and had no CPU: others' work on the node is no slowness of it.
+    """Wall time, and the time that this process's threads were ready to run without a CPU.
 
-    The kernel counts that (/proc/self/task/*/schedstat, its second number); where it does not, it is 0. A process that
-    is stopped, or throttled by its cgroup or its hardware, does not wait in this sense.
+    Other processes' work on the node is no slowness of it, so the second is subtracted. The kernel counts it
+    (/proc/self/task/*/schedstat, its second number); where it does not, it is 0. A process that is stopped, or
+    throttled by its cgroup or its hardware, does not wait in this sense.
     """
 
     def __init__(self) -> None:

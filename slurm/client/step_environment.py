@@ -1,9 +1,9 @@
 """The environment of an srun that the launcher starts inside a user's job. Pure.
 
 Most ``SLURM_*`` variables of a batch script are defaults of srun's own flags (srun(1), "input environment variables").
-They are meant for the user's steps: ``SLURM_GPUS_PER_TASK`` would hide GPUs from a step of ours with one task per node,
-``SLURM_EXPORT_ENV=NONE`` its whole environment, ``SLURM_MEM_PER_NODE`` beside ``SLURM_MEM_PER_CPU`` ends every srun.
-Others describe the step around us (``SLURM_PROCID``).
+They are meant for the user's steps. In a step of the launcher with one task per node, ``SLURM_GPUS_PER_TASK`` would
+hide GPUs, ``SLURM_EXPORT_ENV=NONE`` the whole environment, and ``SLURM_MEM_PER_NODE`` beside ``SLURM_MEM_PER_CPU`` ends
+every srun. Other variables describe the surrounding step (``SLURM_PROCID``).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Draining with manners: compare, write, read again, and give up what may not be ours.
+"""Safe drains: compare, write, read again, and disown a drain that may belong to another owner.
 
-slurmctld has no compare-and-swap: an order to drain replaces whatever reason is there, and UNDRAIN ends whatever drain.
-So the node is read right before each write, and again after it. What another order does between those two calls (some
-10 ms) is not seen in the node; but slurmctld counts the orders it gets, and when another one came at that moment, the
-node stays drained for a reason that is no longer ours, so that a person looks. (Not for drains of ours of other nodes,
-which show them: in a storm many of us write at the same moment.) What remains: the text of that other drain is lost;
-and a drain that Slurm itself makes in those 10 ms, which is not an order, is not noticed.
+slurmctld has no compare-and-swap: an order to drain replaces any reason, and UNDRAIN ends any drain. So the node is
+read right before each write, and again after it. An order of another owner between those two calls (some 10 ms) does
+not show in the node; but slurmctld counts its orders. If another one came at that moment, the node stays drained for a
+reason without owner, so that a person looks. (Not for this package's own drains of other nodes, which show there: in a
+storm many nodes write at the same moment.) What remains: the text of that other drain is lost; and a drain that Slurm
+itself makes in those 10 ms, which is not an order, is not noticed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A job of ours that waits is given another shape in place: nodes, time limit, excluded nodes, features.
+"""Changes a waiting job of the chain in place: nodes, time limit, excluded nodes, features.
 
 Compare, then write, then look again. A job may start between the look and the write, and scontrol would then shrink or
-shorten the *running* job. So ExcNodeList, as it is or as it should be, is in every order: slurmctld (22.05, 26.05)
-refuses the whole order for a job that does not wait, before it carries out any of it.
+shorten the *running* job. So ExcNodeList, changed or not, is in every order: slurmctld (22.05, 26.05) refuses the whole
+order for a job that does not wait, before it carries out any of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When agents are started, and started again when they end: how fast, how often, and until when. Pure.
 
-An srun ends for two kinds of reason. Either its agent ran and ended: that may not go on for ever, so the ends within a
-minute are counted. Or Slurm never got the agent going (slurmctld is down, a node of the step died, a slurmd is being
+An srun ends for two kinds of reason. Either its agent ran and ended: that must not go on for ever, so the ends within a
+minute are counted. Or Slurm never started the agent (slurmctld is down, a node of the step died, a slurmd is being
 restarted): that says nothing about the agent, so it is tried again, patiently, for as long as nodes may join.
 """
 

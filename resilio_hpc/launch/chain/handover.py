@@ -1,7 +1,7 @@
 """The record of a job's part that was closed from outside the batch script: by whom, why, and what follows.
 
-Slurm says CANCELLED of a job that we cancel ourselves, since no agent was left to end it. The record is written first
-and durably, so that the next job never takes that for its user's wish.
+Slurm says CANCELLED of a job that the launcher itself cancels, since no agent was left to end it. The record is written
+first and durably, so that the next job never takes that for its user's wish.
 """
 
 from __future__ import annotations

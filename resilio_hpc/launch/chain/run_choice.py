@@ -1,9 +1,9 @@
-"""Which run directory a launch gets: only the launch that a run belongs to goes on with it.
+"""Which run directory a launch gets: only the launch that a run belongs to continues it.
 
 A batch script may launch several programs, one after the other or at once, and a chain's next job runs the same script
-again. So a launch with ``--chain`` goes on in the directory in which the same program ran in the job before. A launch
-without ``--run-dir`` takes the job's directory, ``resilio-runs/JOB``, if that is free or holds what the same program
-began, else ``JOB-2``, ``JOB-3`` and so on. ``--run-dir`` is meant as it stands.
+again. So a launch with ``--chain`` continues the directory in which the same program ran in the job before. A launch
+without ``--run-dir`` takes the job's directory, ``resilio-runs/JOB``, if that is free or holds a run of the same
+program, else ``JOB-2``, ``JOB-3`` and so on. ``--run-dir`` is used as given.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Slurm's variables in a rank: those that the user's own srun line would have given it, not our agents' steps'. Pure.
+"""Slurm's variables in a rank: those of the user's own srun line, not those of the agents' steps. Pure.
 
-In a batch script agents are started by sruns of ours, one per node or group of nodes. Such an srun must not see the
-options that are meant for the user's steps (``slurm/client/step_environment``), and each agent finds the variables of a
-step that the user did not ask for. So the supervisor sets the user's values aside, in one variable, and the agent puts
-them back for its ranks. What a step says of its tasks holds for the round's ranks. docs/launching.md has the whole
-table.
+In a batch script the launcher's own sruns start agents, one per node or group of nodes. Such an srun must not see the
+options that are meant for the user's steps (``slurm/client/step_environment``), and each agent gets the variables of a
+step that the user did not ask for. So the supervisor sets the user's values aside, in one variable, and the agent
+restores them for its ranks. Variables for tasks of a step are set for the round's ranks. docs/launching.md has the
+whole table.
 """
 
 from __future__ import annotations

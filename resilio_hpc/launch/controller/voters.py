@@ -1,8 +1,8 @@
 """The controller's part for votes: which nodes vote, whether a quorum is with it, and the leases. Pure.
 
-A voter's support is proven by what it echoes: the stamp of a Beat that it got from us. Until a quorum's stamps are no
-older than the heartbeat timeout, no other node can have been elected, since a voter stands by its controller for that
-long after the last Beat. No lease that we give reaches beyond ``run_state.LEASE_SHARE`` of it.
+An agent echoes the stamp of the newest Beat that it got, which proves that it supported the controller then. Each voter
+stands by its controller for the heartbeat timeout after its last Beat. So no other node can have been elected while a
+quorum's stamps are younger than that. No lease reaches beyond ``run_state.LEASE_SHARE`` of it.
 """
 
 from __future__ import annotations
