@@ -95,7 +95,7 @@ def _thinned(found: Found, machine: Machine) -> Found:
     device = found.memory.device
     step = STEP_OF_MEMORY * machine.memory_gb * 1e9
     lowest = np.minimum.accumulate(device) if device.size else device
-    for row in np.flatnonzero(device <= lowest):  # only a new lowest can be one
+    for row in np.flatnonzero(device <= lowest):  # only a layout with less memory than all faster ones can be a choice
         if device[row] <= least - (step if kept else 0):
             kept.append(int(row))
             least = float(device[row])

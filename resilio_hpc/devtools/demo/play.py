@@ -167,7 +167,7 @@ class Play:
             self._say(f"time limit near: all ranks stop after step {fields.get('step')}, which is saved")
 
     def _calm(self, events: list[Event]) -> bool:
-        """Whether the run has come over the last fault and made a step since: one fault at a time is shown here."""
+        """Return whether the run has recovered from the last fault and made a step since: the next fault may come."""
         last = self._blows[-1].at if self._blows else 0.0
         recovered = not self._blows or outcome("", "", last, events).recovered
         verdicts = [e for e in events if e.kind in ("first_step", "stopping", "launch", "rank_failed", "node_lost")]
