@@ -41,7 +41,10 @@ _CLUSTER_VERBS: dict[str, tuple[Callable[[ClusterMachines], None], str]] = {
 def main(argv: list[str]) -> int:
     """Run ``resilio devcluster ARGV``; return the exit code (2 for a usage mistake, 1 for a failure)."""
     try:
-        arguments = _parser().parse_args(argv)
+        own, command = _split(argv)
+        arguments = _parser(separated=bool(command)).parse_args(own)
+        if command:
+            arguments.command = [*arguments.command, *command]
         for signum in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, _interrupt)
         result: int = arguments.call(arguments)
@@ -57,11 +60,19 @@ def main(argv: list[str]) -> int:
         return 130
 
 
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words for ``resilio devcluster run``, and the command behind ``--``, options of which are its own."""
+    if argv[:1] != ["run"] or "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(separated: bool) -> argparse.ArgumentParser:
     parser = Parser(
         prog="resilio devcluster",
         description="A real Slurm cluster on this machine, and the failures to rehearse on it.",
@@ -83,11 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     shell = verb("shell", _shell, "an interactive shell on a machine (ctl is the login node)")
     shell.add_argument("machine", nargs="?", default=CONTROLLER)
     shell.add_argument("--user", default="root", help="root or user")
-    runner = verb("run", _run, "run a command on a machine: run [--name N] MACHINE COMMAND …")
+    runner = verb("run", _run, "run a command on a machine: run MACHINE [--name N] -- COMMAND …")
     runner.add_argument("--timeout", type=float, default=600.0, metavar="S")
     runner.add_argument("--user", default="root", help="root or user")
     runner.add_argument("machine")
-    runner.add_argument("command", nargs=argparse.REMAINDER)
+    runner.add_argument("command", nargs="*" if separated else argparse.REMAINDER)
     for name, (_, text) in _MACHINE_VERBS.items():
         verb(name, _machine_verb, text).add_argument("machine", help="ctl, n1, n2, …")
     for name, (_, text) in _CLUSTER_VERBS.items():
@@ -99,7 +110,7 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
     up.add_argument("--nodes", type=int, default=4)
     up.add_argument("--cpus", type=int, default=8, help="CPUs that each node claims (default 8)")
     up.add_argument("--gpus", type=int, default=0, help="fake GPUs per node")
-    up.add_argument("--gpu-type", default="fake", metavar="NAME", help="what Slurm calls them (default fake)")
+    up.add_argument("--gpu-type", default="h100", metavar="NAME", help="Slurm's name of them (default h100)")
     up.add_argument("--slurm", default=HOST_SERIES, choices=list(SLURM_SERIES), help="Slurm series")
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
     up.add_argument("--bind", action="append", default=[], metavar="PATH", help="show a host path on every machine")
@@ -212,12 +223,11 @@ def _shell(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    if not command:
-        raise UsageError("run: give a command after the machine's name")
+    if not arguments.command:
+        raise UsageError("run: give a command after the machine's name: resilio devcluster run ctl -- sinfo")
     cluster = find(arguments.name)
     try:
-        done = cluster.run(arguments.machine, command, arguments.timeout, user=arguments.user, check=False)
+        done = cluster.run(arguments.machine, arguments.command, arguments.timeout, user=arguments.user, check=False)
     except CommandError as error:
         raw(sys.stdout).write(error.stdout)
         raw(sys.stderr).write(error.stderr)

@@ -71,6 +71,14 @@ def test_an_empty_node_has_nothing(tmp_path: Path) -> None:
     assert (nothing.gpus, nothing.xpus, nothing.memory_bytes) == (0, 0, 0)
 
 
+def test_without_device_files_the_gpus_that_slurm_granted_count(tmp_path: Path) -> None:
+    granted = {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    assert read_devices(granted, tmp_path).gpus == 4
+    assert read_devices({**granted, "CUDA_VISIBLE_DEVICES": "1"}, tmp_path).gpus == 1
+    assert read_devices({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path).gpus == 0  # any user may have set it
+    assert read_devices({"SLURM_GPUS_ON_NODE": "h100:4"}, tmp_path).gpus == 0
+
+
 @pytest.mark.parametrize(
     ("asked", "devices", "ranks"),
     [

@@ -245,11 +245,24 @@ def test_the_commands_do_what_the_methods_do(cluster: DevCluster, capsys: pytest
     assert status["slurm_version"] == cluster.slurm_version
     assert {m["name"]: m["link_up"] for m in status["machines"]}["n5"] is False
     assert main(["heal", *name, "n5"]) == 0
+    assert main(["run", "ctl", *name, "--", "echo", "--name", "x"]) == 0
+    assert capsys.readouterr().out == "--name x\n"
     assert main(["crash", *name, "n9"]) == 1
     assert "no machine 'n9'" in capsys.readouterr().err
     assert main(["up", *name]) == 2
     assert main(["status", "--name", "no-such-cluster"]) == 1
     assert main(["up", "--nodes", "none"]) == 2
+
+
+def test_a_users_batch_script_finds_the_launcher_and_the_gpus(cluster: DevCluster) -> None:
+    (cluster.shared / "ranks.py").write_text("import os\nprint('rank', os.environ['RANK'], 'runs', flush=True)\n")
+    launch = "exec resilio-launch --no-torch --nproc-per-node gpu --run-dir /shared/run /shared/ranks.py"
+    script = f"#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=2 --exclusive --no-kill\n{launch}\n"
+    job = cluster.submit(script, ["--output=/shared/said.txt"])
+    cluster.wait_for_job(job, ["COMPLETED", "FAILED"], PATIENCE_S)
+    said = (cluster.shared / "said.txt").read_text()
+    assert [rank for rank in range(4) if f"rank {rank} runs" in said] == [0, 1, 2, 3], said
+    assert "completed: every rank exited with 0" in said
 
 
 # ---- other kinds

@@ -37,7 +37,7 @@ class HostMachines:
     def environment(self, extra: Mapping[str, str] | None = None, user: str = "root") -> dict[str, str]:
         """Return a login's environment with this cluster's SLURM_CONF."""
         own = {"SLURM_CONF": str(self._layout.etc / "slurm.conf"), "HOME": str(Path.home())}
-        return {**services.ENVIRONMENT, **own, **(extra or {})}
+        return {**services.ENVIRONMENT, "PATH": services.own_path(), **own, **(extra or {})}
 
     def states(self) -> dict[str, MachineState]:
         """Return every machine, which is this host."""

@@ -15,7 +15,7 @@ class ClusterMachines(Protocol):
         """Return the host command that runs ``argv`` on a machine (``cwd`` defaults to the shared directory)."""
 
     def environment(self, extra: Mapping[str, str] | None = None, user: str = "root") -> dict[str, str]:
-        """Return the environment of a command on a machine: a login's, without the host's variables."""
+        """Return the environment of a command on a machine: a login's, with the caller's commands on its PATH."""
 
     def states(self) -> dict[str, MachineState]:
         """Return power and network state of every machine."""

@@ -12,7 +12,7 @@ from resilio_hpc.core.process import run
 from resilio_hpc.devtools.devcluster import control, shared_directory
 from resilio_hpc.devtools.devcluster.messages import MachineState
 from resilio_hpc.devtools.devcluster.processes import NodeProcess, init_of, processes_of, wait_until_stopped
-from resilio_hpc.devtools.devcluster.services import ENVIRONMENT
+from resilio_hpc.devtools.devcluster.services import ENVIRONMENT, own_path
 from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterPaths, ClusterSpec
 
 _POLL_S = 0.02
@@ -42,9 +42,9 @@ class RackMachines:
         return [*enter, "env", f"--chdir={cwd or '/shared'}", *become, *argv]
 
     def environment(self, extra: Mapping[str, str] | None = None, user: str = "root") -> dict[str, str]:
-        """Return the environment of a command on a machine: a login's, without the host's variables."""
+        """Return the environment of a command on a machine: a login's, with the caller's commands on its PATH."""
         home = {} if user == "root" else {"HOME": f"/shared/home/{user}", "USER": user}
-        return {**ENVIRONMENT, **home, **(extra or {})}
+        return {**ENVIRONMENT, "PATH": own_path(), **home, **(extra or {})}
 
     def states(self) -> dict[str, MachineState]:
         """Return power and network state of every machine."""

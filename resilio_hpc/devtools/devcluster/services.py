@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,13 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
 }
 """What daemons and commands on a machine start with."""
+
+
+def own_path() -> str:
+    """Return the PATH of a login: the caller's own commands, such as resilio-launch, and the system's."""
+    own = str(Path(sys.executable).parent)
+    return ENVIRONMENT["PATH"] if own in ENVIRONMENT["PATH"].split(":") else f"{own}:{ENVIRONMENT['PATH']}"
+
 
 SLURMCTLD_PORT = 6817
 SLURMD_PORT = 6818

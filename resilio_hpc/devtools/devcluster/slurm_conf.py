@@ -157,5 +157,11 @@ def render_slurmdbd_conf() -> str:
 
 
 def render_hosts(spec: ClusterSpec) -> str:
-    """Return /etc/hosts of every node."""
-    return "127.0.0.1 localhost\n" + "".join(f"{spec.address(m)} {m}\n" for m in spec.machines)
+    """Return /etc/hosts of every node.
+
+    torch's sockets are IPv6 ones and ask for the names of IPv4 addresses in that form. Without a name they log a
+    warning for each rank. These names are others than the nodes', which must lead to IPv4 addresses only.
+    """
+    addresses = {"127.0.0.1": "localhost", **{spec.address(machine): machine for machine in spec.machines}}
+    plain = "".join(f"{address} {name}\n" for address, name in addresses.items())
+    return plain + "".join(f"::ffff:{address} {name}.mapped\n" for address, name in addresses.items())

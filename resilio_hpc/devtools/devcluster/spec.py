@@ -35,7 +35,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 8
     memory_mb: int = 32000
     gpus: int = 0
-    gpu_type: str = "fake"
+    gpu_type: str = "h100"
     series: str = HOST_SERIES
     root: str = "/"
     slurm_version: str = ""

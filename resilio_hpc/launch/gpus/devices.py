@@ -51,7 +51,7 @@ def visible_devices(environment: Mapping[str, str], root: Path = Path("/")) -> V
 def read_devices(environment: Mapping[str, str], root: Path = Path("/")) -> NodeDevices:
     """Return the devices of this node. ``root`` is / except in tests."""
     nvidia, amd = _counts(root)
-    present = nvidia or amd
+    present = nvidia or amd or _granted(environment)
     intel = sum(
         1
         for card in _entries(root / "sys/class/drm")
@@ -73,6 +73,15 @@ def _counts(root: Path) -> tuple[int, int]:
     nvidia = sum(1 for path in _entries(root / "dev") if re.fullmatch(r"nvidia\d+", path.name))
     nodes = _entries(root / "sys/class/kfd/kfd/topology/nodes")
     return nvidia, sum(1 for node in nodes if _text(node / "gpu_id") not in ("", "0"))
+
+
+def _granted(environment: Mapping[str, str]) -> int:
+    """Return how many GPUs Slurm has granted on this node; 0 outside of Slurm.
+
+    It counts where no device file is known: the fake GPUs of a dev cluster, or another maker's.
+    """
+    text = environment.get("SLURM_GPUS_ON_NODE", "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _variables(nvidia: int) -> tuple[str, ...]:
