@@ -85,6 +85,10 @@ def _demo(options: argparse.Namespace, console: Screen) -> int:
         + f"   final parameters identical to the undisturbed run: [bold]{'yes' if result.identical else 'NO'}[/bold]"
     )
     console.print(
+        "Goodput is the share of the time in which steps were made that count. The faults here come within minutes;"
+        " on a cluster, hours lie between them."
+    )
+    console.print(
         f"the facts: {options.out}/summary.json   the runs: {options.out}/disturbed, {options.out}/undisturbed"
     )
     return 0 if result.success else 1

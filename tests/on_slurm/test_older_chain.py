@@ -15,7 +15,7 @@ import pytest
 
 from resilio_hpc.devtools.demo.stage import events_of
 from resilio_hpc.devtools.devcluster import DevCluster
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S
 
 SAMPLE = Path(__file__).parent / "samples" / "chain-before-rooms.tar.xz"
 RUN = "/shared/chain-before-rooms/run"  # as its files have it
@@ -34,13 +34,10 @@ def test_an_older_versions_chain_is_shown_and_goes_on(cluster: DevCluster) -> No
     part, _ = json.loads(chain("status", "--json", RUN))["parts"]
     assert (part["job"], part["committed"]) == ("900001", [-1, 915])
     before = len(events_of(home / "run"))
-    assert "carries the chain on, as its link 3" in chain("extend", RUN)
-
-    def said() -> str:
-        return (home / "out.txt").read_text()
-
-    verdict = home / "run" / "verdict.json"
-    until(lambda: json.loads(verdict.read_text())["verdict"] == "completed", "the end of the run", said)
+    said = chain("extend", RUN)
+    assert "carries the chain on, as its link 3" in said
+    cluster.wait_for_job(int(said.split()[1]), ["COMPLETED", "FAILED"], PATIENCE_S)
+    assert json.loads((home / "run" / "verdict.json").read_text())["verdict"] == "completed"
     new = events_of(home / "run")[before:]
     first = next(event for event in new if event.kind == "first_step")
     assert (first.fields["restored"], first.fields["source"]) == (915, "committed")

@@ -17,6 +17,7 @@ from resilio_hpc.devtools.demo.scenario import STRIKES, FaultOutcome, Scenario, 
 
 Say = Callable[[str], None]
 POLL_S = 0.25
+QUIET_S = 15.0  # after so long without a line, one tells how far the run is
 UNDISTURBED_LIMIT_S = 900.0
 DISTURBED_LIMIT_S = 1500.0
 
@@ -75,10 +76,15 @@ class Play:
     def __init__(self, stage: s.DemoStage, scenario: Scenario, say: Say) -> None:
         self._stage = stage
         self._scenario = scenario
-        self._say = say
+        self._print = say
+        self._said_at = 0.0  # monotonic seconds
         self._blows: list[Blow] = []
         self._broken: str | None = None
         self._told: dict[str, int] = {}  # number of events of each run that were printed
+
+    def _say(self, line: str) -> None:
+        self._print(line)
+        self._said_at = time.monotonic()
 
     def perform(self, goodput: Callable[[list[Event]], float | None]) -> DemoResult:
         """Do both runs and the comparison. Raises ResilioError when a run does not end as it should."""
@@ -133,6 +139,9 @@ class Play:
         warned = False
         while self._stage.running():
             time.sleep(POLL_S)
+            if time.monotonic() - self._said_at > QUIET_S:
+                done = self._step(name)
+                self._say(f"  step {done} of {self._scenario.steps}" if done >= 0 else "  the ranks start")
             events = s.events_of(self._stage.directory / name)
             if isinstance(self._stage, s.LocalStage):
                 self._stage.note(events)
