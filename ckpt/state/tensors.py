@@ -150,7 +150,8 @@ def bytes_of(value: Any) -> memoryview | None:
         return None
     if plain.numel() == 0:
         return memoryview(b"")
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+    flat = plain.as_strided((plain.numel(),), (1,))  # reshape leaves a single element its stride, which may be any
+    return memoryview(flat.view(torch.uint8).numpy())
 
 
 def buffer_of(leaf: Leaf) -> Any:
@@ -168,6 +169,8 @@ def copy_out(value: Any, target: memoryview) -> None:
     if numpy is not None and isinstance(value, numpy.ndarray):
         source = numpy_types.raw_view(value)
         numpy.copyto(numpy.frombuffer(target, dtype=source.dtype).reshape(value.shape), source)
+        return
+    if value.numel() == 0:  # torch refuses an empty buffer
         return
     import torch
 

@@ -19,6 +19,9 @@ from tests.support.ckpt.any_state import REFUSED, bits, plain, same, states, vie
 from tests.support.waiting import PATIENCE_S
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # a state's own operations warn
+
+
 @pytest.fixture(scope="module")
 def checkpointer(tmp_path_factory: pytest.TempPathFactory) -> Checkpointer:
     return Checkpointer(tmp_path_factory.mktemp("any"), keep_last=1)
@@ -214,3 +217,16 @@ def test_a_restore_of_half_precision_complex_numbers_warns_of_nothing() -> None:
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr  # torch warns once in each process, so it has to be a new one
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2, torch.complex128, torch.float32], ids=str)
+def test_a_view_of_one_element_or_none_has_any_stride(checkpointer: Checkpointer, dtype: torch.dtype) -> None:
+    whole = torch.arange(6).to(dtype)
+    views_of_it = [whole[5::2], whole[5::7], whole[6::2], whole.reshape(2, 3)[:, 3::2], whole[:0].conj()]
+    assert [view.numel() for view in views_of_it] == [1, 1, 0, 0, 0]
+    assert views_of_it[0].stride() == (2,)
+    comes_back(checkpointer, views_of_it)
+    live = [torch.zeros(6).to(dtype)[5::2], torch.zeros(8).to(dtype)[7::7]]
+    checkpointer.save(2, {"state": [whole[5::2], whole[5::7]]}).wait(timeout_s=60)
+    checkpointer.restore({"state": live})
+    assert same(live, [whole[5::2], whole[5::7]])

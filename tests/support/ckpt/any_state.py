@@ -248,7 +248,8 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and bits(one) == bits(other)
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        return alike and raw(one) == raw(other)
     if isinstance(one, dict):
         if isinstance(one, defaultdict) and one.default_factory is not other.default_factory:
             return False
@@ -269,8 +270,14 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def raw(array: Any) -> bytes:
+    """Return the bytes of an array, those between the fields of a structure too, where numpy's copies have any."""
+    made: bytes = array.view(f"V{array.itemsize}").tobytes()
+    return made
+
+
 def bits(tensor: torch.Tensor) -> bytes:
     """Of its elements in row-major order."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     plain = (plain.view(torch.uint8) if plain.itemsize == 1 else plain).contiguous().reshape(-1)
-    return bytes(plain.view(torch.uint8).numpy()) if plain.numel() else b""
+    return bytes(plain.as_strided(plain.shape, (1,)).view(torch.uint8).numpy()) if plain.numel() else b""
