@@ -18,7 +18,6 @@ from resilio_hpc.core.errors import UsageError
 from tests.support.ckpt.any_state import REFUSED, bits, plain, same, states, views
 from tests.support.waiting import PATIENCE_S
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # a state's own operations warn
 
 
