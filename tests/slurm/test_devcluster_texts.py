@@ -37,9 +37,9 @@ def test_settings_that_newer_slurm_refuses_are_left_out() -> None:
     ("gpus", "rootless", "expected"),
     [
         (0, False, ""),
-        (1, False, "Name=gpu Type=fake File=/dev/fakegpu0\n"),
-        (4, False, "Name=gpu Type=fake File=/dev/fakegpu[0-3]\n"),
-        (2, True, "Name=gpu Type=fake File=/dev/tty[0-1]\n"),
+        (1, False, "Name=gpu Type=h100 File=/dev/fakegpu0\n"),
+        (4, False, "Name=gpu Type=h100 File=/dev/fakegpu[0-3]\n"),
+        (2, True, "Name=gpu Type=h100 File=/dev/tty[0-1]\n"),
     ],
 )
 def test_gpus_are_character_devices(gpus: int, rootless: bool, expected: str) -> None:
