@@ -25,11 +25,10 @@ RUN = "/shared/chain-before-rooms/run"  # as its files have it
 def test_an_older_versions_chain_is_shown_and_goes_on(cluster: DevCluster) -> None:
     shutil.unpack_archive(SAMPLE, cluster.shared)
     home = cluster.shared / "chain-before-rooms"
-    environment = {"PATH": f"{Path(sys.executable).parent}:{cluster.machines.environment()['PATH']}"}
 
     def chain(*words: str) -> str:
         argv = [sys.executable, "-m", "resilio_hpc.cli.main", "chain", *words]
-        return cluster.run("ctl", argv, env=environment, cwd="/shared").stdout
+        return cluster.run("ctl", argv, cwd="/shared").stdout
 
     part, _ = json.loads(chain("status", "--json", RUN))["parts"]
     assert (part["job"], part["committed"]) == ("900001", [-1, 915])

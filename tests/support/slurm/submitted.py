@@ -49,9 +49,8 @@ class Submitted:
 
     def sbatch(self, template: str, options: Sequence[str], command: Sequence[str], **settings: str) -> None:
         """The template as it is, by sbatch, with settings in the environment."""
-        path = f"{Path(sys.executable).parent}:{self.cluster.machines.environment()['PATH']}"
         argv = ["sbatch", "--parsable", f"--chdir={self.inside}", *options, str(TEMPLATES / template), *command]
-        self.job = int(self.cluster.run("ctl", argv, env={"PATH": path, **settings}).stdout)
+        self.job = int(self.cluster.run("ctl", argv, env=settings).stdout)
 
     def counts(self, steps: int) -> list[str]:
         """The command of a run without torch that counts for so many steps of a tenth of a second."""
