@@ -44,7 +44,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644, durable: bool = Tru
 def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
     """Create ``path`` with its whole content; return False if it exists. Exclusive on NFS too.
 
-    There link(2) is exclusive too. But where the answer to it is lost, the client asks again and is told that the name
+    There link(2) is exclusive too. But where the answer to it is lost, the client asks again and learns that the name
     exists. The winner is then known by the number of links of the temporary file, whose name no other process knows
     (open(2), O_EXCL).
     """

@@ -42,7 +42,7 @@ def keep_alive() -> None:
 
 def _keep(group: object, backend: object) -> None:
     if "gloo" in str(backend).lower() or str(backend).lower() == "undefined":
-        import ctypes  # imported here, since every rank that is executed anew runs the rest of this file
+        import ctypes  # imported here, since every rank that is executed again runs the rest of this file
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 

@@ -119,7 +119,7 @@ class Recorder:
                 self._written(self._tensors[key], index, gradient)
 
     def _written(self, tensor: _Tensor | None, index: int, gradient: bool) -> None:
-        """Record a write: all views show it, and a part's whole is made anew as well."""
+        """Record a write: all views show it, and a part's whole is made again as well."""
         while tensor is not None:
             tensor.value = self._value(index, tensor.size_bytes)
             tensor.gradient = tensor.gradient or gradient

@@ -39,7 +39,7 @@ class Planned:
 class ModelSpeed:
     """A ``Speed``. ``machine``: a whole node; ``measured``: of this run, may be empty.
 
-    ``nodes``: the present number, for which ``communication_s`` is told. ``assumed``: the speed of other sizes is
+    ``nodes``: the present number, to which ``communication_s`` belongs. ``assumed``: the speed of other sizes is
     predicted.
     """
 

@@ -11,7 +11,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint
 
 
 def check_not_all_damaged(directory: Path) -> None:
-    """Raise CorruptCheckpoint when steps exist and none is good: then only the user may decide to begin anew."""
+    """Raise CorruptCheckpoint when steps exist and none is good: then only the user may decide to start over."""
     if checkpoint_index.committed_steps(directory):
         return
     if damaged := checkpoint_index.damaged_steps(directory):

@@ -79,7 +79,7 @@ class _Matching:
         return found
 
     def _in_parts(self, saved: Any) -> bool:
-        """Return whether it holds parts of tensors, which can be cut anew."""
+        """Return whether it holds parts of tensors, which can be cut differently."""
         return any(ref.index < len(self._records) and self._records[ref.index].slab is not None for ref in refs(saved))
 
     def match(self, live: Any, saved: Any, path: Path) -> Build:

@@ -132,7 +132,7 @@ def _once(resizer: Resizer, options: argparse.Namespace) -> int:
 def _watch(
     resizer: Resizer, view: ResizeView, options: argparse.Namespace, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Look and act until the run is over. An error is told once, and the next look tries again."""
+    """Look and act until the run is over. An error is printed once, and the next look tries again."""
     view.watch()
     said = failed = ("", "", "")
     pause_s = options.watch

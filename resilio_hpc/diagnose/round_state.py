@@ -1,6 +1,6 @@
 """One round of a pair check in the coordinator's view: who did what, and whose failure it is. Pure.
 
-Messages and times go in, messages to the nodes come out. A node whose partner failed is told to give up (``Drop``): at
+Messages and times go in, messages to the nodes come out. A node whose partner failed receives ``Drop``, to give up: at
 once where it waits for the partner, after a moment where it may report about the collective itself.
 """
 

@@ -54,7 +54,7 @@ def decide_weight(now: int | None, known: KnownWeight | None, add: int) -> Weigh
     """Decide; ``now``: the node's weight in Slurm's last answer; ``add``: what its score adds, 0 for nothing."""
     if now is None:
         return WeightDecision(Step.UNKNOWN, "its weight could not be read", known)
-    if known is None or known.site == now:  # a slurmctld that reads slurm.conf anew forgets changes
+    if known is None or known.site == now:  # a slurmctld that reads slurm.conf again forgets changes
         known = KnownWeight(site=now)
     if known.contested or now not in (known.site, *known.ours):
         why = f"weight {now} is an administrator's own (--adopt takes it for the site's)"

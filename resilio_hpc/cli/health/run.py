@@ -123,7 +123,7 @@ def clear(options: argparse.Namespace) -> int:
 
 
 def change_memory(health_run: HealthRun, cache: VerdictCache, change: Callable[[RunMemory], None]) -> None:
-    """Change what checks keep, while none runs, and let them look anew. Raises HealthError."""
+    """Change what checks keep, while none runs, and let them look again. Raises HealthError."""
     until = time.monotonic() + 10.0
     while True:
         with cache.locked() as ours:

@@ -332,7 +332,7 @@ class Agent:
         return self._copies.port
 
     def forget_snapshots_after(self, step: int, life: m.Life) -> None:
-        """Drop snapshots of later steps: that life computes them anew."""
+        """Drop snapshots of later steps: that life computes them again."""
         self._snapshots.forget_after(step)
         self._copies.begin(life, step)
 

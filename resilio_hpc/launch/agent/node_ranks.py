@@ -137,7 +137,7 @@ class NodeRanks:
         life = message.state.life
         was_there = self.state is not None and self.state.life in (message.follows, life)
         member = message.state.member(self.node)
-        # Snapshots beyond the restore point belong to another life, whose steps are computed anew: the two must not
+        # Snapshots beyond the restore point belong to another life, whose steps are computed again: the two must not
         # mix. The same holds for older snapshots of a node that missed a start, and of a node that waits as a spare.
         # Drop first, then ``keep``: an agent that is killed in between must not seem to have taken part.
         step = message.restore.step if message.restore is not None and member is not None and was_there else -1

@@ -97,7 +97,7 @@ def _requeued(fields: Mapping[str, str], run_path: Path, job: str, status: Chain
 def _tell_running(job: str) -> str:
     """Tell the running job.
 
-    Its launcher reads the order within a second; where the batch host is lost, agents are told.
+    Its launcher reads the order within a second; where the batch host is lost, agents receive it.
     """
     holding = commands.holding(job)
     if holding is not None and holding.nodes and holding.batch_host not in holding.nodes:

@@ -1,7 +1,7 @@
 """Whether another launch has the run directory: then this one is refused in one line, before it changes anything.
 
-Jobs of a chain are told apart by Slurm's answer (``judge``). Here are the other cases: launches without Slurm, on this
-machine or another one, and several launches in the same run of a job.
+Jobs of a chain are distinguished by Slurm's answer (``judge``). The other cases are here: launches without Slurm, on
+this machine or another one, and several launches in the same run of a job.
 """
 
 from __future__ import annotations

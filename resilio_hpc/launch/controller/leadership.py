@@ -49,7 +49,7 @@ class Leadership:
         return self._run.term.first and not self._run.members
 
     def step_down(self) -> None:
-        """Stop leading, since another node may lead by now. The agents elect anew, this node included."""
+        """Stop leading, since another node may lead by now. The agents elect again, this node included."""
         run = self._run
         present, voters = set(run.agents), run.membership
         if self._never_led and witnesses_needed(voters, present):

@@ -36,7 +36,7 @@ class MembershipChange:
         run = self._run
         for node, agent in run.agents.items():
             if agent.leaves_at is not None and not run.is_member(node):
-                # if it is the controller's own node, the others elect anew
+                # if it is the controller's own node, the others elect a new controller
                 self._out.send(node, m.End(run.epoch, "left", 0))
 
     def _leavers(self) -> list[tuple[str, float]]:

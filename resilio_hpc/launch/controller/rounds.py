@@ -24,7 +24,7 @@ from resilio_hpc.launch.controller.state import KnownAgent, Phase
 from resilio_hpc.launch.protocol import messages as m
 
 AGAIN_S = 1.0  # seconds after which an order without an answer is repeated: a broken connection may have lost it
-AGAIN_PER_S = 1000  # agents per second: of thousands, each is told less often
+AGAIN_PER_S = 1000  # agents per second: of thousands, each gets it less often
 ANSWERS = (m.RanksStarted, m.FirstStep, m.RanksDone)
 
 

@@ -19,7 +19,7 @@ from resilio_hpc.launch.protocol.node_list import NodeEntry, NodeList
 
 RESEND_S = 0.5
 COUNTED_PER_S = 100_000  # agents per second: counting thousands takes milliseconds
-RESENT_PER_S = 1000  # agents per second: of thousands, each is told less often
+RESENT_PER_S = 1000  # agents per second: of thousands, each gets it less often
 
 
 class Voters:

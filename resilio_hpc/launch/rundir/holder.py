@@ -20,7 +20,7 @@ from resilio_hpc.launch.process import process_tree
 BEAT_S = 1.0
 LEASE_S = 30.0
 POLL_S = 0.5
-QUIET_S = 3.0  # time before the user is told why the launch waits
+QUIET_S = 3.0  # time before a line tells the user why the launch waits
 PROC = process_tree.PROC
 _STATE, _STARTED = 0, 19  # indices in ``process_tree.stat``
 

@@ -1,8 +1,8 @@
 """Environment variables that are read while a process or its libraries load: a forked rank cannot change them.
 
-There are two tables. A rank whose value of such a variable differs from its spawner's is executed anew (``differing``),
-and so is one whose script sets a variable of the second table before it imports the library that reads it
-(``script_scan``).
+There are two tables. A rank whose value of such a variable differs from its spawner's is executed again
+(``differing``), and so is one whose script sets a variable of the second table before it imports the library that
+reads it (``script_scan``).
 """
 
 from __future__ import annotations

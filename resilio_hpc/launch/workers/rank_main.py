@@ -1,7 +1,7 @@
 """Become a user's script: ``__main__``, its arguments and paths, and the report of an uncaught exception.
 
 It is used in a forked rank, and run as a file (``python -u rank_main.py script train.py …``) in one that is executed
-anew. It imports nothing of this package at the top, because it also runs where only the standard library is available.
+again. It imports nothing of this package at the top, because it also runs where only the standard library is available.
 """
 
 from __future__ import annotations
