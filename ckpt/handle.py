@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Literal, assert_never
+from typing import Literal
+
+from typing_extensions import assert_never
 
 from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.core.errors import CheckpointError, SaveRefused, UsageError

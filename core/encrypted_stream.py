@@ -24,6 +24,7 @@ _CHUNK_BYTES = 1 << 20
 _TAG_BYTES = 16
 _KEY_BYTES = 32
 _LENGTH_BYTES = 4
+_HAS_INTO = hasattr(AESGCM, "encrypt_into")  # cryptography 47; before it each chunk is copied once more
 
 
 def give(connection: socket.socket, key: bytes, memory: memoryview) -> None:
@@ -36,7 +37,7 @@ def give(connection: socket.socket, key: bytes, memory: memoryview) -> None:
     for number, at in enumerate(range(0, len(memory), _CHUNK_BYTES)):
         plain = memory[at : at + _CHUNK_BYTES]
         sealed = room[: len(plain) + _TAG_BYTES]
-        cipher.encrypt_into(_nonce(number), plain, None, sealed)
+        _encrypt_into(cipher, number, plain, sealed)
         connection.sendall(sealed)
 
 
@@ -56,7 +57,7 @@ def take(connection: socket.socket, key: bytes, memory: memoryview, goes_on: Cal
         if not goes_on():
             return False
         try:
-            cipher.decrypt_into(_nonce(number), sealed, None, plain)
+            _decrypt_into(cipher, number, sealed, plain)
         except InvalidTag:
             raise CheckpointError("bytes came that the other node did not send") from None
     return True
@@ -90,7 +91,7 @@ class SealedConnection:
         """Send at most 1 MiB."""
         sealed = self._room[: _LENGTH_BYTES + len(data) + _TAG_BYTES]
         sealed[:_LENGTH_BYTES] = (len(data) + _TAG_BYTES).to_bytes(_LENGTH_BYTES, "big")
-        self._out.encrypt_into(_nonce(self._sent), data, None, sealed[_LENGTH_BYTES:])
+        _encrypt_into(self._out, self._sent, data, sealed[_LENGTH_BYTES:])
         self._sent += 1
         self._connection.sendall(sealed)
 
@@ -120,7 +121,7 @@ class SealedConnection:
 
     def _open(self, sealed: memoryview, memory: memoryview) -> None:
         try:
-            self._in.decrypt_into(_nonce(self._received), sealed, None, memory)
+            _decrypt_into(self._in, self._received, sealed, memory)
         except InvalidTag:
             raise CheckpointError("bytes came that the other node did not send") from None
         self._received += 1
@@ -128,6 +129,21 @@ class SealedConnection:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+
+def _encrypt_into(cipher: AESGCM, number: int, plain: bytes | memoryview, sealed: memoryview) -> None:
+    if _HAS_INTO:
+        cipher.encrypt_into(_nonce(number), plain, None, sealed)
+    else:
+        sealed[:] = cipher.encrypt(_nonce(number), bytes(plain), None)
+
+
+def _decrypt_into(cipher: AESGCM, number: int, sealed: memoryview, plain: memoryview) -> None:
+    """Raise InvalidTag for bytes that the other side did not send."""
+    if _HAS_INTO:
+        cipher.decrypt_into(_nonce(number), sealed, None, plain)
+    else:
+        plain[:] = cipher.decrypt(_nonce(number), bytes(sealed), None)
 
 
 def receive_exactly(connection: socket.socket, room: memoryview) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from resilio_hpc.core.compat import StrEnum
 
 
 class Tier(StrEnum):

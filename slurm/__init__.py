@@ -13,6 +13,9 @@ __all__ = ["ResilioExecutor"]
 def __getattr__(name: str) -> Any:
     """Import submitit when its executor is asked for: the launcher, which imports this package, does not need it."""
     if name == "ResilioExecutor":
+        from resilio_hpc.core.extras import require
+
+        require("submitit", "ResilioExecutor")
         from resilio_hpc.slurm.submit.submitit_executor import ResilioExecutor
 
         return ResilioExecutor

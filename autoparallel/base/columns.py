@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 Column: TypeAlias = NDArray[np.float64]
 """One value per row (n,), or one for all rows (1,)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -11,6 +10,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -13,6 +12,7 @@ from importlib.resources import files
 import numpy as np
 
 from resilio_hpc.autoparallel.base.columns import Column
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 

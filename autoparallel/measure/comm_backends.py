@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.extras import require
 from resilio_hpc.slurm.client.hostlist import expand
 
 BACKENDS = ("gloo", "nccl", "mpi")
@@ -175,6 +176,7 @@ class MpiBackend:
     device = "cpu"
 
     def __init__(self) -> None:
+        require("mpi4py", "--backend mpi")
         try:
             from mpi4py import MPI
         except ImportError as error:

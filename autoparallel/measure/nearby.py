@@ -7,7 +7,6 @@ for all clusters: round numbers that do well on the published tables together, n
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.cost.cost import Cost, Problem, iteration
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 Matrix = NDArray[np.float64]

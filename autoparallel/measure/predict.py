@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,6 +22,7 @@ from resilio_hpc.autoparallel.measure.nearby import Nearby, costed
 from resilio_hpc.autoparallel.measure.profile import Profile
 from resilio_hpc.autoparallel.measure.rows import Case, case
 from resilio_hpc.autoparallel.model.transformer import Transformers
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 COLUMNS = (

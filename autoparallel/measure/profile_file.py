@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import resilio_hpc
 from resilio_hpc.autoparallel.measure.comm_fit import BANDWIDTH, FACTORS, LATENCY_S, SPANS, Curve
 from resilio_hpc.autoparallel.measure.compute_samples import KINDS, Sample
 from resilio_hpc.autoparallel.measure.profile import Profile
+from resilio_hpc.core.compat import UTC
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import UsageError, os_error_text
 

@@ -6,7 +6,6 @@ Missing cells get the defaults below, each of which is named in the row's note.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -16,6 +15,7 @@ from resilio_hpc.autoparallel.base.hardware import Machine, machine
 from resilio_hpc.autoparallel.base.layout import Layout, Recompute
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.model.transformer import Transformer
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 DEFAULT_VOCAB = 51200  # GPT-2's, padded by Megatron

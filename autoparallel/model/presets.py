@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resilio_hpc.autoparallel.model.huggingface_config import LARGEST_BYTES, from_huggingface, from_mapping
 from resilio_hpc.autoparallel.model.model_description import TransformerModel
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError, os_error_text
 from resilio_hpc.core.json_fields import printable
 

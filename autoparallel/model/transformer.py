@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
+from typing_extensions import Self
 
 from resilio_hpc.autoparallel.base.columns import Column, Columns, default
 

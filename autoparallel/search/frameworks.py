@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -13,6 +12,7 @@ from resilio_hpc.autoparallel.base.layout import Recompute
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.measure.rows import case
 from resilio_hpc.autoparallel.search.search import Space
+from resilio_hpc.core.compat import tomllib
 
 DEFAULT = "Megatron-Core"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from resilio_hpc.autoparallel.search.inventory import Inventory, Pool
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.hostlist import expand

@@ -18,7 +18,7 @@ import msgspec
 
 from resilio_hpc.ckpt.convert.dcp_metadata import DcpMetadata, DcpTensor, StoredExtent, read_metadata
 from resilio_hpc.ckpt.convert.flat_names import state_from, text_of
-from resilio_hpc.ckpt.convert.imported import Imported, library
+from resilio_hpc.ckpt.convert.imported import Imported
 from resilio_hpc.ckpt.convert.target import DCP_METADATA
 from resilio_hpc.ckpt.convert.torch_file import first_line, load
 from resilio_hpc.ckpt.convert.torch_state import tensors_of, torch_state
@@ -29,6 +29,7 @@ from resilio_hpc.ckpt.state.tensors import Leaf, is_tensor
 from resilio_hpc.core import regular_file
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+from resilio_hpc.core.extras import library
 
 _STATE, _DATA = "resilio.json", "__0_0.distcp"
 _METADATA_LIMIT = 1 << 30

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt.convert import dcp_folder, safetensors_file, sharded, torch_file
 from resilio_hpc.ckpt.convert.export import Format
-from resilio_hpc.ckpt.convert.imported import Imported, library
+from resilio_hpc.ckpt.convert.imported import Imported
 from resilio_hpc.ckpt.format.manifest import Layout, Manifest
 from resilio_hpc.ckpt.format.source import Progress
 from resilio_hpc.ckpt.state import tree
@@ -62,7 +62,6 @@ def import_step(
     CheckpointError when the step exists already or may not be committed there, CorruptCheckpoint, OSError; nothing
     remains then.
     """
-    library("h5py", "writing checkpoints")
     from resilio_hpc.ckpt.store.shard_stream import write_stream
 
     with new_step(target, step, 0, 0) as staging:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.ckpt.convert.flat_names import names_of, state_from, text_of
-from resilio_hpc.ckpt.convert.imported import Imported, library
+from resilio_hpc.ckpt.convert.imported import Imported
 from resilio_hpc.ckpt.convert.whole_state import WholeState, WholeTensor
 from resilio_hpc.ckpt.format.source import Progress
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
+from resilio_hpc.core.extras import library
 from resilio_hpc.core.regular_file import open_file
 
 _STATE = "resilio_state"

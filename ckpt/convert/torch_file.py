@@ -13,13 +13,14 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
-from resilio_hpc.ckpt.convert.imported import Imported, library
+from resilio_hpc.ckpt.convert.imported import Imported
 from resilio_hpc.ckpt.convert.numpy_pickles import STAND_INS, settled
 from resilio_hpc.ckpt.convert.torch_state import tensors_of, torch_state
 from resilio_hpc.ckpt.convert.whole_state import WholeState
 from resilio_hpc.ckpt.format.source import Progress
 from resilio_hpc.ckpt.state.plain_values import CLASSES
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+from resilio_hpc.core.extras import library
 from resilio_hpc.core.regular_file import open_file
 
 _LOCAL_HEADER_BYTES, _LOCAL_LENGTHS_AT = 30, 26

@@ -13,11 +13,11 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from resilio_hpc.ckpt.convert.imported import library
 from resilio_hpc.ckpt.convert.whole_state import WholeState
 from resilio_hpc.ckpt.state import containers, tensors
 from resilio_hpc.ckpt.state.tree import TensorRef
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.extras import library
 
 _AS_TEXT = (
     pathlib.PurePath,

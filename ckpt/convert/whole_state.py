@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
+
+from typing_extensions import Self
 
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.manifest import Manifest, TensorRecord

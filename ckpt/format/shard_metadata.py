@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import h5py
 import msgspec
+from typing_extensions import Self
 
 from resilio_hpc.ckpt.format.extents import gaps, hash_gaps
 from resilio_hpc.ckpt.format.files import NewFile

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from resilio_hpc.ckpt.format.manifest import TensorRecord, read_table
 from resilio_hpc.ckpt.format.source import Piece, Wanted, WantedSlab

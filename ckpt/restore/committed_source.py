@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from resilio_hpc.ckpt.format.manifest import Layout, Manifest, RankTable, TensorRecord
 from resilio_hpc.ckpt.format.source import Piece, Wanted, WantedSlab

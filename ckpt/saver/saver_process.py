@@ -24,7 +24,9 @@ from resilio_hpc.ckpt.saver.messages import Answer, Progress, SaverFailed, decod
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.core.json_lines import encode_line
 
-_PROGRAM = "from resilio_hpc.ckpt.saver.local_saver import main; main()"
+_PROGRAM = (
+    "import sys; '' in sys.path and sys.path.remove(''); from resilio_hpc.ckpt.saver.local_saver import main; main()"
+)
 _PACKAGE_PARENT = str(Path(resilio_hpc.__file__).parent.parent)
 _END_S = 5.0
 _NEVER = threading.Event()
@@ -124,7 +126,7 @@ class _Child:
         self.was_ready = False
         try:
             self._process = subprocess.Popen(
-                (sys.executable, "-P", "-c", _PROGRAM),
+                (sys.executable, "-c", _PROGRAM),
                 stdin=theirs.fileno(), stdout=theirs.fileno(), env=_environment(), start_new_session=True,
             )  # fmt: skip
         except BaseException:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from resilio_hpc.ckpt.format.files import ReadFile
 from resilio_hpc.ckpt.format.manifest import Extent, RankRecord, RankTable, ShardRecord, read_table, sha256

@@ -23,7 +23,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from resilio_hpc.ckpt.format.manifest import Manifest, is_shard_name
 from resilio_hpc.ckpt.store import checkpoint_index

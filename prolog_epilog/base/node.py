@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.extras import how_to_get
 from resilio_hpc.prolog_epilog.base.check import Thresholds, Unreadable
 from resilio_hpc.prolog_epilog.base.isolated import Mark
 from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
@@ -19,7 +20,7 @@ def nvml_module() -> Any:
     try:
         return importlib.import_module("pynvml")
     except ImportError as error:
-        raise Unreadable("nvidia-ml-py is not installed: pip install 'resilio_hpc[gpu]'") from error
+        raise Unreadable(f"nvidia-ml-py is not installed: {how_to_get('pynvml')}") from error
 
 
 @dataclass(frozen=True)

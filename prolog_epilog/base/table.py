@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.prolog_epilog.base.check import Check, Limit, Thresholds
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.prolog_epilog.base.check import Fault, Former, OnFail, Thresholds
 from resilio_hpc.prolog_epilog.base.probe import Probe

@@ -12,9 +12,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import assert_never
 
 import msgspec
+from typing_extensions import assert_never
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.base.check import NodeVerdict, Result

@@ -12,7 +12,7 @@ SITE=
 PROC=/proc
 set -u
 export PATH LC_ALL
-cd / || exit 0
+cd / || exit 0 # python searches the working directory first: none that a job chose
 job=${SLURM_JOB_ID:-?}
 read -r up rest <"$PROC/uptime" || up=0
 
@@ -30,7 +30,7 @@ set -- health epilog --directory "$DIR"
 [ -z "$SITE" ] || set -- "$@" --site "$SITE"
 log=/dev/null
 ours && [ ! -h "$DIR/log" ] && log=$DIR/log
-PYTHONPATH=$PACKAGE "$PYTHON" -P -m resilio_hpc.cli.main "$@" </dev/null >>"$log" 2>&1 &
+PYTHONPATH=$PACKAGE "$PYTHON" -m resilio_hpc.cli.main "$@" </dev/null >>"$log" 2>&1 &
 child=$!
 waited=0 ended=no
 while [ "$waited" -lt $((BUDGET_S * 10)) ]; do

@@ -14,7 +14,7 @@ PROC=/proc
 set -u
 export PATH LC_ALL
 umask 022
-cd / || exit 0
+cd / || exit 0 # python searches the working directory first: none that a job chose
 read -r up rest <"$PROC/uptime" || exit 0
 now=${up%%.*}
 
@@ -68,6 +68,6 @@ command -v setsid >/dev/null || { say "there is no setsid (util-linux): no check
 set -- health run --write --quiet --directory "$DIR"
 [ -z "$SITE" ] || set -- "$@" --site "$SITE"
 # a session of its own, since slurmd kills the process group of this script when it ends
-PYTHONPATH=$PACKAGE setsid "$PYTHON" -P -m resilio_hpc.cli.main "$@" </dev/null >/dev/null 2>>"$DIR/log" &
+PYTHONPATH=$PACKAGE setsid "$PYTHON" -m resilio_hpc.cli.main "$@" </dev/null >/dev/null 2>>"$DIR/log" &
 echo "$! $now" >"$DIR/run"
 exit 0

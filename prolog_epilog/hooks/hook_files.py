@@ -111,7 +111,7 @@ def render_unit(settings: HookSettings) -> str:
     """Return the systemd unit of the node daemon. Without it, Slurm's health check starts the checks."""
     package = [f"Environment=PYTHONPATH={settings.package}"] if settings.package else []
     site = f" --site {settings.site}" if settings.site else ""
-    command = f"{settings.python} -P -m resilio_hpc.cli.main health watch --directory {settings.directory}{site}"
+    command = f"{settings.python} -m resilio_hpc.cli.main health watch --directory {settings.directory}{site}"
     command += f" --drain {'act' if settings.mode == 'enforce' else 'observe'} --faults {SYSTEM} --reports {SPOOL}"
     return "\n".join(
         [

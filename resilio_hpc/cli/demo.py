@@ -17,6 +17,7 @@ from rich.table import Table
 
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.core.extras import require
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.play import DemoResult, Play
@@ -62,6 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def _demo(options: argparse.Namespace, console: Screen) -> int:
+    require("torch", "the demo's training")
     scenario = QUICK if options.quick else Scenario()
     options.out.mkdir(parents=True, exist_ok=True)
     reason = "asked for" if options.local else why_no_slurm()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import msgspec
 
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 _DEFAULTS = Path(__file__).with_name("pair_policy.toml")

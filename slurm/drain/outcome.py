@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
+from resilio_hpc.core.compat import StrEnum
 
-class DrainResult(enum.StrEnum):
+
+class DrainResult(StrEnum):
     """The results. Code that acts on one names them all: ``match`` with ``assert_never``."""
 
     DRAINED = "drained"  # the node is drained, for this package's reason

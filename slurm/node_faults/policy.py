@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 _DEFAULTS = Path(__file__).with_name("policy.toml")

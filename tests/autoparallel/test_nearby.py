@@ -2,7 +2,6 @@
 
 import csv
 import io
-import tomllib
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from resilio_hpc.autoparallel.measure.predict import predict, problem, read
 from resilio_hpc.autoparallel.report.explain import explain
 from resilio_hpc.autoparallel.search.ranking import Training
 from resilio_hpc.autoparallel.search.search import Space, search
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 LAYOUTS = """layers,hidden,heads,seq,global_batch,micro_batch,gpu,num_gpus,tp,pp,recompute

@@ -156,9 +156,9 @@ def test_damage_is_told_in_a_line(directory: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("missing", "argv", "said"),
     [
-        ("torch", ("export", "{}", "x.pt"), "writing torch files and DCP folders needs torch: pip install torch"),
-        ("torch", ("import", "{pt}", "{}", "30"), "reading torch files needs torch: pip install torch"),
-        ("h5py", ("import", "{pt}", "{}", "30"), "writing checkpoints needs h5py: pip install h5py"),
+        ("torch", ("export", "{}", "x.pt"),
+         "writing torch files and DCP folders needs torch: pip install 'resilio_hpc[torch]'"),
+        ("torch", ("import", "{pt}", "{}", "30"), "reading torch files needs torch: pip install 'resilio_hpc[torch]'"),
         ("safetensors", ("import", "{st}", "{}", "30"),
          "reading safetensors files needs safetensors: pip install 'resilio_hpc[safetensors]'"),
     ],

@@ -30,8 +30,10 @@ def copy_of_the_package(place: Path) -> Path:
     """Another checkout: enough of it to be asked."""
     source = Path(resilio_hpc.__file__).parent
     target = place / "resilio_hpc"
-    (target / "launch" / "process").mkdir(parents=True)
-    for name in ("__init__.py", "launch/__init__.py", "launch/process/__init__.py", "launch/process/bootstrap.py"):
+    for name in ("", "core/", "launch/", "launch/process/"):
+        (target / name).mkdir(parents=True)
+        shutil.copy(source / name / "__init__.py", target / name)
+    for name in ("core/compat.py", "launch/process/bootstrap.py"):
         shutil.copy(source / name, target / name)
     return place
 

@@ -76,7 +76,7 @@ class Job:
 
     def gpu_goes_bad(self, node: str) -> None:
         """Root's checks look at the node, as its health daemon does, and keep their verdict there."""
-        command = [sys.executable, "-P", "-m", "resilio_hpc.cli.main", "health", "run", "--write", "--quiet"]
+        command = [sys.executable, "-m", "resilio_hpc.cli.main", "health", "run", "--write", "--quiet"]
         environment = [f"PYTHONPATH={package_folder()}:{self.seen}", f"SLURMD_NODENAME={node}"]
         argv = ["env", *environment, *command, "--site", f"{self.seen}/health.toml"]
         assert self.cluster.run(node, argv, check=False, timeout_s=120.0).returncode == 1

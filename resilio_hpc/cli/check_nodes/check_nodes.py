@@ -11,6 +11,7 @@ from pathlib import Path
 
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.extras import require
 
 _DESCRIPTION = """Pairs the nodes of this job: each multiplies matrices and then talks with its partner, on GPUs where
 there are any, and every number is verified. Pairs that fail or are slow are paired again with nodes that passed, and a
@@ -69,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
             print(shlex.join(starters.srun_argv(request, request.nodes)))
         print(f"would pair {len(request.nodes)} nodes, for at most {request.policy.budget_s:g} s")
         return 0
+    require("torch", "pairing nodes")
     with report.progress(options.quiet) as progress:
         result = check(request, progress)
     if options.exclude_file is not None:

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import assert_never
 
 import msgspec
+from typing_extensions import assert_never
 
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.client import SlurmClient

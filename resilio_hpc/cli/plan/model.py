@@ -19,6 +19,7 @@ from resilio_hpc.autoparallel.model.transformer_graph import transformer_graph
 from resilio_hpc.autoparallel.search.partition import StagePartition, partition_graph
 from resilio_hpc.cli.common.steps import print_columns, size_text
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.extras import require
 from resilio_hpc.core.json_fields import printable
 
 _EXAMPLES = """examples:
@@ -95,6 +96,7 @@ def _described(options: argparse.Namespace) -> TransformerModel:
 
 
 def _traced(place: str) -> OperatorGraph:
+    require("torch", "--module")
     from resilio_hpc.autoparallel.model.trace import trace_made
 
     return trace_made(_function(place), place)

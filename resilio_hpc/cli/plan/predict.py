@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from resilio_hpc.autoparallel.measure import nearby
 from resilio_hpc.autoparallel.measure.nearby import Nearby
 from resilio_hpc.autoparallel.measure.predict import COLUMNS, predict_rows
 from resilio_hpc.autoparallel.measure.profile import Profile
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 LARGEST_BYTES = 256 * 2**20

@@ -13,6 +13,7 @@ from resilio_hpc.autoparallel.measure import profile_file
 from resilio_hpc.autoparallel.measure.compute_samples import KINDS, Shape
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.extras import require
 
 _HELP = """Measured are matrix products (bf16) of several shapes, causal attention forward and backward, layer
 normalisation, and a step of fused AdamW; each as the median of repeats, on one GPU that no other process uses. It takes
@@ -48,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--out {options.out}: there is no directory {out.parent}")
     if out.exists():
         profile_file.read(out)  # an error is reported now rather than when all is measured
+    require("torch", "measuring operators")
     from resilio_hpc.autoparallel.measure import compute_bench
 
     shapes = compute_bench.shapes_of(options.device)

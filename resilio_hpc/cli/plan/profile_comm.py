@@ -20,6 +20,7 @@ from resilio_hpc.autoparallel.measure.comm_backends import BACKENDS
 from resilio_hpc.autoparallel.measure.profile import Profile
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.extras import require
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.submit import sbatch_options, submission
 from resilio_hpc.slurm.submit.template import normalised
@@ -56,6 +57,9 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--out {options.out}: there is no directory {out.parent}")
     if out.exists():
         profile_file.read(out)  # an error is reported now rather than when all is measured
+    if not options.dry_run:
+        package = "mpi4py" if options.backend == "mpi" else "torch"
+        require(package, f"--backend {options.backend}")
     largest = options.largest << 20 if options.largest else LARGEST[options.backend]
     words = [sys.executable, "-m", MODULE, f"--backend={options.backend}", f"--out={out}", f"--largest={largest}"]
     words.append(f"--curve-s={options.seconds:g}")

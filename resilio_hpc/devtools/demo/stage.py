@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+import resilio_hpc
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.devtools.demo.scenario import Scenario
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
 
-PROJECT = Path(__file__).resolve().parents[3]
-EXAMPLE = PROJECT / "examples" / "train_gpt.py"
+PROJECT = Path(resilio_hpc.__file__).resolve().parents[1]
+EXAMPLE = Path(__file__).parent / "examples" / "train_gpt.py"
 
 
 class DemoStage(Protocol):

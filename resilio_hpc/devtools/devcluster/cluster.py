@@ -6,9 +6,10 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
+from typing_extensions import Self
 
 from resilio_hpc.core.errors import CommandError, ResilioError, SlurmError
 from resilio_hpc.core.process import Completed, run

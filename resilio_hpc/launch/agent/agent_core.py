@@ -8,9 +8,9 @@ with virtual ones.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import assert_never
 
 import msgspec
+from typing_extensions import assert_never
 
 from resilio_hpc.launch.agent.agent_ports import NO_GRACE, Ports
 from resilio_hpc.launch.agent.node_ranks import NodeRanks

@@ -6,9 +6,8 @@ may answers. Each side ignores the second copy.
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import msgspec
+from typing_extensions import assert_never
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core import rank_link

@@ -9,10 +9,10 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 import msgspec
 
+from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.launch.allocation import srun_groups
 from resilio_hpc.launch.allocation.restart_policy import Attempts

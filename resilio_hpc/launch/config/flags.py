@@ -6,9 +6,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any
+
+from resilio_hpc.core.compat import StrEnum
 
 
 class FlagGroup(StrEnum):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from dataclasses import MISSING, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal, get_args
 
+from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.launch.config.flags import (
     comma_separated,
     failures_flag,

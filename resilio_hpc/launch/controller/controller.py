@@ -14,7 +14,7 @@ an **intent**; ``_carry_out`` below is the one place where intents become calls.
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing_extensions import assert_never
 
 from resilio_hpc.launch.controller import intents as i
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointMessage, CheckpointPhase

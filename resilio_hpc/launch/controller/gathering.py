@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing_extensions import assert_never
 
 from resilio_hpc.events.rungs import Rung
 from resilio_hpc.launch.config.options import Mode

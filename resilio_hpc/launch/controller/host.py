@@ -9,9 +9,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 import zmq
+from typing_extensions import assert_never
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError

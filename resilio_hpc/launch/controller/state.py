@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.controller.rendezvous import NodeCounts

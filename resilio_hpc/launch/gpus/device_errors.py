@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+from resilio_hpc.core.compat import tomllib
 
 TABLE = Path(__file__).parent / "device_errors.toml"
 TEXT_CHARACTERS = 160

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import resilio_hpc
+from resilio_hpc.core.compat import NO_DIRECTORY, SAFE_PATH
 
 PACKAGE_PARENT = str(Path(resilio_hpc.__file__).parent.parent)
 
@@ -15,7 +16,7 @@ PACKAGE_PARENT = str(Path(resilio_hpc.__file__).parent.parent)
 def source(module: str) -> str:
     """Return source for ``python -c`` that runs ``main`` of a module of this package, wherever it is installed."""
     return (
-        "import sys; sys.flags.safe_path or sys.path.remove(''); import importlib.util; "  # '' may hang
+        "import sys; '' in sys.path and sys.path.remove(''); import importlib.util; "  # '' may hang
         # an installed package is found although its directory is not on the path
         f"importlib.util.find_spec('resilio_hpc') or sys.path.append({PACKAGE_PARENT!r}); "
         f"from resilio_hpc.{module} import main; main()"
@@ -27,12 +28,16 @@ def command(module: str) -> tuple[str, ...]:
 
     The directory is searched where the package was found nowhere else (a checkout that is not installed).
     """
-    return (sys.executable, *(("-P",) if _found_elsewhere() else ()), "-m", f"resilio_hpc.{module}")
+    if not _found_elsewhere():
+        return (sys.executable, "-m", f"resilio_hpc.{module}")
+    if not NO_DIRECTORY:
+        return (sys.executable, "-c", source(module))
+    return (sys.executable, *NO_DIRECTORY, "-m", f"resilio_hpc.{module}")
 
 
 @functools.cache
 def _found_elsewhere() -> bool:
-    path = sys.path if sys.flags.safe_path else sys.path[1:]  # the first entry is the script's or the working directory
+    path = sys.path if SAFE_PATH else sys.path[1:]  # the first entry is the script's or the working directory
     finders = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]  # editable installs
     spec = importlib.machinery.PathFinder.find_spec("resilio_hpc", list(path))
     found = [spec, *(finder.find_spec("resilio_hpc", None) for finder in finders)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 DEFAULTS = Path(__file__).with_name("resize_policy.toml")

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE_PARENT = str(Path(__file__).parents[3])
+_SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))  # since Python 3.11
 
 
 def run(kind: str, argv: Sequence[str]) -> None:
@@ -54,7 +55,7 @@ def own_place(kind: str, program: str) -> str:
     """Return the first entry of the program's ``sys.path``; "" where the interpreter is told to have none (-P)."""
     if kind == "script" and is_package(program):
         return _full(program)
-    if sys.flags.safe_path:
+    if _SAFE_PATH:
         return ""
     return str(Path.cwd() if kind == "module" else Path(program).resolve().parent)
 
@@ -85,7 +86,7 @@ def _forget(names: Sequence[str]) -> None:
 
 
 def _set_first_path(entry: str, always: bool = False) -> None:
-    if always or not sys.flags.safe_path:
+    if always or not _SAFE_PATH:
         sys.path.insert(0, entry)
 
 
@@ -198,7 +199,7 @@ def _let_gloo_end() -> None:
 
 if __name__ == "__main__":
     _let_gloo_end()
-    if not sys.flags.safe_path:
+    if not _SAFE_PATH:
         del sys.path[0]  # this file's own directory
     _place = own_place(sys.argv[1], sys.argv[2])
     _forget(shadowed([_place] if _place else []))
