@@ -91,7 +91,7 @@ class SlurmStage:
     def kill_agent(self, node: str) -> None:
         """Send SIGKILL to the agent process."""
         for process in self._cluster.machines.pids(node):
-            if "resilio_hpc.launch.agent.agent" in process.argv and process.program.startswith("python"):
+            if "resilio_hpc.launch.agent.agent" in " ".join(process.argv) and process.program.startswith("python"):
                 os.kill(process.host_pid, signal.SIGKILL)
 
     def repair(self, node: str) -> None:

@@ -31,7 +31,8 @@ def command(module: str) -> tuple[str, ...]:
     if not _found_elsewhere():
         return (sys.executable, "-m", f"resilio_hpc.{module}")
     if not NO_DIRECTORY:
-        return (sys.executable, "-c", source(module))
+        run = f"import sys; sys.path.remove(''); import runpy; runpy._run_module_as_main('resilio_hpc.{module}')"
+        return (sys.executable, "-c", run)  # Python 3.10; it is what -m itself calls
     return (sys.executable, *NO_DIRECTORY, "-m", f"resilio_hpc.{module}")
 
 
