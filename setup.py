@@ -1,10 +1,24 @@
-"""Only the C extensions are declared here (native/NAME.c is resilio_hpc.native._NAME); the rest is in setup.cfg."""
+"""Only the C extensions are declared here (native/NAME.c is resilio_hpc.native._NAME); the rest is in setup.cfg.
 
+One build serves CPython 3.11 and all later ones (abi3): from 3.11 on, the buffer protocol is in the limited API. Other
+interpreters (3.10, free-threaded ones) get a build of their own. Without a compiler, or with RESILIO_NO_NATIVE=1, the
+package has no extensions, and resilio_hpc.native takes its modules in Python.
+"""
+
+import os
+import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 
 HEADERS = sorted(map(str, Path("native").glob("*.h")))
+IS_LIMITED = (
+    sys.implementation.name == "cpython"
+    and sys.version_info >= (3, 11)
+    and not sysconfig.get_config_var("Py_GIL_DISABLED")
+)
+WITHOUT = os.environ.get("RESILIO_NO_NATIVE", "") not in ("", "0")
 
 setup(
     ext_modules=[
@@ -12,8 +26,13 @@ setup(
             f"resilio_hpc.native._{source.stem}",
             [str(source)],
             depends=HEADERS,
+            define_macros=[("Py_LIMITED_API", "0x030B0000")] if IS_LIMITED else [],
+            py_limited_api=IS_LIMITED,
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+            optional=True,
         )
         for source in sorted(Path("native").glob("*.c"))
-    ]
+        if not WITHOUT
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if IS_LIMITED and not WITHOUT else {},
 )

@@ -14,8 +14,14 @@
 #include "stream.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <nmmintrin.h>
-#define HARDWARE_TARGET __attribute__((target("sse4.2")))
+#if defined(__clang__) && __clang_major__ >= 14 /* to clang the instruction is not a part of sse4.2 */
+#define SSE42 "sse4.2,crc32"
+#else
+#define SSE42 "sse4.2"
+#endif
+#define HARDWARE_TARGET __attribute__((target(SSE42)))
 #define CRC8(crc, value) _mm_crc32_u64((crc), (value))
 #define CRC1(crc, value) _mm_crc32_u8((uint32_t)(crc), (value))
 #elif defined(__aarch64__)
@@ -79,6 +85,17 @@ static uint32_t power_of_x(unsigned n) {
 }
 
 #include "folding.h"
+
+/* From the processor itself: what __builtin_cpu_supports reads is zero where a compiler's runtime library leaves it so. */
+static enum instructions found_instructions(void) {
+    const unsigned sse42 = 1u << 20, pclmul = 1u << 1, osxsave = 1u << 27, avx2 = 1u << 5, vpclmulqdq = 1u << 10;
+    unsigned a, b, c, d, saved, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & sse42)) return TABLES;
+    unsigned first = c;
+    if (!(first & osxsave) || !(first & pclmul) || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return CRC32;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0)); /* does the system keep the wide registers? */
+    return (saved & 6) == 6 && (b & avx2) && (c & vpclmulqdq) ? FOLDING : CRC32;
+}
 #endif
 
 static uint32_t shift(uint32_t tables[4][256], uint32_t crc) {
@@ -100,8 +117,7 @@ static void build_tables(void) {
     build_shift(short_shift, SHORT);
 #if defined(__x86_64__)
     build_folding_factors();
-    available = __builtin_cpu_supports("sse4.2") ? CRC32 : TABLES;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq")) available = FOLDING;
+    available = found_instructions();
 #elif defined(__aarch64__)
     available = getauxval(AT_HWCAP) & (1 << 7) ? CRC32 : TABLES; /* HWCAP_CRC32 */
 #endif

@@ -111,9 +111,9 @@ out:
 
 /* Items of a sequence of three numbers each; the caller frees. NULL with an exception set. */
 static struct piece *get_pieces(PyObject *list, Py_ssize_t memory_size, Py_ssize_t *count) {
-    PyObject *items = PySequence_Fast(list, "expected a sequence of (start, offset, size)");
+    PyObject *items = get_items(list, "expected a sequence of (start, offset, size)");
     if (items == NULL) return NULL;
-    *count = PySequence_Fast_GET_SIZE(items);
+    *count = PyTuple_Size(items);
     struct piece *pieces = PyMem_Calloc((size_t)*count + 1, sizeof *pieces);
     if (pieces == NULL) PyErr_NoMemory();
     for (Py_ssize_t i = 0; pieces != NULL && i < *count; i++) {

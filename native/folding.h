@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FOLDING_TARGET __attribute__((target("avx2,vpclmulqdq,pclmul,sse4.2")))
+#define FOLDING_TARGET __attribute__((target("avx2,vpclmulqdq,pclmul," SSE42)))
 #define FOLDED 128 /* bytes of one step */
 
 /* Factors for 128-bit words that move ahead by so many bits: one for the earlier half of a word, one for the later. */

@@ -33,7 +33,7 @@ static void dealloc(PyObject *self) {
         munmap(mapping->memory, mapping->size);
         Py_END_ALLOW_THREADS
     }
-    type->tp_free(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
@@ -52,7 +52,8 @@ static PyType_Spec spec = {
 static void *map_aligned(int fd, size_t size, int protection) {
     uint8_t *room = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED) return NULL;
-    size_t before = -(uintptr_t)room & (HUGE_PAGE - 1), whole = (size + 4095) & ~(size_t)4095;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (size + page - 1) & ~(page - 1);
+    size_t before = -(uintptr_t)room & (HUGE_PAGE - 1);
     void *memory = mmap(room + before, size, protection, MAP_SHARED | MAP_FIXED, fd, 0);
     int failed = memory == MAP_FAILED ? errno : 0;
     if (failed) munmap(room, size + HUGE_PAGE);

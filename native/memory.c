@@ -61,12 +61,12 @@ static PyObject *py_copy_blocks(PyObject *module, PyObject *args) {
     PyObject *list, *crcs = NULL;
     if (!PyArg_ParseTuple(args, "w*O!:copy_blocks", &target, &PyList_Type, &list)) return NULL;
     PyObject *items = PyList_AsTuple(list); /* another thread may change the list meanwhile */
-    Py_ssize_t count = items == NULL ? 0 : PyTuple_GET_SIZE(items), taken = 0;
+    Py_ssize_t count = items == NULL ? 0 : PyTuple_Size(items), taken = 0;
     Block *blocks = items == NULL ? NULL : PyMem_New(Block, count ? count : 1);
     if (blocks == NULL) {
         if (items != NULL) PyErr_NoMemory();
     } else {
-        while (taken < count && take_block(&blocks[taken], PyTuple_GET_ITEM(items, taken), target.len)) taken++;
+        while (taken < count && take_block(&blocks[taken], PyTuple_GetItem(items, taken), target.len)) taken++;
     }
     if (blocks != NULL && taken == count) {
         Py_BEGIN_ALLOW_THREADS
@@ -80,7 +80,7 @@ static PyObject *py_copy_blocks(PyObject *module, PyObject *args) {
         for (Py_ssize_t i = 0; crcs != NULL && i < count; i++) {
             PyObject *crc = PyLong_FromUnsignedLong(blocks[i].crc);
             if (crc == NULL) Py_CLEAR(crcs);
-            else PyList_SET_ITEM(crcs, i, crc);
+            else if (PyList_SetItem(crcs, i, crc) < 0) Py_CLEAR(crcs);
         }
     }
     for (Py_ssize_t i = 0; i < taken; i++) PyBuffer_Release(&blocks[i].source);

@@ -40,9 +40,17 @@ static void take_bytes(struct segment *segment, size_t at, const uint8_t *data, 
     }
 }
 
-/* An item of a sequence that must be a tuple (borrowed), or NULL with an exception set. */
+/* The items of a sequence as a tuple, which no other thread changes; NULL with an exception set. */
+static PyObject *get_items(PyObject *sequence, const char *expected) {
+    PyObject *items = PySequence_Tuple(sequence);
+    if (items == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_SetString(PyExc_TypeError, expected);
+    return items;
+}
+
+/* An item of a tuple that must be a tuple (borrowed), or NULL with an exception set. */
 static PyObject *get_tuple(PyObject *items, Py_ssize_t index) {
-    PyObject *item = PySequence_Fast_GET_ITEM(items, index);
+    PyObject *item = PyTuple_GetItem(items, index);
+    if (item == NULL) return NULL;
     if (PyTuple_Check(item)) return item;
     PyErr_Format(PyExc_TypeError, "item %zd is not a tuple", index);
     return NULL;
@@ -71,7 +79,7 @@ static struct box *get_box(PyObject *item, int64_t target_size) {
     long long first, target_first, run, count, source_step, target_step;
     PyObject *levels;
     if (!PyArg_ParseTuple(item, "LLLO!", &first, &target_first, &run, &PyTuple_Type, &levels)) return NULL;
-    Py_ssize_t number = PyTuple_GET_SIZE(levels);
+    Py_ssize_t number = PyTuple_Size(levels);
     if (number < 1 || number > MAX_LEVELS) {
         PyErr_Format(PyExc_ValueError, "a box has 1 to %d levels, not %zd", MAX_LEVELS, number);
         return NULL;
@@ -120,9 +128,9 @@ static void release_segments(struct segment *segments, Py_ssize_t count) {
 }
 
 static struct segment *get_segments(PyObject *list, Py_ssize_t *count) {
-    PyObject *items = PySequence_Fast(list, "expected a sequence of (offset, target, checksum)");
+    PyObject *items = get_items(list, "expected a sequence of (offset, target, checksum)");
     if (items == NULL) return NULL;
-    *count = PySequence_Fast_GET_SIZE(items);
+    *count = PyTuple_Size(items);
     struct segment *segments = PyMem_Calloc((size_t)*count + 1, sizeof *segments);
     if (segments == NULL) PyErr_NoMemory();
     off_t end = 0;

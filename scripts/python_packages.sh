@@ -26,6 +26,7 @@ if ! unchanged packages "$packages"; then
     echo "$extension" >.setup/extension.stamp
     say "ready"
 elif ! unchanged extension "$extension"; then
+    rm -f native/*.so # an older build, under another name, would be imported first
     logged python "building the C extensions" pip install --no-deps --no-build-isolation -e .
     echo "$extension" >.setup/extension.stamp
 fi
