@@ -26,7 +26,7 @@ from resilio_hpc.native import crc32c
 from tests.support.ckpt.opened import opened
 from tests.support.ckpt.ring_readers import BLOCK, CONTENT, count_reads, is_right, reader, together, wanted
 from tests.support.mounts import mounted
-from tests.support.requirements import need_root
+from tests.support.requirements import need_extensions, need_root
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -204,6 +204,8 @@ def test_tensors_that_share_bytes_are_refused(rings: Path, file: int) -> None:
 
 
 def test_a_device_that_fails_is_an_error(rings: Path, file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_extensions()  # without them both ways go through os.preadv
+
     def broken(*_: Any) -> int:
         raise OSError(errno.EIO, "input/output error")
 

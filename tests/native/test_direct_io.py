@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc.native import crc32c, direct_io
+from tests.support.requirements import need_extensions
 
 PAGE = 4096
 SIZE = 300 * PAGE
@@ -52,6 +53,7 @@ def write(
 
 
 def test_this_machine_moves_several_at_a_time() -> None:
+    need_extensions()
     assert direct_io.is_concurrent(), "io_uring is not allowed here, so the tests of it test nothing"
 
 
@@ -291,6 +293,7 @@ def test_a_process_that_is_killed_in_the_middle_leaves_nothing_that_hangs(tmp_pa
 
 def test_what_the_kernel_never_takes_up_is_taken_back_and_done_by_hand() -> None:
     """An empty pipe in its place, which nobody will ever fill; by hand it is refused, since it has no places."""
+    need_extensions()
     read, write = os.pipe()
     began = time.monotonic()
     with pytest.raises(OSError) as caught:

@@ -37,6 +37,12 @@ def need_shared_mounts() -> None:
         pytest.skip(str(error))
 
 
+def need_extensions() -> None:
+    """The C extensions, which RESILIO_NO_NATIVE leaves out; a checkout that lacks them without it fails."""
+    if os.environ.get("RESILIO_NO_NATIVE", "") not in ("", "0"):
+        pytest.skip("RESILIO_NO_NATIVE is set")
+
+
 def need_root() -> None:
     """Root."""
     if os.geteuid() != 0:
