@@ -89,6 +89,17 @@ class Ours(Method):
             restore(source, self.state, self.checkpointer._pool)
 
 
+class OursWithoutExtensions(Ours):
+    """As it is installed where there is no compiler."""
+
+    def __init__(self, directory: Path, state: dict[str, Any], place: Place) -> None:
+        os.environ["RESILIO_NO_NATIVE"] = "1"  # for its savers, too
+        super().__init__(directory, state, place)
+        from resilio_hpc.native import why_portable
+
+        assert why_portable
+
+
 class TorchSave(Method):
     def save(self, step: int) -> Callable[[], None]:
         import torch
@@ -249,6 +260,7 @@ METHODS: dict[str, type[Method]] = {
     "limit": Limit,
     "limit, same file": LimitWritingOver,
     "ours": Ours,
+    "ours, no extensions": OursWithoutExtensions,
     "torch.save": TorchSave,
     "safetensors": Safetensors,
     "dcp.save": Dcp,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import sys
@@ -38,6 +39,18 @@ from resilio_hpc.core import errors
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
 from resilio_hpc.core.tiers import Tier
+from resilio_hpc.native import why_portable
+
+
+@functools.cache
+def _tell_why_slower(why: str) -> None:
+    """Say once in a process that Python does the work of the C extensions."""
+    print(
+        f"resilio: no C extensions ({why}): checkpoints are the same, but saves and restores take longer."
+        " Install a wheel for this platform, or install again where there is a C compiler",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 class Checkpointer:
@@ -111,6 +124,8 @@ class Checkpointer:
         self._device: Device = CUDA
         self._patience = bounded_io.PATIENCE
         self._coordinator.on_stage(self._saves.reached)
+        if why_portable and self.place.rank == 0:
+            _tell_why_slower(why_portable)
         if self._coordinator.memory_step >= 0:
             self._map_ahead(self._coordinator.memory_step)
 

@@ -39,7 +39,7 @@ except ImportError as error:
     )
 
     is_built = find_spec("resilio_hpc.native._memory") is not None
-    why_portable = str(error) if is_built else "they were not built when it was installed"
+    why_portable = str(error) if is_built else "they were not built when resilio_hpc was installed"
 
 __all__ = [
     "await_word",

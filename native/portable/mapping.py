@@ -30,7 +30,7 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class _Mapping:
-    """The mapping, as long as a view of it is used. Python's mmap would hold the file, and with it the file's locks."""
+    """The mapping, as long as a view of it is used. Python's mmap takes no address, and keeps a descriptor."""
 
     def __init__(self, address: int, size: int, writable: bool) -> None:
         self._place = address, size
