@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from resilio_hpc.native import _memory, crc32c
+from resilio_hpc.native.portable.memory import copy_blocks
 
 BLOCK = 1 << 20
 WAYS = ("tables", "instruction for CRC32C", "carry-less products")
@@ -45,10 +46,14 @@ def ways(source: memoryview, target: memoryview) -> Iterator[tuple[str, Callable
 
         return copy
 
+    def portable(starts: list[int]) -> object:
+        return copy_blocks(target, [(at, source, at, BLOCK) for at in starts])
+
     yield "memcpy", memcpy
     yield "checksum", checksum
     for instructions in range(_memory.available + 1):
         yield f"copy with checksum, {WAYS[instructions]}", copy_with(instructions)
+    yield "copy with checksum, without the extension", portable
 
 
 def main() -> None:

@@ -62,7 +62,7 @@ def unpacked(wheel: Path) -> Path:
     return wheel.parents[1] / "unpacked"
 
 
-@pytest.fixture(scope="module", params=["is missing", pytest.param("fails", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["fails", "is missing"])
 def portable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of a machine whose compiler fails, or that has none, unpacked."""
     empty = tmp_path_factory.mktemp("programs")
@@ -117,6 +117,7 @@ def check(installed: Path, *words: str | Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_installs_and_checkpoints_are_the_same(
     unpacked: Path, portable: Path, tmp_path: Path
 ) -> None:

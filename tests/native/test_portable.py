@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc import native
+from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.native.portable import checksum, direct_io, mapping, memory
 from tests.support.environments import ROOT
 from tests.support.requirements import need_extensions
@@ -260,6 +261,24 @@ def test_the_choice_is_made_once_for_all_functions_and_says_why() -> None:
     without = python(program, RESILIO_NO_NATIVE="1").split(";")
     assert without == ["RESILIO_NO_NATIVE is set", f"{room}.checksum", f"{room}.direct_io", f"{room}.mapping"]
     assert python(program, RESILIO_NO_NATIVE="0").startswith(";resilio_hpc.native._memory;")
+
+
+def test_checkpoints_go_from_one_to_the_other(tmp_path: Path) -> None:
+    state = {"large": CONTENT.view("<u2")[: 1 << 21], "odd": CONTENT[:77].reshape(7, 11), "step": 5}
+    Checkpointer(tmp_path / "built").save(5, state).wait()
+    program = f"""
+import numpy as np
+from resilio_hpc.ckpt import Checkpointer
+step, state = Checkpointer({str(tmp_path / "built")!r}, memory=False).restore()
+Checkpointer({str(tmp_path / "portable")!r}).save(step + 1, state).wait()
+"""
+    python(program, RESILIO_NO_NATIVE="1")
+    restored = Checkpointer(tmp_path / "portable", memory=False).restore()
+    assert restored is not None
+    assert restored[0] == 6
+    assert restored[1].keys() == state.keys()
+    assert restored[1]["step"] == 5
+    assert all(np.array_equal(restored[1][name], state[name]) for name in ("large", "odd"))
 
 
 @pytest.mark.slow
