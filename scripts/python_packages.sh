@@ -5,6 +5,7 @@ set -eu
 
 stamp() { printf '%s\n' "$PWD" "$python" | cat - "$@" | sha256sum | cut -d ' ' -f 1; }
 unchanged() { [ "$(cat ".setup/$1.stamp" 2>/dev/null)" = "$2" ]; }
+remove_builds() { rm -f native/*.so; } # an older one, under another name, would be imported first
 pip() { .venv/bin/python -m pip "$@" --disable-pip-version-check --no-input -c constraints.txt; }
 
 # The environment knows which interpreter it was made from; look for one only where there is no working environment.
@@ -20,13 +21,14 @@ if ! unchanged packages "$packages"; then
     logged python "installing the build tools" pip install setuptools wheel
     # torch by its exact version, first and alone: met through another package, a resolver may take another build of it.
     logged python "installing torch (a large download when it is not cached)" pip install "$(grep '^torch==' constraints.txt)"
+    remove_builds
     logged python "installing the other pinned packages and this checkout" \
         pip install --no-build-isolation -e '.[test]'
     echo "$packages" >.setup/packages.stamp
     echo "$extension" >.setup/extension.stamp
     say "ready"
 elif ! unchanged extension "$extension"; then
-    rm -f native/*.so # an older build, under another name, would be imported first
+    remove_builds
     logged python "building the C extensions" pip install --no-deps --no-build-isolation -e .
     echo "$extension" >.setup/extension.stamp
 fi

@@ -199,7 +199,7 @@ def check_here(python: Interpreter, what: Path, is_portable: bool = False, other
     kept = WORK / "checkpoints" / name
     words = ["--save", kept, "--restore", *others, *(["--portable"] if is_portable else [])]
     said = run([programs / "python", CHECK, *words], cwd=Path("/"))
-    say(f"{what.name}{' without a compiler' if is_portable else ''}: {said.strip()}")
+    say(f"{what.name}{' without a compiler' if is_portable else ''}: {said.splitlines()[-1]}")
     return kept
 
 
@@ -247,7 +247,7 @@ def check_emulated(python: Interpreter, wheel: Path, others: Sequence[Path]) -> 
     run([*pip, *target, "--no-deps", wheel])
     kept = WORK / "checkpoints" / "arm64"
     said = run([program, CHECK, "--save", kept, "--restore", *others], cwd=Path("/"), extra={"PYTHONPATH": str(site)})
-    say(f"{wheel.name} under qemu-user: {said.strip()}")
+    say(f"{wheel.name} under qemu-user: {said.splitlines()[-1]}")
     return kept
 
 
