@@ -29,7 +29,8 @@ FLOORS: dict[str, set[str]] = {
     "train": UPPER | {"diagnose"},
     "report": UPPER | {"diagnose"},
     "devtools": UPPER | {"train", "report"},
-    "cli": UPPER | {"diagnose", "launch", "train", "report", "devtools"},
+    "doctor": UPPER | {"launch", "train"},
+    "cli": UPPER | {"diagnose", "launch", "train", "report", "devtools", "doctor"},
 }
 TOP_LEVEL_ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.

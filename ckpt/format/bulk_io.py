@@ -7,12 +7,15 @@ system may refuse O_DIRECT when the file is opened or only when it is used; then
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import direct_io
 
@@ -146,6 +149,22 @@ def open_direct(fd: int) -> int:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
         return os.dup(fd)
+
+
+def is_direct(fd: int) -> bool:
+    """Write the first page of a file again past the page cache; return False where that is refused. Raises OSError."""
+    room = memoryview(mmap.mmap(-1, PAGE))
+    os.pwrite(fd, room, 0)
+    refused = []
+
+    def act(file: int) -> None:
+        if not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(file)
+        else:
+            direct_io.write(file, room, [PageRun(0, 0, PAGE)], [], 1, WRITE_CHUNK_BYTES, 0.0, True)
+
+    _direct_or_cached(fd, os.O_WRONLY, act)
+    return not refused
 
 
 def _direct_or_cached(fd: int, mode: int, act: Callable[[int], Result]) -> Result:

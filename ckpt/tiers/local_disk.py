@@ -70,7 +70,7 @@ class LocalDisk:
         self._path = directory / f"{_prefix(checkpoints)}{re.sub(r'[^A-Za-z0-9_.-]', '_', holder)}"
         self.recycled = self._path / "worn"
         """Files that the next step may write over, if there are any."""
-        _check_directory(directory)
+        check_directory(directory)
         self._lock = self._take(patience.lock_s)
         try:
             if not os.fstat(self._lock).st_size:
@@ -175,7 +175,7 @@ def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[st
 
     Raises OSError; FileNotFoundError where DIR does not exist.
     """
-    _check_directory(directory)
+    check_directory(directory)
     name = _step_name(manifest.step, manifest.epoch, manifest.round)
     files = {shard.file for shard in manifest.shards}
     found = {}
@@ -187,7 +187,7 @@ def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[st
 
 def copy_of(directory: Path, checkpoints: Path, step: int, epoch: int, round_: int, file: str) -> Path | None:
     """Return the copy of one shard file on this machine, for any caller. Raises OSError."""
-    _check_directory(directory)
+    check_directory(directory)
     if not is_shard_name(file):
         return None
     for path in _holders(directory, _prefix(checkpoints)):
@@ -273,8 +273,8 @@ def _holders(directory: Path, prefix: str) -> Iterator[Path]:
     return (path for path in directory.iterdir() if path.name.startswith(prefix) and _is_private(path))
 
 
-def _check_directory(directory: Path) -> None:
-    """Refuse a DIR where any user may exchange names (no sticky bit): a check there proves nothing."""
+def check_directory(directory: Path) -> None:
+    """Refuse a DIR where any user may exchange names (no sticky bit): a check there proves nothing. Raises OSError."""
     mode = directory.stat().st_mode
     if not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))

@@ -1,0 +1,132 @@
+"""All checks, a line each, in the order of the report."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.doctor import directories, gpus, installation, kernel, network, recovery, shared_memory, slurm_site
+from resilio_hpc.doctor.finding import DoctorCheck
+
+RECOVERY = "loopback-recovery"
+
+CHECKS: tuple[DoctorCheck, ...] = (
+    DoctorCheck(
+        "python", "installation", installation.interpreter, "Python, kernel, processor",
+        "64-bit Python 3.11 or newer", needed=True,
+    ),
+    DoctorCheck(
+        "extensions", "installation", installation.extensions, "the C extensions: imported, and one computes",
+        "copies, checksums and large files are theirs", needed=True, budget_s=30,
+    ),
+    DoctorCheck(
+        "packages", "installation", installation.packages, "msgspec, pyzmq, cryptography, numpy, h5py, rich, submitit",
+        "launches and checkpoints fail without the first five", needed=True, budget_s=60,
+    ),
+    DoctorCheck(
+        "torch", "installation", installation.torch, "torch, its CUDA and NCCL; where there are GPUs, whether it "
+        "reaches them", "missing is a notice: `--no-torch` runs programs without", needed=True, budget_s=120,
+    ),
+    DoctorCheck(
+        "gpus", "GPUs", gpus.gpus, "NVIDIA's driver, NVML, and the checks that run before ranks start",
+        "a rank on a bad GPU fails, or is slow", budget_s=30,
+    ),
+    DoctorCheck(
+        "shared-memory", "memory", shared_memory.shared_memory, "`/dev/shm`: in memory, writable, and its size",
+        "snapshots are kept there, two for each rank", needed=True,
+    ),
+    DoctorCheck(
+        "huge-pages", "memory", shared_memory.huge_pages, "huge pages for shared memory, allocated as snapshots are",
+        "the first snapshots are faster", after=("extensions", "shared-memory"),
+    ),
+    DoctorCheck(
+        "cgroup", "memory", shared_memory.cgroup, "the cgroup's version and the memory that it leaves",
+        "what is in `/dev/shm` counts against its limit",
+    ),
+    DoctorCheck(
+        "io-uring", "kernel and limits", kernel.io_uring, "io_uring, opened as the writer of checkpoints does",
+        "without it blocks are written one after the other", after=("extensions",),
+    ),
+    DoctorCheck(
+        "open-files", "kernel and limits", kernel.open_file_limit, "the limit on open files, by the launcher's own "
+        "check", "too low a hard limit refuses a launch", needed=True,
+    ),
+    DoctorCheck(
+        "limits", "kernel and limits", kernel.limits, "limits on processes, file size, address space, CPU time, "
+        "locked memory", "ranks end, or fail to start",
+    ),
+    DoctorCheck(
+        "clock", "kernel and limits", kernel.clock, "whether the clock is synchronised, and agrees with slurmctld's",
+        "time limits are slurmctld's, and munge refuses a difference of 300 s", budget_s=30,
+    ),
+    DoctorCheck(
+        "host-name", "network", network.host_name, "the address of this machine's name, and how long the look-up takes",
+        "other nodes reach it by this name; a loopback address is the classic trap",
+    ),
+    DoctorCheck(
+        "loopback", "network", network.loopback, "a connection to 127.0.0.1",
+        "a launch on one machine meets there", needed=True,
+    ),
+    DoctorCheck(
+        "ports", "network", network.ports, "a listening socket on a free port, and the way to it by the own address",
+        "controllers, agents and torch's store listen on such ports", needed=True, after=("packages", "loopback"),
+    ),
+    DoctorCheck(
+        "run-directory", "directories", directories.run_directory, "the run directory (`--run-dir`): owner, room, and "
+        "what a run does there: rename, hard links, fsync, locks", "everything of a run is kept there", needed=True,
+        budget_s=30,
+    ),
+    DoctorCheck(
+        "direct-io", "directories", directories.direct_io, "direct I/O there", "without it checkpoints go through the "
+        "page cache", after=("extensions", "run-directory"), budget_s=30,
+    ),
+    DoctorCheck(
+        "local-directory", "directories", directories.local_directory, "`RESILIO_LOCAL_DIR`, or /tmp: a private "
+        "directory with a socket", "agents keep sockets and logs there", needed=True,
+    ),
+    DoctorCheck(
+        "local-checkpoints", "directories", directories.local_checkpoints, "the directory of `--local-checkpoints`, "
+        "if given", "steps are written there first", needed=True, after=("extensions",), budget_s=30,
+    ),
+    DoctorCheck(
+        "slurm", "Slurm", slurm_site.slurm, "Slurm's version, and whether slurmctld answers",
+        "jobs and agents start by it", needed=True, budget_s=60,
+    ),
+    DoctorCheck(
+        "munge", "Slurm", slurm_site.munge, "a credential of munge, made and read", "no Slurm command works without it",
+        needed=True,
+    ),
+    DoctorCheck(
+        "slurm-settings", "Slurm", slurm_site.settings, "the settings of slurm.conf in the table below",
+        "some end runs, or chains, early", after=("slurm",), budget_s=60,
+    ),
+    DoctorCheck(
+        "job", "Slurm", slurm_site.job, "in a job: its nodes, its end, and the flags of its srun",
+        "a step without the survival flags ends at the first loss", after=("slurm",), budget_s=60,
+    ),
+    DoctorCheck(
+        RECOVERY, "recovery", recovery.recovery, "a run of two ranks, of which one kills itself; the time until all "
+        "train again", "the proof that it works", needed=True, budget_s=60,
+        after=(
+            "python", "extensions", "packages", "shared-memory", "open-files", "loopback", "ports", "local-directory",
+        ),
+    ),
+)  # fmt: skip
+
+
+def select(names: Sequence[str], quick: bool) -> list[DoctorCheck]:
+    """Return the checks of these names, all without any; ``quick`` leaves the recovery out. Raises UsageError.
+
+    What they come after is looked at, too.
+    """
+    known = {check.name: check for check in CHECKS}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"they are {', '.join(known)}"
+            raise UsageError(f"no check is named {name!r}: {hint}")
+    wanted = set(names) or {name for name in known if not (quick and name == RECOVERY)}
+    while more := {one for name in wanted for one in known[name].after} - wanted:
+        wanted |= more
+    return [check for check in CHECKS if check.name in wanted]
