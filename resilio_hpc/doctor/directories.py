@@ -29,18 +29,24 @@ _FEW_FILES = 1000
 
 @dataclass(frozen=True)
 class _Room:
-    """The room of a file system. ``files``: None where it has no limit."""
+    """The room of a file system; None where it has no limit."""
 
-    free_bytes: int
+    free_bytes: int | None
     files: int | None
 
     @classmethod
     def of(cls, path: Path) -> _Room:
         seen = os.statvfs(path)
-        return cls(seen.f_bavail * seen.f_frsize, seen.f_favail if seen.f_files else None)
+        free = seen.f_bavail * seen.f_frsize if seen.f_blocks else None
+        return cls(free, seen.f_favail if seen.f_files else None)
 
     def __str__(self) -> str:
-        return f"{self.free_bytes / (1 << 30):.3g} GiB free"
+        return "of no fixed size" if self.free_bytes is None else f"{self.free_bytes / (1 << 30):.3g} GiB free"
+
+    def is_below(self, least_bytes: int, files: int = 1) -> bool:
+        """Return whether there is less."""
+        few = self.files is not None and self.files < files
+        return few or (self.free_bytes is not None and self.free_bytes < least_bytes)
 
 
 def run_directory(view: DoctorView) -> DoctorFinding:
@@ -70,7 +76,7 @@ def run_directory(view: DoctorView) -> DoctorFinding:
             "Commits, logs and the start of a job are as slow. Steps and restarts from memory are not.",
             "ask who else loads this file system, or choose another one: --run-dir DIR",
         )
-    if room.free_bytes < _LITTLE_BYTES or (room.files or _FEW_FILES) < _FEW_FILES:
+    if room.is_below(_LITTLE_BYTES, _FEW_FILES):
         return warning(seen, "Checkpoints need room for several steps.", "make room there: resilio ckpt --help")
     if view.has_slurm and _is_local(place):
         return notice(
@@ -121,7 +127,7 @@ def _is_local(path: Path) -> bool:
 
 
 def _full(seen: str, room: _Room) -> DoctorFinding | None:
-    if room.free_bytes < 1 << 20:
+    if room.is_below(1 << 20, 0):
         return failed(f"{seen}: it is full", "No run can begin there.", "make room there, or choose another directory")
     if room.files == 0:
         return failed(
@@ -223,7 +229,7 @@ def local_directory(view: DoctorView) -> DoctorFinding:
     except (OSError, ResilioError) as error:
         why = os_error_text(error, str(base)) if isinstance(error, OSError) else str(error)
         return failed(f"no socket can be made there: {why}", "Agents keep sockets and logs there.", todo)
-    if room.free_bytes < _LITTLE_BYTES:
+    if room.is_below(_LITTLE_BYTES):
         return warning(f"{base}, {room}", "The output of ranks waits there while the run directory hangs.", todo)
     return ok(f"{base}, {_kind(place, view)}, {room}")
 

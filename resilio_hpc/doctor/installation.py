@@ -120,6 +120,8 @@ def torch(view: DoctorView) -> DoctorFinding:
         return _broken_torch(error)
     except Exception as error:  # noqa: BLE001 - a torch that does not fit its libraries raises anything
         return _broken_torch(error)
+    if getattr(module, "__file__", None) is None:  # a folder without a package in it
+        return _broken_torch(ImportError(f"nothing is in {', '.join(getattr(module, '__path__', ()))}"))
     seen = f"torch {module.__version__}, {_accelerator(module)}"
     gpus = device_files()
     if gpus and module.version.cuda:

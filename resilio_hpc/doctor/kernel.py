@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.doctor.finding import DoctorFinding, DoctorView, failed, notice, ok, warning
 from resilio_hpc.launch.gpus.devices import local_world_size, read_devices
 from resilio_hpc.launch.workers import open_files
+
+if TYPE_CHECKING:
+    from resilio_hpc.prolog_epilog.checks.clock import ClockState
 
 _MANY_FILES = 4096
 _FEW_PROCESSES = 1024
@@ -104,9 +108,12 @@ def clock(view: DoctorView) -> DoctorFinding:
     from resilio_hpc.prolog_epilog.base.node import NodeView
     from resilio_hpc.prolog_epilog.checks import clock as node_clock
 
-    found = node_clock.fetch(NodeView(mark=view.mark))
+    return clock_finding(node_clock.fetch(NodeView(mark=view.mark)), _ahead_of_slurm(view))
+
+
+def clock_finding(found: ClockState, ahead: float) -> DoctorFinding:
+    """Judge the clock. ``ahead``: seconds by which it is ahead of slurmctld's. Pure."""
     todo = "start chronyd or ntpd; in a container or a virtual machine: on its host"
-    ahead = _ahead_of_slurm(view)
     if ahead:
         return warning(
             f"this clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} slurmctld's",

@@ -66,8 +66,46 @@ def _others(view: DoctorView, name: str) -> list[str]:
     return [node for node in allocation.nodes if node != name] if allocation else []
 
 
+def ports(view: DoctorView) -> DoctorFinding:
+    """Listen as controllers do, and on a port that the kernel chooses, as torch's store does."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    count = high - low + 1
+    seen = f"{count} ports, {low} to {high} (net.ipv4.ip_local_port_range)"
+    todo = 'as root: sysctl net.ipv4.ip_local_port_range="32768 60999"; or end what holds them (ss -tan)'
+    view.mark("a listening socket")
+    try:
+        socket.create_server(("", 0)).close()
+        _listen_as_controller()
+    except OSError as error:  # zmq's errors are OSErrors, too
+        return failed(
+            f"no port is free: {error.strerror or error}; {seen}",
+            "Controllers and torch's store listen on ports, and each connection takes one.",
+            todo,
+        )
+    if count < _FEW_PORTS:
+        return warning(seen, "Ranks that start again and again use them up, for a minute each.", todo)
+    return ok(seen)
+
+
+def _listen_as_controller() -> None:
+    """Listen as a controller does. Raises OSError. Where packages are missing, their own check says so."""
+    try:
+        import zmq
+
+        from resilio_hpc.core import wire
+    except ImportError:
+        return
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        wire.listen(context, wire.Keys.derive(wire.new_secret()), "*")[0].close()
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, error.strerror) from error
+    finally:
+        context.term()
+
+
 def loopback(view: DoctorView) -> DoctorFinding:
-    """Send bytes through 127.0.0.1."""
+    """Send bytes through 127.0.0.1, and through the address of this machine's name."""
     view.mark("a connection to 127.0.0.1")
     try:
         _talk("127.0.0.1")
@@ -77,7 +115,19 @@ def loopback(view: DoctorView) -> DoctorFinding:
             "The agents of a launch on one machine, and torch's store, meet there.",
             "as root: ip link set lo up; a firewall must let lo pass",
         )
-    return ok("127.0.0.1 works")
+    address = _own_ipv4()
+    if not address or ipaddress.ip_address(address).is_loopback:
+        return ok("127.0.0.1 works")
+    view.mark(f"a connection to {address}")
+    try:
+        _talk(address)
+    except OSError as error:
+        return failed(
+            f"this machine does not reach itself at {address}: {error.strerror or error}",
+            "Agents and ranks meet at the address of its name.",
+            "mend that address in /etc/hosts or DNS, or the firewall's rules",
+        )
+    return ok(f"127.0.0.1 and {address} work")
 
 
 def _talk(address: str) -> None:
@@ -91,43 +141,6 @@ def _talk(address: str) -> None:
                 answered.settimeout(_ANSWER_S)
                 if answered.recv(1) != b"1":
                     raise OSError("the connection was closed")
-
-
-def ports(view: DoctorView) -> DoctorFinding:
-    """Listen on a free port, as controllers do, and connect to it by this machine's own address."""
-    import zmq
-
-    from resilio_hpc.core import wire
-
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    count = high - low + 1
-    seen = f"{count} ports, {low} to {high} (net.ipv4.ip_local_port_range)"
-    todo = 'as root: sysctl net.ipv4.ip_local_port_range="32768 60999"; or end what holds them (ss -tan)'
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        wire.listen(context, wire.Keys.derive(wire.new_secret()), "*")[0].close()
-    except zmq.ZMQError as error:
-        return failed(
-            f"no port is free: {error.strerror}; {seen}",
-            "Controllers and torch's store listen on ports of this range.",
-            todo,
-        )
-    finally:
-        context.term()
-    address = _own_ipv4()
-    if address and not ipaddress.ip_address(address).is_loopback:
-        view.mark(f"a connection to {address}")
-        try:
-            _talk(address)
-        except OSError as error:
-            return failed(
-                f"this machine does not reach itself at {address}: {error.strerror or error}",
-                "Agents and ranks meet at this address.",
-                f"mend the address of the name in /etc/hosts or DNS, or the firewall's rules for ports {low} to {high}",
-            )
-    if count < _FEW_PORTS:
-        return warning(seen, "Ranks that start again and again use them up for a minute each.", todo)
-    return ok(seen)
 
 
 def _own_ipv4() -> str:

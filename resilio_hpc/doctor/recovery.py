@@ -54,11 +54,11 @@ def judge(events: list[Event], code: int, said: str) -> DoctorFinding:
             "mend what failed above; the same by hand: resilio-launch --standalone --no-torch --nproc-per-node 2 "
             "-m resilio_hpc.doctor.loopback_program",
         )
-    step = recovered[0].whole("restored")
-    seen = f"a killed rank was back in {took:.2f} s, with step {step}"
-    if step is None or step <= 0:
+    sources = [Fields(event.fields).text("source") for event in events if event.kind == "first_step"]
+    seen = f"a killed rank was back in {took:.2f} s, with step {recovered[0].whole('restored')}"
+    if sources[-1:] != ["memory"]:
         return warning(
-            f"a killed rank was back in {took:.2f} s, and began at the beginning",
+            f"{seen}, not from memory",
             "No snapshot was kept in memory: ranks restore from the shared file system, or begin again.",
             "look at /dev/shm and the memory above",
         )

@@ -65,12 +65,12 @@ CHECKS: tuple[DoctorCheck, ...] = (
         "other nodes reach it by this name; a loopback address is the classic trap",
     ),
     DoctorCheck(
-        "loopback", "network", network.loopback, "a connection to 127.0.0.1",
-        "a launch on one machine meets there", needed=True,
+        "ports", "network", network.ports, "free ports to listen on, and how many there are",
+        "controllers and torch's store listen on ports", needed=True,
     ),
     DoctorCheck(
-        "ports", "network", network.ports, "a listening socket on a free port, and the way to it by the own address",
-        "controllers, agents and torch's store listen on such ports", needed=True, after=("packages", "loopback"),
+        "loopback", "network", network.loopback, "a connection to 127.0.0.1, and to the address of this machine's name",
+        "agents and ranks meet there", needed=True, after=("ports",),
     ),
     DoctorCheck(
         "run-directory", "directories", directories.run_directory, "the run directory (`--run-dir`): owner, room, and "
