@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     checks = [_in_time(check, options.limit) for check in registry.select(options.checks, options.quick)]
     view = DoctorView(
         dict(os.environ),
-        _directory("--run-dir", options.run_dir or "resilio-runs"),
+        _directory("--run-dir", "resilio-runs" if options.run_dir is None else options.run_dir),
         _directory("--local-checkpoints", options.local_checkpoints) if options.local_checkpoints is not None else None,
         options.limit,
     )

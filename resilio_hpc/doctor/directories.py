@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import socket
 import stat
@@ -220,7 +221,7 @@ def local_directory(view: DoctorView) -> DoctorFinding:
         room = _Room.of(place)
         if full := _full(str(base), room):
             return full
-        path = node_directories.make(place)
+        path = _private(place)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(str(path / "agent.sock"))
@@ -232,6 +233,11 @@ def local_directory(view: DoctorView) -> DoctorFinding:
     if room.is_below(_LITTLE_BYTES):
         return warning(f"{base}, {room}", "The output of ranks waits there while the run directory hangs.", todo)
     return ok(f"{base}, {_kind(place, view)}, {room}")
+
+
+def _private(base: Path) -> Path:
+    """Make a directory whose name is as long as an agent's. Raises UsageError."""
+    return node_directories.make(base, f"{secrets.token_hex(6)}-")
 
 
 def local_checkpoints(view: DoctorView) -> DoctorFinding:

@@ -18,7 +18,7 @@ from resilio_hpc.doctor.finding import DoctorCheck, DoctorFinding, DoctorState, 
 from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, gather
 
 _AT_ONCE = 8  # each has a pipe, and the limit on open files may be low
-_LEAVE_S = 3.0  # for children to remove their files when the user interrupts
+_LEAVE_S = 15.0  # for children to remove their files when the user interrupts
 _TEXT = 600
 
 

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import run
-from resilio_hpc.doctor.finding import DoctorFinding, DoctorView, failed, not_here, ok, warning
+from resilio_hpc.doctor.finding import DoctorFinding, DoctorState, DoctorView, failed, not_here, ok, warning
+
+if TYPE_CHECKING:
+    from resilio_hpc.prolog_epilog.base.check import Fault
+    from resilio_hpc.prolog_epilog.base.node import NodeView
+    from resilio_hpc.prolog_epilog.base.table import Table
 
 _SMI_S = 8.0
 
 
 def device_files(root: Path = Path("/")) -> int:
     """Return the number of NVIDIA's device files."""
-    names = os.listdir(root / "dev")  # noqa: PTH208 - names alone
+    try:
+        names = os.listdir(root / "dev")  # noqa: PTH208 - names alone
+    except OSError:
+        return 0
     return sum(1 for name in names if name.startswith("nvidia") and name[6:].isdecimal())
 
 
@@ -28,48 +37,59 @@ def driver_version(root: Path = Path("/")) -> str:
 
 
 def gpus(view: DoctorView) -> DoctorFinding | list[DoctorFinding]:
-    """Ask NVML (else nvidia-smi), and judge by the checks that run before ranks start."""
-    from resilio_hpc.launch.gpus import device_evidence
+    """Ask NVML, else nvidia-smi, and judge by the checks of node health."""
     from resilio_hpc.prolog_epilog.base import table
-    from resilio_hpc.prolog_epilog.base.check import Absent, Unreadable
     from resilio_hpc.prolog_epilog.base.node import NodeView
 
-    files, driver = device_files(), driver_version()
     tables = table.load()
+    return findings_of(NodeView(settings=tables.settings, mark=view.mark), tables)
+
+
+def findings_of(node: NodeView, tables: Table) -> DoctorFinding | list[DoctorFinding]:
+    """Return what is to be said of a node's GPUs."""
+    from resilio_hpc.prolog_epilog.base.check import Absent, Doubt, Former, Thresholds, Unreadable
+    from resilio_hpc.prolog_epilog.checks import gpu_readings, registry
+    from resilio_hpc.prolog_epilog.run.health_run import only_idle
+
+    files, driver = device_files(node.root), driver_version(node.root)
     try:
-        said = device_evidence.from_nvml(
-            NodeView(settings=tables.settings, mark=view.mark), device_evidence.device_checks(tables), ()
-        )
-    except Absent:
-        return not_here("no NVIDIA GPU")
-    except Unreadable as error:
-        return _by_command(view, files, driver, str(error))
-    seen = f"{len(said.identities)} NVIDIA GPUs, driver {driver or 'unknown'}"
-    if said.note:
+        reading = gpu_readings.fetch(node)
+    except (Absent, Unreadable) as error:
+        return _by_command(node, files, driver, str(error))
+    seen = f"{len(reading.gpus)} NVIDIA GPUs, driver {driver or 'unknown'}"
+    if reading.trouble:
         return failed(
-            f"{seen}: {said.note}",
+            f"{seen}: {reading.trouble}",
             "Ranks that train on GPUs fail.",
             "look at nvidia-smi and dmesg; load the driver again, or boot the node",
         )
-    if said.evidence:
-        return [
-            DoctorFinding(
-                warning("", "", "").state,
-                f"{one.text} ({one.device})" if one.device else one.text,
-                "Ranks on this GPU fail, or are slow.",
-                f"resilio health explain {one.check}; --evict-devices on keeps ranks away from it",
-                one.check,
-            )
-            for one in said.evidence
-        ]
-    return ok(f"{seen}, nothing speaks against them")
+    found: list[DoctorFinding] = []
+    for check in tables.checks.values():
+        if check.source != "gpus" or not check.enabled or only_idle(check):
+            continue
+        try:
+            faults, _ = registry.PROBES[check.id].remembers(reading, Thresholds(check.limits), Former(None, 0.0))
+            found += [_against(check.id, one) for one in faults if not isinstance(one, Doubt)]
+        except (Absent, Unreadable):  # this kind of GPU has nothing of it
+            continue
+    return found or ok(f"{seen}, nothing speaks against them")
 
 
-def _by_command(view: DoctorView, files: int, driver: str, why: str) -> DoctorFinding:
+def _against(check: str, fault: Fault) -> DoctorFinding:
+    return DoctorFinding(
+        DoctorState.WARNING,
+        f"{fault.evidence} ({fault.device})" if fault.device and fault.device not in fault.evidence else fault.evidence,
+        "Ranks on this GPU may fail, or be slow.",
+        f"resilio health explain {check} says more; --evict-devices on keeps ranks away from bad GPUs",
+        check,
+    )
+
+
+def _by_command(node: NodeView, files: int, driver: str, why: str) -> DoctorFinding:
     """Ask nvidia-smi, where NVML cannot be asked from here."""
     if not files and not driver:
         return not_here("no NVIDIA GPU")
-    view.mark("nvidia-smi")
+    node.mark("nvidia-smi")
     try:
         found = run(["nvidia-smi", "--list-gpus"], _SMI_S).stdout.count("GPU ")
     except CommandError as error:

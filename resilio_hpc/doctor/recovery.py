@@ -68,7 +68,10 @@ def judge(events: list[Event], code: int, said: str) -> DoctorFinding:
 
 
 def _launch(directory: Path, environment: Mapping[str, str], limit_s: float) -> int | None:
-    """Run the launch; return its exit code, None where it took too long. It ends with this process's group, too."""
+    """Run the launch; return its exit code, None where it took too long.
+
+    It has a session of its own, so that Ctrl-C reaches it once, from here: a second signal kills it.
+    """
     own = {name: value for name, value in environment.items() if not name.startswith(_OTHERS)}
     if kept := environment.get(node_directories.VARIABLE):
         own[node_directories.VARIABLE] = kept
@@ -77,7 +80,9 @@ def _launch(directory: Path, environment: Mapping[str, str], limit_s: float) -> 
         "--run-dir", str(directory / "run"), "-m", "resilio_hpc.doctor.loopback_program",
     ]  # fmt: skip
     with open(directory / "output", "wb") as output:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=own)
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=own, start_new_session=True
+        )
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:

@@ -229,8 +229,8 @@ def test_a_file_system_that_does_not_do_what_a_run_needs_is_named(
     assert words in said.one("run-directory")["seen"]
 
 
-def test_a_local_directory_that_is_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 100)
+def test_a_local_directory_that_is_too_deep_for_a_socket_is_named(tmp_path: Path, local: Path) -> None:
+    deep = local / ("d" * (70 - len(str(local))))  # a socket fits, but not in an agent's directory
     deep.mkdir()
     said = doctor("local-directory", cwd=tmp_path, RESILIO_LOCAL_DIR=deep)
     assert (said.code, said.one("local-directory")["state"]) == (1, "failed")
