@@ -95,8 +95,8 @@ Look = Callable[[DoctorView], "DoctorFinding | list[DoctorFinding]"]
 class DoctorCheck:
     """A check: a line of the registry.
 
-    ``looks_at``, ``matters``: for the documentation; ``needed``: whether launches fail without; ``after``: checks
-    without which this one tells nothing; ``budget_s``: seconds after which it hangs.
+    ``looks_at``, ``matters``, ``helps``: for the documentation; ``needed``: whether launches fail without; ``after``:
+    checks without which this one tells nothing; ``budget_s``: seconds after which it hangs.
     """
 
     name: str
@@ -107,3 +107,4 @@ class DoctorCheck:
     needed: bool = False
     after: tuple[str, ...] = ()
     budget_s: float = 15.0
+    helps: str = ""

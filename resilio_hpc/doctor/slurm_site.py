@@ -145,11 +145,12 @@ def job(view: DoctorView) -> DoctorFinding:
         end = None
     left = f", {max(0.0, end - time.time()) / 60:.0f} minutes left" if end else ""
     seen = f"job {number}, {len(allocation.nodes)} node{'s' * (len(allocation.nodes) != 1)}{left}"
-    missing = missing_survival_flags(our_srun(view.environment) or []) if allocation.in_step else []
-    if allocation.in_step and missing:
+    srun = our_srun(view.environment) if allocation.in_step else None  # None: on another machine, too
+    missing = missing_survival_flags(srun) if srun else []
+    if missing:
         return warning(
             f"{seen}; a task of srun without {' '.join(missing)}",
             "Slurm ends the whole step at the first loss.",
             f"srun {' '.join(missing)} …; or resilio-launch in the batch script, without srun",
         )
-    return ok(seen)
+    return ok(f"{seen}; the flags of its srun are not seen from here" if allocation.in_step and not srun else seen)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,5 +161,4 @@ def test_the_registry_is_sound() -> None:
     names = [one.name for one in registry.CHECKS]
     assert len(set(names)) == len(names)
     assert all(set(one.after) <= set(names) for one in registry.CHECKS)
-    assert time.monotonic() and all(one.looks_at and one.matters for one in registry.CHECKS)
-    assert sys.version_info >= (3, 11)
+    assert all(one.looks_at and one.matters and one.helps for one in registry.CHECKS)
