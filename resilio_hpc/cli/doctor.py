@@ -78,8 +78,8 @@ def _in_time(check: DoctorCheck, limit_s: float) -> DoctorCheck:
 
 
 def _directory(option: str, given: str) -> Path:
-    directory_path(given, option)
     try:
+        directory_path(given, option)  # as it was given: "" and a URL are refused
         return directory_path(Path(given).expanduser(), option)
     except OSError as error:
         raise UsageError(f"the current directory is gone ({error.strerror}): cd into one that exists") from None

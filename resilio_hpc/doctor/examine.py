@@ -55,31 +55,30 @@ class _Examination:
         return [self._done[check.name] for check in self._order]
 
     def _start(self, children: list[Child]) -> None:
-        """Start checks that need not wait; those without their ground get their finding at once."""
-        for check in list(self._waiting):
-            if any(
-                one in {other.name for other in self._waiting} or one in self._names_running() for one in check.after
-            ):
-                continue
+        """Start the checks that need not wait; those without their ground get their finding at once."""
+        while (check := self._next()) is not None:
+            self._waiting.remove(check)
             missing = [name for name in check.after if name in self._done and not _stands(self._done[name])]
             if missing:
-                self._waiting.remove(check)
                 self._done[check.name] = DoctorResult(check, (_not_looked_at(missing, self._done),), 0.0)
-                return self._start(children)  # others may have waited for this one
-            if len(self._running) >= _AT_ONCE:
                 continue
-            self._waiting.remove(check)
             try:
                 child = Child(partial(_answer, check, self._view), check.budget_s)
-            except OSError as error:
+            except OSError as error:  # a limit on processes, or on open files
+                if self._running:
+                    self._waiting.insert(0, check)
+                    return  # until one of them has ended
                 self._done[check.name] = DoctorResult(check, (_no_process(error),), 0.0)
-                return self._start(children)
+                continue
             self._running[child] = check
             children.append(child)
-        return None
 
-    def _names_running(self) -> set[str]:
-        return {check.name for check in self._running.values()}
+    def _next(self) -> DoctorCheck | None:
+        """Return a check that waits for no other one."""
+        if len(self._running) >= _AT_ONCE:
+            return None
+        unsettled = {check.name for check in (*self._waiting, *self._running.values())}
+        return next((check for check in self._waiting if unsettled.isdisjoint(check.after)), None)
 
     def _ended(self, children: list[Child], child: Child, ended: Ended) -> None:
         check = self._running.pop(child)

@@ -45,7 +45,7 @@ def as_text(results: Sequence[DoctorResult], verdict: str, width: int) -> str:
         for result in members:
             for one in result.findings:
                 lines += _lines(result.check.name, one, name_width, width)
-    return "\n".join([*lines, "", *textwrap.wrap(verdict, width)])
+    return "\n".join([*lines, "", *_wrapped(verdict, "", "", width)])
 
 
 def _lines(name: str, one: DoctorFinding, name_width: int, width: int) -> list[str]:

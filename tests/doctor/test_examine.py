@@ -7,12 +7,14 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from resilio_hpc.doctor import finding, registry
 from resilio_hpc.doctor.examine import DoctorResult, examine
 from resilio_hpc.doctor.finding import DoctorCheck, DoctorFinding, DoctorState, DoctorView, Look
+from resilio_hpc.prolog_epilog.base.isolated import Child, Ended
 from tests.support import mounts
 from tests.support.doctor.machines import COMMAND
 from tests.support.environments import scrubbed
@@ -37,7 +39,7 @@ def hangs(view: DoctorView) -> DoctorFinding:
 
 def crashes(view: DoctorView) -> DoctorFinding:
     view.mark("the edge")
-    os.kill(os.getpid(), signal.SIGSEGV)
+    os.kill(os.getpid(), signal.SIGKILL)  # as the out-of-memory killer does
     return finding.ok("not reached")
 
 
@@ -61,7 +63,7 @@ def test_what_hangs_is_named_and_the_rest_goes_on() -> None:
 
 @pytest.mark.parametrize(
     ("look", "words"),
-    [(crashes, "its process ended by SIGSEGV at the edge"), (raises, "ZeroDivisionError: by zero"),
+    [(crashes, "its process ended by SIGKILL at the edge"), (raises, "ZeroDivisionError: by zero"),
      (lacks, "the Python package h5py is missing")],
 )  # fmt: skip
 def test_what_breaks_is_named_and_the_rest_goes_on(look: Look, words: str) -> None:
@@ -149,6 +151,29 @@ def test_a_low_limit_on_processes_is_an_answer(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("resilio_hpc.doctor.examine.Child", refused)
     result = examine([check("first", fine)], VIEW)[0]
     assert result.findings[0].seen == "no process can be started: Resource temporarily unavailable"
+
+
+def test_where_few_processes_may_run_checks_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[Child] = []
+
+    class OneChild(Child):
+        def __init__(self, *words: Any, **more: Any) -> None:
+            if len(running) > len(ended):
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            super().__init__(*words, **more)
+            running.append(self)
+
+        def collect(self) -> Ended | None:
+            found = super().collect()
+            if found is not None:
+                ended.append(self)
+            return found
+
+    ended: list[Child] = []
+    monkeypatch.setattr("resilio_hpc.doctor.examine.Child", OneChild)
+    results = examine([check(str(number), fine) for number in range(5)], VIEW)
+    assert {result.findings[0].state for result in results} == {DoctorState.OK}
+    assert len(running) == 5
 
 
 def test_checks_are_chosen_by_name_with_what_they_build_on() -> None:

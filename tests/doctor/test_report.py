@@ -111,6 +111,16 @@ def test_the_json_is_one_object_of_a_fixed_shape(said: Said, work: Path) -> None
     assert json.loads(report.as_json(RESULTS, "verdict", "host", "/run"))["works"] is False
 
 
+def test_a_working_directory_that_is_gone_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert resilio.main(["doctor", "--quick"]) == 2
+    assert "the current directory is gone" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
