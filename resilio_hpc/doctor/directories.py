@@ -52,12 +52,12 @@ class _Room:
 
 def run_directory(view: DoctorView) -> DoctorFinding:
     """Use the run directory, or the one above it that exists, as a launch does; remove all of it again."""
+    view.mark(str(view.run_dir))
     try:
         check_directory("--run-dir", view.run_dir)
     except UsageError as error:
         return failed(str(error), "resilio-launch refuses it.", "name a directory that you can write to: --run-dir DIR")
     place = _existing(view.run_dir)
-    view.mark(str(place))
     owner = _owner(view.run_dir) if place == view.run_dir else None
     if owner is not None:
         return owner
@@ -191,8 +191,8 @@ def direct_io(view: DoctorView) -> DoctorFinding:
     """Write past the page cache in the run directory, as checkpoints are written."""
     from resilio_hpc.ckpt.format import bulk_io
 
+    view.mark(str(view.run_dir))
     place = _existing(view.run_dir)
-    view.mark(str(place))
     with _scratch(place) as scratch:
         fd = os.open(scratch / "file", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from resilio_hpc.core.errors import ResilioError, os_error_text
 from resilio_hpc.core.json_fields import printable
@@ -125,11 +126,11 @@ def _interrupted(number: int, _frame: object) -> None:
 
 
 def findings_of(check: DoctorCheck, ended: Ended) -> list[DoctorFinding]:
-    """Return what a child has said, or what its end says. Pure."""
+    """Return what a child has said, or what its end says."""
     if ended.answer is not None:
         said = [DoctorFinding(**{**one, "state": DoctorState(one["state"])}) for one in json.loads(ended.answer)]
         return [_in_one_line(one) for one in said] or [_broken(check, "it said nothing")]
-    at = f" at {ended.touched}" if ended.touched else ""
+    at = f" at {_culprit(ended.touched)}" if ended.touched else ""
     if ended.overdue:
         stuck = f" (process {ended.stuck.pid} cannot be killed: {ended.stuck.where})" if ended.stuck else ""
         return [
@@ -142,6 +143,16 @@ def findings_of(check: DoctorCheck, ended: Ended) -> list[DoctorFinding]:
         ]
     how = f"ended by {signal.Signals(ended.signal).name}" if ended.signal else "ended without an answer"
     return [_broken(check, f"its process {how}{at}")]
+
+
+def _culprit(touched: str) -> str:
+    """Return what was touched last, a path with the mount that it is on."""
+    try:
+        from resilio_hpc.prolog_epilog.base import mounts
+
+        return mounts.culprit(touched, mounts.parse_mountinfo(Path(mounts.MOUNTINFO).read_text()))
+    except (ImportError, OSError, ResilioError):
+        return touched
 
 
 def _in_one_line(one: DoctorFinding) -> DoctorFinding:

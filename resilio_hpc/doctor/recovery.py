@@ -20,8 +20,9 @@ from resilio_hpc.launch.rundir import node_directories
 
 MARGIN_S = 15.0
 """For the end of a launch that takes too long, beyond the limit."""
-_END_S = 4.0
+_END_S = 6.0
 _SLOW_S = 10.0
+_SOCKET_PATH_BYTES, _LONGEST_NAME = 107, 54  # unix(7); an agent's directory and socket
 _OTHERS = ("PET_", "TORCHELASTIC_", "SLURM_", "RESILIO_")
 """Variables of a launch around this one."""
 
@@ -73,8 +74,7 @@ def _launch(directory: Path, environment: Mapping[str, str], limit_s: float) -> 
     It has a session of its own, so that Ctrl-C reaches it once, from here: a second signal kills it.
     """
     own = {name: value for name, value in environment.items() if not name.startswith(_OTHERS)}
-    if kept := environment.get(node_directories.VARIABLE):
-        own[node_directories.VARIABLE] = kept
+    own[node_directories.VARIABLE] = str(directory if _takes_sockets(directory) else directory.parent)
     argv = [
         *bootstrap.command("cli.resilio_launch"), "--standalone", "--no-torch", "--nproc-per-node", "2",
         "--run-dir", str(directory / "run"), "-m", "resilio_hpc.doctor.loopback_program",
@@ -89,6 +89,11 @@ def _launch(directory: Path, environment: Mapping[str, str], limit_s: float) -> 
         return None
     finally:
         _end(process)
+
+
+def _takes_sockets(directory: Path) -> bool:
+    """Return whether paths below are short enough. What a killed launch leaves there is removed with the directory."""
+    return len(os.fsencode(directory)) + _LONGEST_NAME <= _SOCKET_PATH_BYTES
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -116,7 +116,8 @@ def test_a_hung_run_directory_is_named_and_the_rest_goes_on(tmp_path: Path) -> N
         results = examine(wanted, DoctorView({}, tmp_path / "hung"))
     said = {result.check.name: result.findings[0] for result in results}
     assert said["run-directory"].state is DoctorState.FAILED
-    assert said["run-directory"].seen.startswith("no answer within 2 s")
+    assert said["run-directory"].seen.startswith(f"no answer within 2 s at {tmp_path}/hung on {tmp_path}/hung (")
+    assert "fuse" in said["run-directory"].seen
     assert said["direct-io"].seen == "not tried, since this failed: run-directory"
     assert said["clock"].state in (DoctorState.OK, DoctorState.NOTICE)
 
