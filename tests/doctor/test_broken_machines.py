@@ -117,6 +117,22 @@ def test_a_name_that_stands_for_a_loopback_address_is_named(tmp_path: Path) -> N
     assert "in the place of 127.0.1.1" in said.one("host-name")["todo"]
 
 
+def test_in_a_job_the_address_on_the_way_to_the_other_nodes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("127.0.1.1 doctored\n10.9.8.2 other\n")
+    (tmp_path / "resolv").write_text("")
+    wire = "ip link add wire type bridge; ip address add 10.9.8.1/24 dev wire; ip link set wire up"
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "doctored,other", "SLURMD_NODENAME": "doctored"}
+    said = doctor(
+        "host-name",
+        cwd=tmp_path,
+        setup=f"ip link set lo up; {wire}; {HOSTS}",
+        namespaces=["mount", "uts", "net"],
+        **job,
+    )
+    assert (said.code, said.one("host-name")["state"]) == (0, "notice")
+    assert said.one("host-name")["seen"].endswith("a loopback address; other nodes are given 10.9.8.1")
+
+
 def test_a_name_with_an_address_is_fine(tmp_path: Path) -> None:
     assert names(tmp_path, "10.9.8.7 doctored\n").one("host-name")["state"] == "ok"
 
