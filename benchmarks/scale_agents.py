@@ -220,6 +220,9 @@ class SimulatedAgent:
         """They are gone at once."""
         self._soon(self.core.ranks.all_stopped)
 
+    def judge(self, cause: m.Cause | None) -> None:
+        """There is no console."""
+
     def terminate_ranks(self) -> None:
         """There are none."""
 

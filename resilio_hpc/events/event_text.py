@@ -5,11 +5,11 @@ There is one table for the launcher's console, ``resilio ledger`` and the live v
 
 from __future__ import annotations
 
-import signal as signals
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.events.failure_text import exit_words, rank_failed, signal_name
 from resilio_hpc.events.rungs import rung_words
 
 MAX_NAMES = 4
@@ -35,22 +35,6 @@ def words(kind: str, fields: Mapping[str, Any]) -> str:
     f = Fields(fields)
     tell = _TABLE.get(kind)
     return printable(tell(f) if tell else _anything(f), 300)
-
-
-def signal_name(number: int | None) -> str:
-    """Return ``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
-    try:
-        return signals.Signals(number or 0).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def exit_words(failure: Fields) -> str:
-    """Return how a rank ended: ``killed by SIGKILL``, ``exit code 1``."""
-    number, code = failure.whole("signal"), failure.whole("exit_code")
-    if number is not None:
-        return f"killed by {signal_name(number)}"
-    return f"exit code {code}" if code is not None else "unknown end"
 
 
 def names(all_names: Sequence[str]) -> str:
@@ -97,16 +81,12 @@ def _anything(f: Fields) -> str:
     return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
-def _rank_failed(f: Fields) -> str:
-    who = f"rank {f.data.get('rank')} on {f.text('node', '?')}"
-    how, message = exit_words(f), (f.text("message").strip().splitlines() or [""])[0]
-    if how in message:  # the launcher's own message has it already: "failed (…), exit code 1"
-        return f"{who} {message}"
-    verb = "ended with exit code" if how.startswith("exit code") else how
-    said = how.replace("exit code", verb) if how.startswith("exit code") else how
-    if how == "unknown end":
-        said = "could not be started" if f.text("kind") == "spawn" else "is lost"
-    return f"{who} {said}{': ' if message else ''}{message}"
+def _echoes(f: Fields) -> str:
+    cause = f.text("node", "?") if f.whole("rank") is None else f"rank {f.whole('rank')} on {f.text('node', '?')}"
+    place = f"; tracebacks: {f.text('logs')}/{f.whole('round')}" if f.text("logs") else ""
+    if f.data.get("echo"):
+        return f"{plural(f.whole('count'), 'other rank')} lost a connection, or timed out, like {cause}{place}"
+    return f"{plural(f.whole('count'), 'peer')} lost the connection to {cause}{place}"
 
 
 def _waiting(f: Fields) -> str:
@@ -333,8 +313,10 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         f"round {f.whole('round')}: ranks on {f.text('node', '?')} run after {seconds(f.number('seconds'))}"
     ),
     "first_step": _first_step,
-    "rank_failed": _rank_failed,
-    "stopped_rank_failed": lambda f: f"{_rank_failed(f)} (its round was being stopped: no failure)",
+    "rank_failed": rank_failed,
+    "first_failure": rank_failed,
+    "echoes": _echoes,
+    "stopped_rank_failed": lambda f: f"{rank_failed(f)} (its round was being stopped: no failure)",
     "decision": _decision,
     "recovered": _recovered,
     "slow_start": lambda f: (

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.terminal import local_time
-from resilio_hpc.events.event_text import FAULTS, plural, restored, seconds, signal_name, words
+from resilio_hpc.events.event_text import FAULTS, plural, restored, seconds, words
+from resilio_hpc.events.failure_text import signal_name
 from resilio_hpc.events.rungs import rung_words
 from resilio_hpc.report.faults import RunFault
 from resilio_hpc.report.overview import Overview

@@ -288,6 +288,10 @@ class Agent:
         self._devices.ranks_stop(how.for_good)
         self._ranks.stop(how, keep_stores_from)
 
+    def judge(self, cause: m.Cause | None) -> None:
+        """Take what ended the last round: the console shows no echoes of it."""
+        self._ranks.judge(cause)
+
     def terminate_ranks(self) -> None:
         """Send SIGTERM to ranks that do not use ``resilio_hpc.train``; they end by themselves."""
         self._ranks.terminate()
@@ -347,7 +351,8 @@ class Agent:
     def leave(self, verdict: str, exit_code: int) -> None:
         """End this process with the verdict of the run."""
         tell_supervisor(self.node.settings, verdict, exit_code)
-        self.record("agent_ends", verdict=verdict)
+        echoes = self._core.ranks.echoes
+        self.record("agent_ends", verdict=verdict, **({"echoes": echoes} if echoes else {}))
         # an orderly end: the verdict file holds the run's result, and srun would only complain of another code
         self._exit_code = 0
 

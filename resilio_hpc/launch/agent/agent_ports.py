@@ -36,6 +36,9 @@ class Ports(SuccessionPorts, Protocol):
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and their descendants → ``all_stopped``; stores of older rounds end too."""
 
+    def judge(self, cause: m.Cause | None) -> None:
+        """Take what ended the last round, None where that is not known: the console shows no echoes of it."""
+
     def terminate_ranks(self) -> None:
         """Send SIGTERM to all ranks; no rank is killed."""
 

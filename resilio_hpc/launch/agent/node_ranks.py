@@ -15,6 +15,7 @@ from resilio_hpc.core.tiers import Stage
 from resilio_hpc.launch.agent.agent_ports import AT_ONCE, NO_GRACE, Ports
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.root_cause import reads_like_echo
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
@@ -59,6 +60,7 @@ class NodeRanks:
         self._stopped_at = 0.0  # Unix seconds
         self._in_grace = False  # ranks are being stopped, and some may still run
         self.alive = False
+        self.echoes = 0  # ranks of the last round whose error reads like an echo of another one's end
         self._before: LocalRound | None = None  # the local ranks of the last round, once they are being stopped
         self.facts: dict[tuple[str, int], m.ToController] = {}
         # the saver's last order: epoch, round, step, whether to commit
@@ -83,6 +85,8 @@ class NodeRanks:
             self.facts.clear()
             self._waiting_start = None
         self._prepared = message.round
+        if message.cause is not None:
+            self._ports.judge(message.cause)
         self.highest_round = max(self.highest_round, message.round)
         if message.open_store:
             self._open_store(message.round)
@@ -125,7 +129,7 @@ class NodeRanks:
         known = self.state.life if self.state else m.NO_LIFE
         completed = self._before.furthest if self._before and self._before.life == known else -1
         self._ports.to_controller(
-            m.RanksStopped(self.node, self.epoch, self._prepared, self._ports.held(), known, completed)
+            m.RanksStopped(self.node, self.epoch, self._prepared, self._ports.held(), known, completed, self.echoes)
         )
 
     def start(self, message: m.Start) -> None:
@@ -141,6 +145,8 @@ class NodeRanks:
         # Drop first, then ``keep``: an agent that is killed in between must not seem to have taken part.
         step = message.restore.step if message.restore is not None and member is not None and was_there else -1
         self._ports.forget_snapshots_after(step, life)
+        self._ports.judge(message.cause)
+        self.echoes = 0
         self.state = message.state
         self._ports.keep(message.state)
         self.committed |= set(message.state.committed)
@@ -216,6 +222,7 @@ class NodeRanks:
         """End the ranks, then this agent."""
         self.ending = message
         self.local = None
+        self._ports.judge(message.cause)
         if self.alive or self._stopping:
             self._stopping = True
             well = message.verdict == "completed"
@@ -310,6 +317,8 @@ class NodeRanks:
         A rank that ends because it is stopped is ignored, unless it had failed before. Its peers' errors, which follow
         from its own, may have come first.
         """
+        if exit_code != 0 and reads_like_echo(error[0]):
+            self.echoes += 1
         if self._stopping:
             before = self._before
             if before is not None and local_rank in before.ranks and error[1] and at <= self._stopped_at:

@@ -22,6 +22,7 @@ from resilio_hpc.launch.config.flags import (
 
 ProgramKind = Literal["script", "module", "command"]
 CpuBind = Literal["none", "ranks"]
+Echoes = Literal["fold", "show"]
 EvictDevices = Literal["off", "observe", "on"]
 CheckNodes = Literal["never", "start", "restart"]
 
@@ -330,6 +331,10 @@ class LaunchOptions:
 
     # output
     view: bool = output_flag("live view of the run instead of the ranks' output", False, None)
+    echoes: Echoes = output_flag(
+        "tracebacks of ranks that lost their connection to the one that failed: a count, or all", "fold",
+        choices=get_args(Echoes),
+    )  # fmt: skip
     log_dir: str = output_flag(
         "the ranks' log files (default: RUN_DIR/logs)", "", raw=None, reads=None, metavar="DIR", pet=True
     )

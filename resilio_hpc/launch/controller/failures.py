@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from resilio_hpc.launch.consensus.state import HANDSHAKES_PER_S
 from resilio_hpc.launch.controller.intents import Intend, TryRound
 from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.recovery import Recovery
+from resilio_hpc.launch.controller.recovery import Recovery, fields_of
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
@@ -35,8 +36,27 @@ class Failures:
         """Keep the failure that ended the last round, to compare it with one in this round."""
         run = self._run
         self._left_out.clear()
+        run.cause = None
         if run.recovery is not None:
             run.broke_before = run.recovery.repeatable()
+            run.cause = run.recovery.cause()
+            self._tell_cause(run.recovery, run.cause)
+            run.recovery.round_told()
+
+    def _tell_cause(self, recovery: Recovery, cause: m.Cause | None) -> None:
+        """Record the origin where it reads like an echo, so that it was not announced, and how many echoes it had."""
+        failed = recovery.last_failure()
+        if cause is None:
+            return
+        number = self._run.round - 1
+        if cause.reads_like_echo and failed is not None:
+            self._out.record("first_failure", round=number, **fields_of(failed))
+        count = sum(agent.echoes for agent in self._run.agents.values()) - cause.reads_like_echo
+        if count > 0:
+            known: dict[str, Any] = {"rank": cause.rank} if cause.rank >= 0 else {}
+            if cause.reads_like_echo:
+                known["echo"] = True
+            self._out.record("echoes", round=number, node=cause.node, **known, count=count, logs=self._run.config.logs)
 
     def reached(self, step: int) -> None:
         """Take note that a node's ranks had completed ``step`` when they were stopped."""
@@ -135,7 +155,7 @@ class Failures:
             return  # repeated after a broken connection
         before_ranks = run.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS
         ends_round = message.round == run.round and (run.with_ranks or before_ranks)
-        fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name != "bad_copy"}
+        fields = fields_of(failure)
         if ends_round or recovery is not None or message.round > run.round:
             self._out.record("rank_failed", round=message.round, **fields)
         # a planned change stops the round: ranks of one node end a moment before their peers, which report errors

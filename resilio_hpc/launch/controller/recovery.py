@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from resilio_hpc.launch.controller.recovery_policy import RecoveryPlan
 from resilio_hpc.launch.controller.repeated_failure import Repeatable, repeatable
-from resilio_hpc.launch.protocol.message_parts import RankFailure
-from resilio_hpc.launch.protocol.root_cause import may_be_consequence, origin
+from resilio_hpc.launch.protocol.message_parts import Cause, RankFailure
+from resilio_hpc.launch.protocol.root_cause import is_consequence, may_be_consequence, origin, place_of
 
 CAUSE_S = 1.0  # seconds: a rank that failed first may end later than its peers, which notice its failure
+RANK_KINDS = ("exit", "signal", "early_exit", "restore_failed")  # failures of a rank itself
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 
 
@@ -32,11 +34,34 @@ class Recovery:
     plan: RecoveryPlan | None = None
     # since when ranks run that report no steps (monotonic): the recovery may be complete
     runs_since: float | None = None
+    _told: tuple[int, int, int] = (0, 0, 0)  # failures, lost nodes and restarted agents of the rounds before the last
 
     @property
     def first_failure(self) -> RankFailure | None:
         """Return the rank failure to blame, if any."""
         return origin(self.failures)
+
+    def cause(self, certain: bool = False) -> Cause | None:
+        """Return what ended the last round, if that is known.
+
+        ``certain``: only what cannot follow from a failure whose report is still on its way.
+        """
+        failures, lost, restarted = self._told
+        for node in (*self.lost_nodes[lost:], *self.restarted_agents[restarted:]):
+            return Cause(node, -1)
+        first = origin(self.failures[failures:])
+        if first is None or (certain and may_be_consequence(first)):
+            return None
+        is_rank = first.kind in RANK_KINDS
+        return Cause(first.node, first.rank if is_rank else -1, is_consequence(first), place_of(first.traceback))
+
+    def last_failure(self) -> RankFailure | None:
+        """Return the rank failure that ended the last round, if one did."""
+        return origin(self.failures[self._told[0] :])
+
+    def round_told(self) -> None:
+        """Take note that the next round's ranks start: what fails from now on ends that one."""
+        self._told = len(self.failures), len(self.lost_nodes), len(self.restarted_agents)
 
     def kind(self) -> tuple[str, str]:
         """Return what failed, and on which node ("" where no node failed)."""
@@ -70,3 +95,10 @@ class Recovery:
         if first is None or self.lost_nodes or self.restarted_agents:
             return False
         return may_be_consequence(first) and now - self.opened < CAUSE_S
+
+
+def fields_of(failure: RankFailure) -> dict[str, Any]:
+    """Return a failure as the ledger has it. ``echo``: it reads like an echo of another rank's end."""
+    fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name != "bad_copy"}
+    place = {"place": place_of(failure.traceback)} if failure.traceback else {}
+    return {**fields, **place, **({"echo": True} if is_consequence(failure) else {})}

@@ -68,12 +68,14 @@ class Rounds:
     def _send_prepare(self, node: str) -> None:
         run = self._run
         opens_store = node == run.members[0].node
-        self._out.send(node, m.Prepare(run.epoch, run.round, opens_store))
+        cause = run.recovery.cause(certain=True) if run.recovery is not None else None
+        self._out.send(node, m.Prepare(run.epoch, run.round, opens_store, cause))
 
     def stopped(self, agent: KnownAgent, message: m.RanksStopped) -> None:
         """Take note that a node's old ranks are gone."""
         agent.held = message.held
         agent.known = message.known
+        agent.echoes = message.echoes
         agent.stopped_round = max(agent.stopped_round, message.round)
         self.try_start()
 
@@ -119,7 +121,7 @@ class Rounds:
         self._intend(StartingRanks())
         self._start = m.Start(
             run.epoch, run.round_state(), run.members[0].address, port, restore,
-            follows, fetches if acts else (), self._disk_ports(restore, fetches),
+            follows, fetches if acts else (), self._disk_ports(restore, fetches), run.cause,
         )  # fmt: skip
         self._out.record(
             "start", round=run.round, restore=f"{wanted.source}:{wanted.step}" if wanted else "",

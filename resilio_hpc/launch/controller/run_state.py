@@ -71,6 +71,7 @@ class RunState:
 
     # failures, stops and the end
     recovery: Recovery | None = None  # the one that is open
+    cause: m.Cause | None = None  # what ended the round before the present one
     broke_before: Repeatable | None = None  # what ended the round before, where it may repeat
     stopping: bool = False  # the ranks are being stopped for the end of this job's part
     waiting_verdict: Finish | None = None  # decided in this phase; waits for a quorum

@@ -6,6 +6,7 @@ from typing import Any
 
 from resilio_hpc.launch.controller.intents import EndAlone, EndRun
 from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.recovery import fields_of
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Finish, Phase
 from resilio_hpc.launch.protocol import messages as m
@@ -29,7 +30,7 @@ class Shutdown:
             return
         fields, failure = self._fields(), wanted.failure
         if failure is not None:
-            fields["first_failure"] = {k: getattr(failure, k) for k in failure.__struct_fields__ if k != "bad_copy"}
+            fields["first_failure"] = fields_of(failure)
         self._run.waiting_verdict = Finish(wanted.verdict, wanted.exit_code, wanted.reason, fields)
         self.end_when_led()
 
@@ -65,7 +66,9 @@ class Shutdown:
 
     def _end_with(self, finish: Finish) -> None:
         self._run.enter(Phase.ENDED)
-        self._end = m.End(self._run.epoch, finish.verdict, finish.exit_code)
+        recovery = self._run.recovery
+        cause = recovery.cause() if recovery is not None else None
+        self._end = m.End(self._run.epoch, finish.verdict, finish.exit_code, cause)
         self._out.act(finish)
 
     def release(self) -> None:

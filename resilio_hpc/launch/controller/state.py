@@ -61,6 +61,7 @@ class ControllerConfig:
     end_time: float | None = None  # Unix seconds at which Slurm ends the job, where known
     save_margin_s: float = 10.0
     forgiven_after_s: float = FORGIVEN_AFTER_S
+    logs: str = ""  # where the ranks' logs are
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
 
@@ -77,6 +78,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         chained=settings.chained,
         stop_grace_s=options.stop_grace_s,
         end_time=None if settings.end_time is None else settings.end_time + clock_ahead_s,
+        logs=str(options.logs_directory),
         mode=options.mode,
     )
 
@@ -178,6 +180,7 @@ class KnownAgent:
     step: int = -1
     step_time: float = 0.0
     sent: float | None = None  # when it sent its newest Heartbeat, on its clock
+    echoes: int = 0  # its ranks of the round before whose error reads like an echo of another one's end
     echo: float = NEVER  # when the newest Beat that it is known to have got was sent, on the controller's clock
     ready: bool = False  # as its last Heartbeat said
     copy_port: int = 0  # as its last Heartbeat said

@@ -13,14 +13,16 @@ from resilio_hpc.launch.process.stderr_writer import PatientStream
 _stream = PatientStream()
 
 ANNOUNCED = frozenset({
-    "waiting", "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed",
-    "save_overdue", "save_resumed", "last_save", "stopping", "stop_overdue", "agent_left", "node_returned", "regroup",
-    "suspended", "resumed", "notify_failed",
+    "waiting", "round", "rank_failed", "first_failure", "echoes", "node_lost", "decision", "recovered", "slow_start",
+    "persist_failed", "save_overdue", "save_resumed", "last_save", "stopping", "stop_overdue", "agent_left",
+    "node_returned", "regroup", "suspended", "resumed", "notify_failed",
 })  # fmt: skip
 
 
 def announcement(kind: str, fields: Mapping[str, Any]) -> str:
     """Return the line for a ledger entry; "" for entries that only the ledger needs. Pure."""
+    if kind == "rank_failed" and fields.get("echo"):
+        return ""  # the controller waits for its cause: "first_failure" or "echoes" tell of it then
     restoring = kind == "start" and bool(Fields(fields).text("restore")) and fields.get("acted", True)
     return words(kind, fields) if restoring or kind in ANNOUNCED else ""
 

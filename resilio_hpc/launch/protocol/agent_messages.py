@@ -71,7 +71,8 @@ class RanksStopped(Struct, frozen=True):
     """Answer to Prepare: every rank of earlier rounds and all its descendants are gone on this node.
 
     ``known``: the newest life whose start this agent knows; ``held`` belongs to it or to a life that led to it.
-    ``completed``: the most steps that a rank of that round completed here.
+    ``completed``: the most steps that a rank of that round completed here. ``echoes``: its ranks here whose error reads
+    like an echo of another one's end.
     """
 
     node: Node
@@ -80,6 +81,7 @@ class RanksStopped(Struct, frozen=True):
     held: tuple[Held, ...]
     known: Life = NO_LIFE
     completed: Count = -1
+    echoes: Count = 0
 
 
 class StoreOpened(Struct, frozen=True):

@@ -9,6 +9,7 @@ from resilio_hpc.launch.protocol.membership import Membership
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
     Address,
+    Cause,
     Code,
     Count,
     Endpoint,
@@ -51,11 +52,15 @@ class UpdateVoters(Struct, frozen=True):
 
 
 class Prepare(Struct, frozen=True):
-    """Stop every rank of earlier rounds; with ``open_store``, open the store of this round as well."""
+    """Stop every rank of earlier rounds; with ``open_store``, open the store of this round as well.
+
+    ``cause``: what ended the round before, where that is certain already.
+    """
 
     epoch: Count
     round: Count
     open_store: bool
+    cause: Cause | None = None
 
 
 class Start(Struct, frozen=True):
@@ -64,7 +69,7 @@ class Start(Struct, frozen=True):
     ``follows``: the last life of the ranks before. An agent that knows nothing of its start missed its decisions, and
     holds snapshots of a life from which this one does not go on. ``fetches``: where the restore point is in memory, the
     ranks whose snapshots have to be fetched to their nodes. ``disk_ports``: where it is in files, of each member where
-    others may read its own disk.
+    others may read its own disk. ``cause``: what ended the round before, now that all its ranks' failures are known.
     """
 
     epoch: Count
@@ -75,6 +80,7 @@ class Start(Struct, frozen=True):
     follows: Life = NO_LIFE
     fetches: tuple[MissingSnapshot, ...] = ()
     disk_ports: tuple[Port, ...] = ()
+    cause: Cause | None = None
 
     def restore_of(self, rank: int) -> RestorePoint | None:
         """Return what one rank restores, after its snapshot has been fetched."""
@@ -169,11 +175,15 @@ class NotLeading(Struct, frozen=True):
 
 
 class End(Struct, frozen=True):
-    """The run, or this job's part of it, has ended: stop everything and exit with ``exit_code``."""
+    """The run, or this job's part of it, has ended: stop everything and exit with ``exit_code``.
+
+    ``cause``: what ended the last round, where it failed.
+    """
 
     epoch: Count
     verdict: str
     exit_code: Code
+    cause: Cause | None = None
 
 
 ToAgent = (

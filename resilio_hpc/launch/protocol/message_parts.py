@@ -90,6 +90,19 @@ class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bad_copy: RestorePoint | None = None
 
 
+class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ended a round. ``rank``: -1 where it was the node itself, or its agent.
+
+    ``reads_like_echo``: it was a broken connection or a timeout itself, for which no other cause is known. ``place``:
+    the program's line that raised it, as ``train.py:88``; "" where it left no traceback.
+    """
+
+    node: Node
+    rank: Count
+    reads_like_echo: bool = False
+    place: str = ""
+
+
 class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Soft state that agents keep, and give to the next controller."""
 

@@ -51,6 +51,7 @@ from resilio_hpc.launch.protocol.controller_messages import (
 )
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
+    Cause,
     Held,
     Life,
     Member,
@@ -66,6 +67,7 @@ __all__ = [
     "NO_LIFE",
     "Beat",
     "Candidate",
+    "Cause",
     "CommitStep",
     "ConfirmStop",
     "End",

@@ -7,13 +7,16 @@ one that can (a broken connection), and only then does time decide.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from resilio_hpc.launch.protocol.messages import RankFailure
+from resilio_hpc.launch.protocol.message_parts import RankFailure
 
 LEFT_OUT = "exited with 0 without train.attach(), while other ranks train"
 # Errors that a rank raises because a *peer* ended. Sources: torch 2.13 gloo and c10d, NCCL 2.2x; the last one is this
 # package's (mpi_ranks): Slurm's PMIx ends the whole step when one rank fails.
+INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/resilio_hpc/")
+_FRAME = re.compile(r'^ *(?:\| +)*File "([^"\n]*)", line (\d+)', re.MULTILINE)
 CONSEQUENCES = (
     "connection closed by peer",
     "connection reset by peer",
@@ -30,16 +33,39 @@ CONSEQUENCES = (
 )
 
 
+def reads_like_echo(message: str) -> bool:
+    """Return whether an error reads like the consequence of another rank's end."""
+    text = message.lower()
+    return any(pattern in text for pattern in CONSEQUENCES)
+
+
 def is_consequence(failure: RankFailure) -> bool:
     """Return whether this failure reads like the consequence of another rank's end."""
-    text = failure.message.lower()
-    return failure.kind == "exit" and any(pattern in text for pattern in CONSEQUENCES)
+    return failure.kind == "exit" and reads_like_echo(failure.message)
 
 
 def may_be_consequence(failure: RankFailure) -> bool:
     """Return whether it may be a consequence though it does not read like one: it was raised in torch's collectives."""
-    frames = [line for line in failure.traceback.splitlines() if line.lstrip().startswith('File "')]
-    return failure.kind == "exit" and (is_consequence(failure) or bool(frames and "torch/distributed/" in frames[-1]))
+    frames = _frames(failure.traceback)
+    in_collective = bool(frames) and "torch/distributed/" in frames[-1][0]
+    return failure.kind == "exit" and (is_consequence(failure) or in_collective)
+
+
+def place_of(traceback: str) -> str:
+    """Return the program's own line that raised an error, as ``train.py:88``; "" without a traceback.
+
+    Frames of installed packages and of the standard library do not count where there are others.
+    """
+    frames = _frames(traceback)
+    own = [frame for frame in frames if not any(part in frame[0] for part in INSTALLED)]
+    for file, line in (own or frames)[-1:]:
+        return f"{file.rpartition('/')[2]}:{line}"
+    return ""
+
+
+def _frames(traceback: str) -> list[tuple[str, str]]:
+    """Return file and line of each frame, the innermost last."""
+    return [(found[1], found[2]) for found in _FRAME.finditer(traceback)]
 
 
 def origin(failures: Sequence[RankFailure]) -> RankFailure | None:

@@ -11,7 +11,8 @@ from typing import Any
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.core.terminal import local_time
-from resilio_hpc.events.event_text import exit_words, plural, seconds
+from resilio_hpc.events.event_text import plural, seconds
+from resilio_hpc.events.failure_text import exit_words
 
 MAX_TRACEBACK_LINES = 40
 
@@ -47,11 +48,15 @@ UNKNOWN = Ending("ended", "see {ledger}")
 
 @dataclass(frozen=True)
 class Losses:
-    """The cost of failures. ``time_s``: from each failure to the first step after it; ``steps``: steps done again."""
+    """The cost of failures. ``time_s``: from each failure to the first step after it; ``steps``: steps done again.
+
+    ``echoes``: ranks that ended last with an error that reads like an echo of another one's end.
+    """
 
     restarts: int = 0
     time_s: float = 0.0
     steps: int = 0
+    echoes: int = 0
 
 
 def losses(events: list[Event], job: str = "") -> Losses:
@@ -63,6 +68,7 @@ def losses(events: list[Event], job: str = "") -> Losses:
         max(0, sum(event.kind == "start" for event in ours) - 1 - planned),
         sum(fields.number("recovery_s") or 0.0 for fields in recoveries),
         sum(fields.whole("lost_steps") or 0 for fields in recoveries),
+        sum(Fields(event.fields).whole("echoes") or 0 for event in ours if event.kind == "agent_ends"),
     )
 
 
@@ -77,6 +83,7 @@ def verdict_lines(
     lines = [f"{ending.title}: {reason}" if reason else ending.title]
     if f.inner("first_failure").data:
         lines += failure_lines(f.inner("first_failure"))
+        lines += _echoes(f.inner("first_failure"), lost or Losses())
     lines += _cost(lost or Losses())
     going_on = _going_on(f.whole("committed"), f.data.get("steps_reported"))
     if successor and ending.resumable:
@@ -102,6 +109,15 @@ def _going_on(committed: int | None, steps_reported: object = True) -> str:
     if committed < 0:
         return "begins anew, since no checkpoint is committed"
     return f"carries on from step {committed}"
+
+
+def _echoes(failure: Fields, lost: Losses) -> list[str]:
+    """Return how many ranks' tracebacks the console leaves out. Pure."""
+    count = lost.echoes - (failure.data.get("echo") is True)
+    if count <= 0:
+        return []
+    what = "lost a connection, or timed out, like it" if failure.data.get("echo") else "lost the connection to it"
+    return [f"{plural(count, 'peer')} {what}: the logs say where"]
 
 
 def _cost(lost: Losses) -> list[str]:

@@ -18,6 +18,9 @@ from typing import BinaryIO
 
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.streams import Std, parse_std, std_of
+from resilio_hpc.launch.protocol.message_parts import Cause
+from resilio_hpc.launch.workers.echoes import EchoFolder, RoundEnd
+from resilio_hpc.launch.workers.error_file import read_error
 
 MAX_LINE_BYTES = 32 * 1024  # a longer line is written in pieces of this size, so that memory stays bounded
 _READ_BYTES = 64 * 1024
@@ -31,12 +34,13 @@ _SAFE_WRITE = select.PIPE_BUF
 
 @dataclass(frozen=True)
 class RankLogs:
-    """One rank of one round, and the files of its streams."""
+    """One rank of one round, the files of its streams, and that of its error."""
 
     rank: int
     local_rank: int
     stdout: Path
     stderr: Path
+    error: Path | None = None  # its error file; None: nothing of it is held back
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,14 @@ def shown(options: LaunchOptions, local_rank: int, rank: int, world_size: int, s
         words=tuple(word.encode() for word in words) if duplicated else (),
         prefix=_prefix(options, local_rank, rank, world_size, teed).encode(errors="replace"),
     )
+
+
+def folds_echoes(options: LaunchOptions) -> bool:
+    """Return whether tracebacks of echoes are kept off the console: not where the user has chosen what is shown. Pure.
+
+    Torchrun's ``--tee`` and ``--local-ranks-filter`` name streams that are shown whole.
+    """
+    return options.echoes == "fold" and parse_std(options.tee) == Std.NONE and not options.local_ranks_filter
 
 
 def _prefix(options: LaunchOptions, local_rank: int, rank: int, world_size: int, teed: bool) -> str:
@@ -156,8 +168,11 @@ class _Sink:
 class _Tail:
     """One stream of one rank."""
 
-    def __init__(self, path: Path, how: Shown, console: _Sink, duplicate: BinaryIO | None) -> None:
-        self._path, self._how, self._console, self._duplicate = path, how, console, duplicate
+    def __init__(
+        self, path: Path, how: Shown, console: _Sink, duplicate: BinaryIO | None, folder: EchoFolder | None
+    ) -> None:
+        self._path, self._how, self._console, self._duplicate, self._folder = path, how, console, duplicate, folder
+        self._now = 0.0
         self._fd = -1
         self._lines = Lines()
         self._last_progress = -PROGRESS_EVERY_S
@@ -166,6 +181,9 @@ class _Tail:
         """Print one piece. Return False at the present end of the file."""
         if self._console.full:
             return True
+        self._now = now
+        if self._folder is not None:
+            self._show(self._folder.due(now))
         data = self._next_piece()
         if data:
             self._pass_on(self._lines.feed(data))
@@ -202,17 +220,22 @@ class _Tail:
 
     def close(self) -> None:
         self._pass_on(self._lines.end())
+        if self._folder is not None:
+            self._show(self._folder.close())
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _pass_on(self, lines: Iterator[bytes]) -> None:
         for line in lines:
-            out = self._how.prefix + printable(line) + b"\n"
-            if self._how.on_console:
-                self._console.put(out)
+            self._show([line] if self._folder is None else self._folder.take(line, self._now))
             if self._duplicate and any(word in line for word in self._how.words):
-                self._duplicate.write(out)
+                self._duplicate.write(self._how.prefix + printable(line) + b"\n")
+
+    def _show(self, lines: Sequence[bytes]) -> None:
+        if self._how.on_console:
+            for line in lines:
+                self._console.put(self._how.prefix + printable(line) + b"\n")
 
 
 @dataclass
@@ -221,6 +244,7 @@ class _Round:
 
     tails: list[_Tail]
     duplicates: list[BinaryIO]
+    end: RoundEnd
     ending: bool = False
 
     def read(self, now: float) -> bool:
@@ -268,15 +292,27 @@ class Console:
             duplicates[Std.OUT] = open(directory / "filtered_stdout.log", "ab", buffering=0)  # noqa: SIM115
         if self._options.duplicate_stderr_filters:
             duplicates[Std.ERR] = open(directory / "filtered_stderr.log", "ab", buffering=0)  # noqa: SIM115
-        tails = []
+        tails, end = [], RoundEnd()
         for logs in ranks:
             merged = logs.stdout == logs.stderr  # one file for both: it is shown once, as standard output
             streams = ((Std.OUT, logs.stdout),) if merged else ((Std.OUT, logs.stdout), (Std.ERR, logs.stderr))
             for stream, path in streams:
                 how = shown(self._options, logs.local_rank, logs.rank, world_size, stream)
                 if how.on_console or how.words:
-                    tails.append(_Tail(path, how, self._sinks[stream], duplicates.get(stream)))
-        self._rounds.append(_Round(tails, list(duplicates.values())))
+                    folder = self._folder(logs, end) if path == logs.stderr else None
+                    tails.append(_Tail(path, how, self._sinks[stream], duplicates.get(stream), folder))
+        self._rounds.append(_Round(tails, list(duplicates.values()), end))
+
+    def _folder(self, logs: RankLogs, end: RoundEnd) -> EchoFolder | None:
+        error = logs.error
+        if error is None or not folds_echoes(self._options):
+            return None
+        return EchoFolder(logs.rank, lambda: read_error(error)[0], end)
+
+    def judge(self, cause: Cause | None) -> None:
+        """Take what ended the rounds so far, as the controller says; None: it knows of no cause."""
+        for one in self._rounds:
+            one.end.judge(cause)
 
     def follow(self, for_s: float) -> None:
         """Print what is new, for ``for_s`` at most, without blocking."""

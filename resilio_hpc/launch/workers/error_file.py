@@ -97,7 +97,12 @@ def _time_of(data: dict[str, Any], written: float) -> float:
 
 def _clean(text: str, limit: int) -> str:
     cut = text if len(text) <= limit else text[: limit // 2] + "\n…\n" + text[-limit // 2 :]
-    return _UNSAFE.sub("?", cut.replace("\r\n", "\n"))
+    return without_controls(cut.replace("\r\n", "\n"))
+
+
+def without_controls(text: str) -> str:
+    """Return the text as an error file keeps it: control characters and surrogates become ``?``."""
+    return _UNSAFE.sub("?", text)
 
 
 def write_error(path: Path, error: BaseException, *, overwrite: bool = False) -> None:

@@ -137,9 +137,9 @@ class LocalRanks:
         logs = []
         for rank in local.ranks.values():
             out, err = self._log_paths(directory, rank.rank)
-            logs.append(RankLogs(rank.rank, rank.local_rank, out, err))
+            error = self._errors[rank.local_rank] = errors / f"{rank.local_rank}.json"
+            logs.append(RankLogs(rank.rank, rank.local_rank, out, err, error))
             self._error_logs[rank.local_rank] = err
-            self._errors[rank.local_rank] = errors / f"{rank.local_rank}.json"
             placement = RankPlacement(
                 local.member.node_rank, len(start.state.members), rank.local_rank, local.member.local_world_size,
                 rank.rank, world,
@@ -151,6 +151,10 @@ class LocalRanks:
                 return
             self._spawner.spawn(command)
         self._console.watch(logs, world, directory)
+
+    def judge(self, cause: m.Cause | None) -> None:
+        """Take what ended the last round, for the console."""
+        self._console.judge(cause)
 
     def _log_paths(self, directory: Path, rank: int) -> tuple[Path, Path]:
         separate = any((

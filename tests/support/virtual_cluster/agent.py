@@ -43,6 +43,7 @@ class VirtualAgent(Process):
         self.host = VirtualHost(world, self)
         self.said: list[m.ToController] = []
         self.heard: list[m.ToAgent] = []
+        self.judged: list[m.Cause | None] = []  # causes that the console was told
         self._world = world
         self._lives: set[Life] = set()  # whose ranks are alive here
         self._stops = 0  # orders to stop the ranks
@@ -262,6 +263,9 @@ class VirtualAgent(Process):
 
         heeds_s = 0.0 if how.for_good else min(how.grace_s, self.site.heeds_s)
         self._world.after(heeds_s + self.site.stop_s, stopped)
+
+    def judge(self, cause: m.Cause | None) -> None:
+        self.judged.append(cause)
 
     def terminate_ranks(self) -> None:
         local = self.core.ranks.local

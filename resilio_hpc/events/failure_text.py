@@ -1,0 +1,37 @@
+"""How a rank ended, as text. Pure, and safe for any fields."""
+
+from __future__ import annotations
+
+import signal as signals
+
+from resilio_hpc.core.json_fields import Fields
+
+
+def signal_name(number: int | None) -> str:
+    """Return ``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
+    try:
+        return signals.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_words(failure: Fields) -> str:
+    """Return how a rank ended: ``killed by SIGKILL``, ``exit code 1``."""
+    number, code = failure.whole("signal"), failure.whole("exit_code")
+    if number is not None:
+        return f"killed by {signal_name(number)}"
+    return f"exit code {code}" if code is not None else "unknown end"
+
+
+def rank_failed(f: Fields) -> str:
+    """Return one line about a failed rank, with the line of its program that raised the error."""
+    who = f"rank {f.data.get('rank')} on {f.text('node', '?')}"
+    how, message = exit_words(f), (f.text("message").strip().splitlines() or [""])[0]
+    if how in message:  # the launcher's own message has it already: "failed (…), exit code 1"
+        return f"{who} {message}"
+    how += f" at {f.text('place')}" if f.text("place") else ""
+    verb = "ended with exit code" if how.startswith("exit code") else how
+    said = how.replace("exit code", verb) if how.startswith("exit code") else how
+    if how == "unknown end":
+        said = "could not be started" if f.text("kind") == "spawn" else "is lost"
+    return f"{who} {said}{': ' if message else ''}{message}"
