@@ -190,6 +190,10 @@ class LaunchOptions:
         metavar="S",
         above=0,
     )
+    echoes: Echoes = failures_flag(
+        "tracebacks of ranks that lost their connection to the one that failed: a count, or all", "fold",
+        choices=get_args(Echoes),
+    )  # fmt: skip
     evict_devices: EvictDevices = failures_flag(  # launch/agent/device_eviction.py; the two below are its rules
         "look at a node's GPUs before ranks are (re)started; on: bad ones are hidden from ranks, and the node goes on "
         "with fewer, or a spare takes its place; observe: only say so (default: off)",
@@ -331,10 +335,6 @@ class LaunchOptions:
 
     # output
     view: bool = output_flag("live view of the run instead of the ranks' output", False, None)
-    echoes: Echoes = output_flag(
-        "tracebacks of ranks that lost their connection to the one that failed: a count, or all", "fold",
-        choices=get_args(Echoes),
-    )  # fmt: skip
     log_dir: str = output_flag(
         "the ranks' log files (default: RUN_DIR/logs)", "", raw=None, reads=None, metavar="DIR", pet=True
     )
