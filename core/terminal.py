@@ -7,7 +7,9 @@ Commands write through ``guarded``: every line goes through ``printable``. Code 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +63,26 @@ def console(stream: TextIO | None = None, **options: Any) -> Console:
     from rich.console import Console
 
     return Console(file=raw(stream or sys.stdout), **options)
+
+
+def columns(otherwise: int) -> int:
+    """Return the width of the terminal on standard output; ``otherwise`` where it is a file or a pipe."""
+    try:
+        return shutil.get_terminal_size().columns if raw(sys.stdout).isatty() else otherwise
+    except ValueError:  # closed
+        return otherwise
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Return a line in pieces that fit; later ones are indented by two more. Words stay whole where they can. Pure."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False) or [line]
+
+
+def show(line: str) -> None:
+    """Print a line of prose: in pieces that fit the terminal, whole to files and pipes."""
+    width = columns(0)
+    print("\n".join(wrapped(line, width) if width else [line]))
 
 
 def local_time(unix: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from resilio_hpc.autoparallel.base.hardware import Machine, machine
+from resilio_hpc.autoparallel.base.known_words import misspelt_framework, misspelt_precision
 from resilio_hpc.autoparallel.base.layout import Layout, Recompute
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.model.transformer import Transformer
@@ -75,6 +76,8 @@ def case(row: Mapping[str, str]) -> Case:
     cells = Cells(row)
     model = _model(cells)
     framework = cells.text("framework").lower()
+    _refuse_misspelt("framework", framework, misspelt_framework(framework))
+    _refuse_misspelt("precision", cells.text("precision"), misspelt_precision(cells.text("precision")))
     layout, stated = _layout(cells, model, framework)
     if layout.pp * layout.vpp > model.layers + 2:  # embedding and head may count as layers
         raise UsageError(f"pp * vpp = {layout.pp * layout.vpp} stages, but the model has {model.layers} layers")
@@ -82,6 +85,11 @@ def case(row: Mapping[str, str]) -> Case:
         raise UsageError(f"tp = {layout.tp} does not divide {model.heads} heads")
     stack, assumed = _stack(cells, framework), tuple(cells.assumed)
     return Case(model, layout, _machine(cells), stack, framework, assumed, not stated, not cells.stated("zero"))
+
+
+def _refuse_misspelt(name: str, text: str, near: str) -> None:
+    if near:
+        raise UsageError(f"{name} = {text[:40]!r} is not known: did you mean {near}?")
 
 
 def _number_in(pattern: str, text: str) -> int:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from resilio_hpc.autoparallel.base.hardware import Machine
+from resilio_hpc.autoparallel.base.known_words import known_framework
 from resilio_hpc.autoparallel.model.model_description import uniform
 from resilio_hpc.autoparallel.model.presets import find_model
 from resilio_hpc.autoparallel.search.frameworks import DEFAULT, machine_and_stack, space_of
@@ -106,6 +107,7 @@ def _model(options: argparse.Namespace) -> SpeedModel | None:
         raise UsageError("--model needs --global-batch N, the samples of a step, and --batch keep")
     if options.seq < 0:
         raise UsageError(f"--seq {options.seq}: there must be at least 1 token")
+    options.framework = known_framework(options.framework)
     _, stack = machine_and_stack(options.gpu or "H100", 8, options.framework)
     model = uniform(find_model(options.model), options.seq)
     known, nearby = calibration_of(options.calibration)

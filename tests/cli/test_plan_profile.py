@@ -27,7 +27,7 @@ def comm(*words: str) -> int:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--backend", "ucx", "--out", "p.h5"), "--backend ucx: unknown, there are gloo, nccl, mpi"),
+        (("--backend", "ucx", "--out", "p.h5"), "--backend 'ucx' is not known: known are gloo, nccl, mpi"),
         (("--backend", "gloo", "--out", "nowhere/p.h5"), "there is no directory"),
         (("--backend", "gloo", "--here", "1", "--out", "p.h5"), "at least two processes"),
         (("--backend", "gloo", "--nodes", "1", "--out", "p.h5"), "one rank alone has no peer"),

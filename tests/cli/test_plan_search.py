@@ -149,7 +149,7 @@ def test_the_job_script_leaves_to_the_launcher_what_a_resize_changes(capsys: pyt
         ((*SMALL, "--tp", "3"), 3, "tp 3 does not divide 32 attention heads"),
         (("llama3-405b", *SMALL[1:]), 3, "the smallest number of GPUs that fits is"),
         ((*SMALL, "--tp", "1", "--zero", "0", "--pp", "1", "--recompute", "none"), 3, "GB more per GPU"),
-        ((*SMALL, "--framework", "fsdp", "--tp", "2"), 2, "fsdp has tp = 1 alone"),
+        ((*SMALL, "--framework", "fsdp", "--tp", "2"), 2, "FSDP has tp = 1 alone"),
         ((*SMALL, "--framework", "any", "--tp", "4", "--pp", "2", "--zero", "2"), 3, "do not go with a pipeline"),
         (SMALL[:-2], 2, "--global-batch …"),
         ((*SMALL, "--seq", "-4"), 2, "--seq -4"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,9 @@ def newest(directory: Path) -> int:
     return steps[-1]
 
 
+LEAST_ROOM = 20  # columns for the last column of a table that is folded
+
+
 @contextmanager
 def progress_of(what: str, size: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Give a bar on a terminal, for ``size`` bytes; call what it gives with each number of bytes done."""
@@ -70,7 +74,14 @@ def size_text(size: int) -> str:
 
 
 def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows as a table without lines."""
+    """Print rows as a table without lines. In a narrow terminal the last column goes over several lines."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    room = terminal.columns(0) - before
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        if room < LEAST_ROOM:
+            print(line)
+            continue
+        for number, part in enumerate(textwrap.wrap(row[-1], room) or [""]):
+            print((line[:before].ljust(before) if number == 0 else " " * before) + part)

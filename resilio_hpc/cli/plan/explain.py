@@ -19,6 +19,7 @@ from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.common.steps import print_columns
 from resilio_hpc.cli.plan import setting
 from resilio_hpc.cli.plan.predict import calibration_of, profile_of
+from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError, os_error_text
 from resilio_hpc.core.json_fields import printable
 
@@ -37,6 +38,7 @@ TOO_LARGE = 3
 def main(argv: Sequence[str]) -> int:
     """Run the command. Exit codes: see the examples."""
     options = _parser().parse_args(argv)
+    setting.check_words(options)
     setting.check_model(options)
     description, model = setting.described(options)
     layout = parse_layout(options.layout, options.global_batch)
@@ -93,12 +95,14 @@ def _write(path: Path, text: str) -> None:
 
 def _print(found: Explained, title: str) -> None:
     layout = found.layout
-    print(title)
-    print(f"{layout}: {found.iteration_s:.3g} s ({found.low_s:.3g}-{found.high_s:.3g}), MFU {found.mfu:.1%}\n")
+    terminal.show(title)
+    terminal.show(f"{layout}: {found.iteration_s:.3g} s ({found.low_s:.3g}-{found.high_s:.3g}), MFU {found.mfu:.1%}")
     count = layout.micro_batches
     some = "all" if found.drawn == count else f"{found.drawn} of"
-    print(f"pipeline, {some} {count} micro-batches (digits forward, letters backward, dots idle):")
-    for stage, line in enumerate(text_lines(found.passes)):
+    print()
+    terminal.show(f"pipeline, {some} {count} micro-batches (digits forward, letters backward, dots idle):")
+    width = max(20, min(100, terminal.columns(106) - 6))
+    for stage, line in enumerate(text_lines(found.passes, width)):
         print(f"  {stage:>3} {line}")
     print("\nwhere an iteration goes (what overlaps counts twice):")
     rows = [

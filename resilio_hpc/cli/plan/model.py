@@ -18,6 +18,7 @@ from resilio_hpc.autoparallel.model.presets import find_model, presets
 from resilio_hpc.autoparallel.model.transformer_graph import transformer_graph
 from resilio_hpc.autoparallel.search.partition import StagePartition, partition_graph
 from resilio_hpc.cli.common.steps import print_columns, size_text
+from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.extras import require
 from resilio_hpc.core.json_fields import printable
@@ -33,6 +34,8 @@ _EXAMPLES = """examples:
 --module FILE.py:NAME calls NAME() of that file, without memory for tensors; it returns (module, inputs), where inputs
 is one micro-batch. exit codes: 0; 2 where the model or a partition of it is impossible, with what is near.
 """
+
+NARROW = 72  # columns: the table of stages takes as many
 
 
 def main(argv: Sequence[str]) -> int:
@@ -128,33 +131,43 @@ def _function(place: str) -> Callable[[], Any]:
 
 
 def _print_model(model: TransformerModel | None, graph: OperatorGraph, seq: int) -> None:
-    print(f"{printable(graph.name, 100)}: {graph.parameter_count:,} parameters")
+    terminal.show(f"{printable(graph.name, 100)}: {graph.parameter_count:,} parameters")
     if model is None:
-        print(f"  {len(graph.operators)} operators; {_flops(graph.total_flops)} for these inputs, forward and backward")
+        terminal.show(
+            f"  {len(graph.operators)} operators; {_flops(graph.total_flops)} for these inputs, forward and backward"
+        )
         if graph.uncounted:
-            print(f"  counted as 0, since no formula is known: {', '.join(printable(n, 60) for n in graph.uncounted)}")
+            terminal.show(
+                f"  counted as 0, since no formula is known: {', '.join(printable(n, 60) for n in graph.uncounted)}"
+            )
         return
     if model.experts:
-        print(f"  {model.active_parameters:,} of them for a token: {model.topk} of {model.experts} experts")
+        terminal.show(f"  {model.active_parameters:,} of them for a token: {model.topk} of {model.experts} experts")
     heads = f"{model.heads} heads" + (f" ({model.kv_heads} of keys)" if model.kv_heads != model.heads else "")
-    print(f"  {model.layers} layers, hidden {model.hidden}, {heads}, MLP {model.ffn}, vocabulary {model.vocab}")
+    terminal.show(f"  {model.layers} layers, hidden {model.hidden}, {heads}, MLP {model.ffn}, vocabulary {model.vocab}")
     length = seq or model.seq
-    print(f"  {_flops(model.flops_per_token(length))} per token, forward and backward, at {length} tokens")
+    terminal.show(f"  {_flops(model.flops_per_token(length))} per token, forward and backward, at {length} tokens")
 
 
 def _print_stages(graph: OperatorGraph, found: StagePartition, options: argparse.Namespace) -> None:
     mean = graph.total_flops / len(found.starts)
     where = "between blocks" if options.blocks else "between operators"
-    print(f"{len(found.starts)} stages, cut {where}, FLOPs within {found.band * 100:g} % of {_flops(mean)}:")
-    rows: list[tuple[str, ...]] = [("stage", "begins with", "FLOPs", "of the mean", "parameters", "receives")]
+    terminal.show(f"{len(found.starts)} stages, cut {where}, FLOPs within {found.band * 100:g} % of {_flops(mean)}:")
+    narrow = terminal.columns(NARROW) < NARROW
+    names = ("of mean", "params") if narrow else ("of the mean", "parameters")
+    rows: list[tuple[str, ...]] = [("stage", "begins with", "FLOPs", *names, "receives")]
     for index, row in enumerate(_stages(graph, found)):
         share = f"{row['flops'] / mean - 1:+.1%}"
         parameters, size = f"{row['parameters']:,}", size_text(row["input_bytes"])
+        if narrow:
+            parameters = f"{row['parameters'] / 1e9:.2f} G"
         rows.append((str(index), printable(row["begins_with"], 60), _flops(row["flops"]), share, parameters, size))
     print_columns(rows)
     shared = _shared(graph, found)
     if shared:
-        print("  in several stages, which must keep them equal: " + ", ".join(f"{n} ({s})" for n, s in shared.items()))
+        terminal.show(
+            "  in several stages, which must keep them equal: " + ", ".join(f"{n} ({s})" for n, s in shared.items())
+        )
 
 
 def _stages(graph: OperatorGraph, found: StagePartition) -> list[dict[str, Any]]:

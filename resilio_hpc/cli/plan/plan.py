@@ -14,7 +14,7 @@ COMMANDS = {
     "search": ("resilio_hpc.cli.plan.search", "every layout of every shape that the cluster offers, ranked"),
     "explain": ("resilio_hpc.cli.plan.explain", "one layout: its pipeline in time, parts of an iteration, memory"),
     "predict": ("resilio_hpc.cli.plan.predict", "time and memory of the layouts of a table"),
-    "model": ("resilio_hpc.cli.plan.model", "a model's parameters, FLOPs, and where it is cut into pipeline stages"),
+    "model": ("resilio_hpc.cli.plan.model", "a model's parameters, FLOPs, and its cuts into pipeline stages"),
     "profile": ("resilio_hpc.cli.plan.profile", "what this machine's GPU reaches, operator by operator"),
     "profile-comm": ("resilio_hpc.cli.plan.profile_comm", "latency and bandwidth of collectives, measured in a job"),
     "calibrate": ("resilio_hpc.cli.plan.calibrate", "parameters of a cluster, from a few measured iterations"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import shlex
@@ -21,6 +22,7 @@ from resilio_hpc.autoparallel.measure.profile import Profile
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.extras import require
+from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.submit import sbatch_options, submission
 from resilio_hpc.slurm.submit.template import normalised
@@ -51,7 +53,10 @@ def main(argv: Sequence[str]) -> int:
     """Run the command. Exit codes: see the help."""
     options = _parser().parse_args(argv)
     if options.backend not in BACKENDS:
-        raise UsageError(f"--backend {options.backend}: unknown, there are {', '.join(BACKENDS)}")
+        near = difflib.get_close_matches(options.backend, BACKENDS, 1, 0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        named = printable(repr(options.backend), 60)
+        raise UsageError(f"--backend {named} is not known: {hint}known are {', '.join(BACKENDS)}")
     out = options.out.absolute()
     if not out.parent.is_dir():
         raise UsageError(f"--out {options.out}: there is no directory {out.parent}")

@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cost", choices=("full", "paper"), default="full",
                         help="paper: algorithm 1 and formula (3) of the Resilio paper")  # fmt: skip
     parser.add_argument("--top", type=int, default=8, metavar="N", help="shapes in the table (8)")
+    parser.add_argument("--wide", action="store_true", help="every column, however narrow the terminal is")
     parser.add_argument("--pareto", action="store_true", help="show what no other choice beats in everything")
     parser.add_argument("--emit", choices=emit.KINDS, help="the best choice, for a job or a framework")
     parser.add_argument("--json", action="store_true",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resilio_hpc.autoparallel.base.hardware import Machine
+from resilio_hpc.autoparallel.base.known_words import known_framework, known_interconnect, known_precision
 from resilio_hpc.autoparallel.base.layout import Recompute
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.measure.measured import apply_each
@@ -61,9 +62,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seq", type=int, default=0, metavar="N", help="tokens of a sequence (the model's own)")
     parser.add_argument("--global-batch", type=int, default=0, metavar="N", help="sequences of an iteration (needed)")
     parser.add_argument("--framework", default=DEFAULT, metavar="NAME",
-                        help="Megatron-Core (default), torchtitan, DeepSpeed, FSDP, any")  # fmt: skip
-    parser.add_argument("--precision", default="bf16", metavar="NAME", help="bf16 (default), fp16, fp8, fp32")
-    parser.add_argument("--interconnect", default="", metavar="TEXT", help="of a node, such as 8x400Gb/s")
+                        help="Megatron-Core (default), torchtitan, DeepSpeed, FSDP, NeMo, any")  # fmt: skip
+    parser.add_argument("--precision", default="bf16", metavar="NAME", help="bf16 (default), fp16, fp8, mxfp8, fp32")
+    parser.add_argument("--interconnect", default="", metavar="RATE", help="of a node: 8x400Gb/s, 400Gb/s per GPU")
     parser.add_argument("--calibration", type=Path, metavar="FILE.toml", help="of resilio plan calibrate")
     parser.add_argument("--profile", type=Path, metavar="FILE.h5", help="of resilio plan profile-comm and profile")
 
@@ -95,6 +96,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def setting(options: argparse.Namespace) -> PlanSetting:
     """Return all options, read and checked; ask Slurm where no other source is named. Raises UsageError."""
+    check_words(options)
     check_model(options)
     description, model = described(options)
     reliability = _reliability(options, model.seq)
@@ -126,6 +128,13 @@ def as_measured(
             found[name], measured[machine.gpu] = machine, own
             notes += said
     return replace(training, measured=measured), found, tuple(dict.fromkeys(notes))
+
+
+def check_words(options: argparse.Namespace) -> None:
+    """Refuse unknown software, precision or network, and give known ones the names of the tables."""
+    options.framework = known_framework(options.framework)
+    options.precision = known_precision(options.precision)
+    options.interconnect = known_interconnect(options.interconnect)
 
 
 def check_model(options: argparse.Namespace) -> None:

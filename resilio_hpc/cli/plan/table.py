@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -24,15 +26,18 @@ START_STYLE = {"now": "green", "soon": "yellow", "ever": "dim"}
 
 
 def show(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) -> None:
-    """Print everything."""
+    """Print everything: as wide as the terminal, or with ``--wide`` and to files and pipes as wide as it is."""
     console = terminal.console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
+    fits = console.is_terminal and not options.wide
+    if not fits:
         console = terminal.console(highlight=False, width=WIDE)
     shown = found.front if options.pareto else found.choices
-    console.print(_head(asked, found))
-    console.print(table(shown[: max(options.top, 1)], options.rank, asked.reliability.steps))
+    console.print(_head(asked, found), soft_wrap=not fits)
+    for part in ranking(shown[: max(options.top, 1)], options.rank, asked.reliability.steps, console.width):
+        console.print(part)
     for line in _after(asked, found, shown, options):
-        console.print(Text(line), soft_wrap=True)
+        for piece in terminal.wrapped(line, console.width) if fits else [line]:
+            console.print(Text(piece), soft_wrap=True)
 
 
 def _head(asked: PlanSetting, found: PlanAnswer) -> Text:
@@ -47,17 +52,78 @@ def _head(asked: PlanSetting, found: PlanAnswer) -> Text:
     )
 
 
-def table(choices: Sequence[Choice], rank: str, steps: int) -> Table:
-    """Return a table with a row per choice."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+def ranking(choices: Sequence[Choice], rank: str, steps: int, width: int) -> list[RenderableType]:
+    """Return the table with a row per choice, and in a narrow terminal the layout below each row. Pure."""
     costly = rank != "time" or steps > 0
-    more = ("lost", "GPU-hours", "finish") if costly else ()
-    for name in ("shape", "start", "iteration", "MFU", "memory", "bubble", "comm.", *more):
+    names = [*NUMBERS, *(COSTS if costly else ())]
+    rows = [[*_cells(one), *(_cost_cells(one) if costly else ())] for one in choices]
+    layouts = [str(one.layout) for one in choices]
+    columns = [(name, [row[number] for row in rows]) for number, name in enumerate(names)]
+    natural = sum(_width(name, cells) for name, cells in columns) + 3 * len(columns) + max(map(len, layouts)) + 2
+    if natural > width and width < WIDE:
+        return list(_narrow(columns, layouts, width))
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in (*names, "layout"):
         drawn.add_column(name, no_wrap=True)
-    drawn.add_column("layout", overflow="fold", min_width=20)
-    for one in choices:
-        drawn.add_row(*_cells(one), *(_cost_cells(one) if costly else ()), Text(str(one.layout)))
-    return drawn
+    for row, layout in zip(rows, layouts, strict=True):
+        drawn.add_row(*row, Text(layout))
+    return [drawn]
+
+
+NUMBERS = ("shape", "start", "iteration", "MFU", "memory", "bubble", "comm.")
+COSTS = ("lost", "GPU-hours", "finish")
+LEFT_OUT = ("comm.", "bubble", "lost", "memory", "MFU", "GPU-hours", "iteration")
+"""What a narrow terminal leaves out first. Of memory it is the bar, of the iteration its band."""
+SHORTER: Mapping[str, Callable[[Text], Text]] = {
+    "memory": lambda cell: cell[BAR + 1 :],
+    "iteration": lambda cell: Text(cell.plain.partition(" (")[0]),
+}
+
+
+def _narrow(columns: list[tuple[str, list[Text]]], layouts: Sequence[str], width: int) -> Iterator[Text]:
+    """Yield the table in at most ``width`` columns: a row of numbers, and its layout below."""
+    left_out = []
+    for name in LEFT_OUT:
+        if _needs(columns) <= width:
+            break
+        change = SHORTER.get(name)
+        if change is None:
+            left_out += [known for known, _ in columns if known == name]
+        columns = [
+            (known, [change(cell) for cell in cells] if change and known == name else cells)
+            for known, cells in columns
+            if known != name or change
+        ]
+    widths = {name: _width(name, cells) for name, cells in columns}
+    widths["shape"] -= max(0, min(_needs(columns) - width, widths["shape"] - 8))  # a partition with a long name
+    yield Text()
+    yield _row([Text(name, "bold") for name, _ in columns], list(widths.values()))
+    yield Text("─" * min(_needs(columns), width), "dim")
+    for number, layout in enumerate(layouts):
+        yield _row([cells[number] for _, cells in columns], list(widths.values()))
+        for part in textwrap.wrap(layout, width, initial_indent="  ", subsequent_indent="    "):
+            yield Text(part)
+    if left_out:
+        yield Text(f"left out at this width: {', '.join(left_out)} (--wide)", "dim")
+    yield Text()
+
+
+def _width(name: str, cells: Sequence[Text]) -> int:
+    return max(len(name), *(cell.cell_len for cell in cells))
+
+
+def _needs(columns: Sequence[tuple[str, Sequence[Text]]]) -> int:
+    return sum(_width(name, cells) for name, cells in columns) + 2 * (len(columns) - 1)
+
+
+def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    line = Text()
+    for cell, width in zip(cells, widths, strict=True):
+        fitted = cell.copy()
+        fitted.truncate(width, overflow="ellipsis", pad=True)
+        line.append_text(fitted).append("  ")
+    line.rstrip()
+    return line
 
 
 def _cells(one: Choice) -> list[Text]:
