@@ -31,10 +31,10 @@ def main(argv: Sequence[str]) -> int:
 
     console = terminal.console(highlight=False)
     if console.is_terminal:
-        console.print(screen(overview, height=10_000))
+        console.print(screen(overview, height=10_000, width=console.width))
         return 0
     console = terminal.console(highlight=False, width=200)  # a file or a pipe has no width, so nothing is cut
     with console.capture() as captured:
-        console.print(screen(overview, height=10_000))
+        console.print(screen(overview, height=10_000, width=console.width))
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
     return 0

@@ -17,9 +17,11 @@ from rich.live import Live
 from resilio_hpc.core import terminal
 from resilio_hpc.events.event_text import words
 from resilio_hpc.report.overview import Overview, RunReader, is_closed
-from resilio_hpc.report.screen import QUIET, checkpoint_words, clock, screen, state_words
+from resilio_hpc.report.screen import checkpoint_words, screen, state_words
+from resilio_hpc.report.screen_tables import QUIET, clock
 
 REFRESH_S = 0.5
+RECENT = 5  # events
 PLAIN_EVERY_S = 60.0
 
 
@@ -68,7 +70,7 @@ class _Viewer:
                   redirect_stderr=False) as live:  # fmt: skip
             while True:
                 overview = self._look()
-                live.update(screen(overview, console.height - 1, recent=5), refresh=True)
+                live.update(screen(overview, console.height - 1, RECENT, console.width), refresh=True)
                 if self._over(overview):
                     return
                 time.sleep(REFRESH_S)

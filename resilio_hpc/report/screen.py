@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from resilio_hpc.core.json_fields import Fields, printable
-from resilio_hpc.core.terminal import local_time
-from resilio_hpc.events.event_text import FAULTS, plural, restored, seconds, words
+from resilio_hpc.events.event_text import plural, restored, seconds
 from resilio_hpc.events.failure_text import signal_name
-from resilio_hpc.events.rungs import rung_words
-from resilio_hpc.report.faults import RunFault
 from resilio_hpc.report.overview import Overview
-from resilio_hpc.report.status import NodeStatus
+from resilio_hpc.report.screen_tables import domain_of, event_lines, fault_lines, node_lines
 
 STATE_STYLE = {"running": "green", "starting": "yellow", "stale": "bold red", "ended": "bold"}
-ROLE_STYLE = {"training": "", "spare": "dim", "joining": "yellow", "lost": "red"}
-# frequent events, left out: every round has several of each
-QUIET = frozenset({
-    "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
-    "start", "agent_ends", "launch_ends",
-})  # fmt: skip
 FRESH_S = 5.0  # a younger checkpoint's age would only flicker
-FIXED_LINES = 19  # all lines except the rows of the two tables
 MOST_DEVICES = 4
+TALL = 34  # lines: from here on there is room for empty ones
+NARROW = 70  # columns
+LEAST_EVENTS = 2
+LABEL = 12  # columns of the facts' names
 PHASES = {
     "gathering": "waiting for nodes",
     "preparing": "stopping the old ranks, opening the store",
@@ -37,43 +30,74 @@ PHASES = {
 }
 
 
-def screen(o: Overview, height: int = 40, recent: int = 0) -> RenderableType:
-    """Return the whole picture in at most about ``height`` lines, with the ``recent`` last events that matter."""
-    room = max(height - FIXED_LINES - (recent + 1 if recent else 0), 5)
-    parts: list[RenderableType] = [_head(o), _facts(o)]
-    nodes = o.status.nodes if o.status is not None else ()
-    fault_rows = min(len(o.faults), max(room - len(nodes), room // 2))
-    if nodes and o.state != "ended":
-        parts.append(_nodes(nodes, max(room - fault_rows, 3)))
-    if o.faults:
-        parts.append(_faults(o.faults, fault_rows))
-    if recent and o.state != "ended":
-        parts += [*([] if len(parts) > 2 else [Text()]), *_recent(o, recent)]
-    return Group(*parts)
+def screen(o: Overview, height: int = 40, recent: int = 0, width: int = 120) -> RenderableType:
+    """Return the whole picture in at most ``height`` lines, if that is possible, none longer than ``width``.
+
+    ``recent``: last events that matter, as far as there is room.
+    """
+    lines = [_head(o, width), *_facts(o, width)]
+    nodes = o.status.nodes if o.status is not None and o.state != "ended" else ()
+    domain = domain_of(o.status.nodes) if o.status is not None else ""
+    recent = recent if o.state != "ended" else 0
+    empty = [Text()] if height >= TALL else []
+    room = height - len(lines) - len(empty) * (bool(nodes) + bool(o.faults) + bool(recent))
+    for_nodes, for_faults, for_events = _shares(room, len(nodes), len(o.faults), recent)
+    if for_nodes:
+        lines += [*empty, *node_lines(nodes, for_nodes, width, domain)]
+    if for_faults:
+        lines += [*empty, *fault_lines(o.faults, for_faults, width, domain)]
+    events = event_lines(o, for_events, width, domain)
+    if events:
+        lines += [*(empty or [Text()] * (room > for_nodes + for_faults + len(events))), *events]
+    return Group(*lines)
 
 
-def _recent(o: Overview, count: int) -> list[Text]:
-    events = [event for event in o.events if event.kind not in QUIET and event.time >= o.since][-count:]
-    lines = [Text.assemble((clock(event.time), "dim"), "  ", words(event.kind, event.fields)) for event in events]
-    for line in lines:
-        line.no_wrap, line.overflow = True, "ellipsis"
+def _shares(room: int, nodes: int, faults: int, recent: int) -> tuple[int, int, int]:
+    """Return the lines for nodes, faults and events. A table takes a head, a row, and a word on what is left out."""
+    wanted_nodes, wanted_faults = nodes + 1 if nodes else 0, faults + 1 if faults else 0
+    for_events = min(recent, LEAST_EVENTS) if room >= 8 else 0
+    for_faults = min(wanted_faults, 3)
+    for_nodes = min(wanted_nodes, max(room - for_faults - for_events, 3))
+    left = room - for_nodes - for_faults - for_events
+    if left > 0:
+        more = min(left, recent - for_events)
+        for_events += more
+        for_faults = min(wanted_faults, for_faults + left - more)
+    elif wanted_nodes > 6 and wanted_faults + recent:  # nodes took all: events and faults get a part of it
+        give = min(for_nodes - 6, wanted_faults - for_faults + recent - for_events)
+        if give > 0:
+            for_nodes -= give
+            more = min(give, recent - for_events)
+            for_events += more
+            for_faults += min(wanted_faults - for_faults, give - more)
+    return for_nodes, for_faults, for_events
+
+
+def _head(o: Overview, width: int) -> Text:
+    path, name = printable(str(o.path)), f"run {o.run_id}"
+    room = max(width - len(name) - 11, 8)
+    if len(path) > room:
+        path = f"…{path[1 - room :]}"
+    head = Text.assemble(("resilio ", "dim"), (name, "bold"), ("   " + path, "dim"))
+    head.truncate(width, overflow="ellipsis")
+    return head
+
+
+def _facts(o: Overview, width: int) -> list[Text]:
+    """Return the facts, each beside its name; a long one goes over several lines."""
+    room = max(width - LABEL, 10)
+    lines = []
+    for name, value in _rows(o, width < NARROW):
+        for number, part in enumerate(value.wrap(_CONSOLE, room, overflow="fold")):
+            part.rstrip()
+            lines.append(Text.assemble((f"{name if number == 0 else '':<{LABEL}}", "dim"), part))
     return lines
 
 
-def _head(o: Overview) -> Text:
-    return Text.assemble(("resilio ", "dim"), (f"run {o.run_id}", "bold"), ("   " + printable(str(o.path)), "dim"))
+_CONSOLE = Console(file=io.StringIO(), width=80)  # rich asks one for the size of a tab
 
 
-def _facts(o: Overview) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _rows(o):
-        table.add_row(name, value)
-    return table
-
-
-def _rows(o: Overview) -> Iterator[tuple[str, Text]]:
+def _rows(o: Overview, narrow: bool) -> Iterator[tuple[str, Text]]:
     s = o.status
     yield "state", Text(state_words(o), STATE_STYLE[o.state] if not _went_wrong(o) else "bold red")
     if o.verdict is not None and (failure := Fields(o.verdict.fields).inner("first_failure")).data:
@@ -82,13 +106,14 @@ def _rows(o: Overview) -> Iterator[tuple[str, Text]]:
     yield "job", Text(job)
     if s is not None:
         if o.state != "ended":
-            yield "round", Text(f"{s.round}: {plural(s.world_size, 'rank')}, controller {printable(s.controller)} "
+            yield "round", Text(f"{s.round}: {plural(s.world_size, 'rank')}, controller "
+                                f"{printable(s.controller.removesuffix(domain_of(s.nodes)))} "
                                 f"(epoch {s.epoch})")  # fmt: skip
         step = max(_known(s.step, o.checkpoint.step if o.checkpoint else None), default=None)
         if step is not None:
             rate = s.steps_per_s if o.state == "running" else None
             yield "step", Text(f"{step}{f', {rate:.3g} steps/s' if rate else ''}")
-    yield "checkpoint", Text(checkpoint_words(o))
+    yield "checkpoint", Text(checkpoint_words(o).removesuffix(" for it" if narrow else ""))
     if o.restore is not None:
         took = f" in {seconds(o.restore.seconds)}" if o.restore.seconds is not None else ""
         yield "restored", Text(f"{restored(o.restore.source, o.restore.step)}{took}")
@@ -150,63 +175,6 @@ def failure_words(failure: Fields) -> str:
     how = f"killed by {signal_name(number)}" if number is not None else f"exit code {failure.whole('exit_code')}"
     message = (failure.text("message").strip().splitlines() or [""])[0]
     return printable(f"rank {failure.whole('rank')} on {failure.text('node', '?')}: {how}: {message}", 300)
-
-
-def _nodes(nodes: tuple[NodeStatus, ...], rows: int) -> Table:
-    table = _table("node", "role", "ranks>", "step>", "steps/s>", "silent>")
-    order = {"lost": 0, "joining": 1, "training": 2, "spare": 3}
-    shown = sorted(nodes, key=lambda node: order.get(node.role, 4)) if len(nodes) > rows else list(nodes)
-    for node in shown[:rows]:
-        table.add_row(
-            Text(printable(node.node, 40)),
-            Text(node.role, ROLE_STYLE.get(node.role, "")),
-            node.rank_words,
-            "" if node.step is None else str(node.step),
-            "" if not node.step_s else f"{1 / node.step_s:.3g}",
-            "" if node.silent_s is None else f"{node.silent_s:.1f} s",
-        )
-    if len(shown) > rows:
-        table.add_row(Text(f"and {plural(len(shown) - rows, 'more node')}", "dim"))
-    return table
-
-
-def _faults(faults: tuple[RunFault, ...], rows: int) -> Table:
-    table = _table("time", "fault", "where", "recovery>", "again>", "what was done")
-    for fault in faults[-rows:]:
-        where = f"rank {fault.rank} on {fault.node}" if fault.rank is not None else fault.node
-        if fault.recovered:
-            outcome = Text(seconds(fault.recovery_s) if fault.recovery_s is not None else "not needed", "green")
-        else:
-            outcome = Text("not recovered", "red")
-        table.add_row(
-            clock(fault.time),
-            Text(fault_words(fault.kind)),
-            Text(printable(where, 60)),
-            outcome,
-            "" if fault.lost_steps is None else plural(fault.lost_steps, "step"),
-            Text(printable(rung_words(fault.plan)), "dim"),
-        )
-    if len(faults) > rows:
-        table.add_row(Text(f"{len(faults) - rows} before", "dim"))
-    return table
-
-
-def fault_words(kind: str) -> str:
-    """Return ``killed rank``, ``loss of a node``."""
-    said = FAULTS.get(kind, kind.replace("_", " "))
-    return printable(said.removeprefix("a ").removeprefix("the "), 60)
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="dim")
-    for name in names:
-        table.add_column(name.rstrip(">"), justify="right" if name.endswith(">") else "left", no_wrap=True)
-    return table
-
-
-def clock(unix: float) -> str:
-    """Return ``HH:MM:SS`` in local time."""
-    return local_time(unix, "%H:%M:%S")
 
 
 def _ordinal(number: int) -> str:

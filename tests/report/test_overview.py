@@ -48,7 +48,7 @@ def launch(path: Path, job: str, at: float) -> None:
 def text_of(overview: Overview, width: int = 120, height: int = 40, recent: int = 5) -> str:
     console = Console(width=width, highlight=False)
     with console.capture() as captured:
-        console.print(screen(overview, height, recent))
+        console.print(screen(overview, height, recent, width))
     return captured.get()
 
 

@@ -1,0 +1,177 @@
+"""The tables of a run's screen, as lines that fit its width: nodes, faults, last events. Pure."""
+
+from __future__ import annotations
+
+import os.path
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.core.terminal import local_time
+from resilio_hpc.events.event_text import FAULTS, plural, seconds, words
+from resilio_hpc.events.rungs import rung_words
+from resilio_hpc.report.faults import RunFault
+from resilio_hpc.report.overview import Overview
+from resilio_hpc.report.status import NodeStatus
+
+ROLE_STYLE = {"training": "", "spare": "dim", "joining": "yellow", "lost": "red"}
+ROLE_ORDER = {"lost": 0, "joining": 1, "training": 2, "spare": 3}
+# frequent events, left out: every round has several of each
+QUIET = frozenset({
+    "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
+    "start", "agent_ends", "launch_ends", "read_ahead", "voters",
+})  # fmt: skip
+EVENT_STYLE = {
+    "rank_failed": "red", "first_failure": "red", "node_lost": "red", "agent_ended": "red", "launch_failed": "red",
+    "persist_failed": "yellow", "save_overdue": "yellow", "recovered": "green", "node_returned": "green",
+}  # fmt: skip
+LEAST_NAME = 8  # columns for a name that is cut
+SHORT_NAME = 24  # columns below which other columns are left out first
+GAP = 2
+
+
+def domain_of(nodes: Sequence[NodeStatus]) -> str:
+    """Return the domain that all nodes' names end with, which tells none from another; "" without one."""
+    names = [node.node for node in nodes]
+    if len(names) < 2 or not all("." in name for name in names):
+        return ""
+    common = os.path.commonprefix([name[::-1] for name in names])[::-1]
+    dot = common.find(".")
+    return common[dot:] if dot >= 0 else ""
+
+
+def node_lines(nodes: Sequence[NodeStatus], lines: int, width: int, domain: str = "") -> list[Text]:
+    """Return the nodes in at most ``lines`` lines. Where not all fit, those that need a look come first."""
+    shown = list(nodes)
+    if len(nodes) > lines - 1:
+        shown = sorted(nodes, key=lambda node: (ROLE_ORDER.get(node.role, 4), -(node.step_s or 0.0)))
+        shown = shown[: max(lines - 2, 1)]
+    rows = [
+        [
+            Text(printable(node.node.removesuffix(domain), 255)),
+            Text(node.role, ROLE_STYLE.get(node.role, "")),
+            Text(node.rank_words),
+            Text("" if node.step is None else str(node.step)),
+            Text("" if not node.step_s else f"{1 / node.step_s:.3g}"),
+            Text("" if node.silent_s is None else f"{node.silent_s:.1f} s"),
+        ]
+        for node in shown
+    ]
+    made = _table(("node", "role", "ranks>", "step>", "steps/s>", "silent>"), rows, width, 0, ("steps/s>",))
+    hidden = len(nodes) - len(shown)
+    if hidden:
+        roles = Counter(node.role for node in nodes) - Counter(node.role for node in shown)
+        each = ", ".join(f"{count} {role}" for role, count in roles.items())
+        made.append(_line(Text(f"and {plural(hidden, 'more node')}: {each}", "dim"), width))
+    return made
+
+
+def fault_lines(faults: Sequence[RunFault], lines: int, width: int, domain: str = "") -> list[Text]:
+    """Return the newest faults in at most ``lines`` lines."""
+    fits = len(faults) <= lines - 1
+    shown = faults if fits else faults[-max(lines - 2, 1) :]
+    rows = []
+    for fault in shown:
+        node = fault.node.removesuffix(domain)
+        where = f"rank {fault.rank} on {node}" if fault.rank is not None else node
+        if fault.recovered:
+            outcome = Text(seconds(fault.recovery_s) if fault.recovery_s is not None else "not needed", "green")
+        else:
+            outcome = Text("not recovered", "red")
+        rows.append([
+            Text(clock(fault.time)),
+            Text(fault_words(fault.kind), "red"),
+            Text(printable(where, 255)),
+            outcome,
+            Text("" if fault.lost_steps is None else plural(fault.lost_steps, "step")),
+            Text(printable(rung_words(fault.plan)), "dim"),
+        ])  # fmt: skip
+    names = ("time", "fault", "where", "recovery>", "again>", "what was done")
+    made = _table(names, rows, width, 2, ("what was done", "again>", "time"))
+    if not fits:
+        made.append(Text(f"{len(faults) - len(shown)} before", "dim"))
+    return made
+
+
+def event_lines(o: Overview, count: int, width: int, domain: str = "") -> list[Text]:
+    """Return the last events that matter, each cut where the screen ends."""
+    events = [event for event in o.events if event.kind not in QUIET and event.time >= o.since]
+    # echoes are counted by an event of their own
+    events = [event for event in events if not (event.kind == "rank_failed" and event.fields.get("echo"))]
+    return [
+        _line(
+            Text.assemble(
+                (clock(event.time), "dim"), "  ",
+                (_without(domain, words(event.kind, event.fields)), EVENT_STYLE.get(event.kind, "")),
+            ),
+            width,
+        )
+        for event in events[max(0, len(events) - count) :]
+    ]  # fmt: skip
+
+
+def _without(domain: str, text: str) -> str:
+    return text.replace(domain, "") if domain else text
+
+
+def _table(
+    names: Sequence[str], rows: Sequence[Sequence[Text]], width: int, flexible: int, spare: Sequence[str]
+) -> list[Text]:
+    """Return a head and rows. ``>``: to the right; ``flexible``: the column that is cut in the middle; ``spare``: not
+    needed where room is short, the first of them least.
+    """
+    kept = list(range(len(names)))
+    widths = [
+        max(len(name.rstrip(">")), *(row[column].cell_len for row in rows), 0) for column, name in enumerate(names)
+    ]
+
+    def over() -> int:
+        return sum(widths[column] for column in kept) + GAP * (len(kept) - 1) - width
+
+    for name in spare:
+        if over() > max(0, widths[flexible] - SHORT_NAME):
+            kept.remove(names.index(name))
+    if over() > 0:
+        widths[flexible] = max(LEAST_NAME, widths[flexible] - over())
+    head = [Text(name.rstrip(">"), "dim") for name in names]
+    return [
+        _line(_joined([(_fitted(row[c], widths[c], names[c].endswith(">"))) for c in kept]), width)
+        for row in (head, *rows)
+    ]
+
+
+def _fitted(cell: Text, width: int, right: bool) -> Text:
+    """Return the cell at this width. A name that is too long loses its middle: its end tells nodes apart."""
+    fitted = cell.copy()
+    if fitted.cell_len > width:
+        tail = (width - 1) * 2 // 3
+        head, end = cell.copy(), cell.plain[-tail:]
+        head.truncate(width - 1 - tail)
+        fitted = Text.assemble(head, "…", (end, cell.style))
+        fitted.truncate(width)
+    room = width - fitted.cell_len
+    return Text(" " * room).append_text(fitted) if right else fitted.append(" " * room)
+
+
+def _joined(cells: Sequence[Text]) -> Text:
+    return Text(" " * GAP).join(cells)
+
+
+def _line(text: Text, width: int) -> Text:
+    text.rstrip()
+    text.truncate(width, overflow="ellipsis")
+    text.no_wrap = True
+    return text
+
+
+def fault_words(kind: str) -> str:
+    """Return ``killed rank``, ``loss of a node``."""
+    said = FAULTS.get(kind, kind.replace("_", " "))
+    return printable(said.removeprefix("a ").removeprefix("the "), 60)
+
+
+def clock(unix: float) -> str:
+    """Return ``HH:MM:SS`` in local time."""
+    return local_time(unix, "%H:%M:%S")
