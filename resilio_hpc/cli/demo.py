@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
-import re
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from resilio_hpc.core import terminal
@@ -24,8 +22,12 @@ from resilio_hpc.devtools.demo.play import DemoResult, Play
 from resilio_hpc.devtools.demo.scenario import QUICK, Scenario
 from resilio_hpc.devtools.demo.stage import DemoStage, LocalStage, SlurmStage, binds, why_no_slurm
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
+from resilio_hpc.devtools.picture import Picture
 from resilio_hpc.report.goodput import goodput
+from resilio_hpc.report.overview import RunReader
+from resilio_hpc.report.screen import screen
 
+VIEW_LINES, VIEW_EVENTS = 38, 8  # of the picture of the live view
 EXAMPLES = """examples:
   resilio demo                        five nodes, one of them a spare; faults; a chain of jobs
   resilio demo --quick                smaller and shorter
@@ -46,14 +48,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--local", action="store_true", help="on this machine, without Slurm")
     parser.add_argument("--slurm", default=HOST_SERIES, choices=list(SLURM_SERIES), help="Slurm series")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="keep what is shown as an SVG picture")
+    parser.add_argument("--view-picture", type=Path, metavar="FILE", help="the same of the run's live view")
     options = parser.parse_args(argv)
-    screen = Screen()
+    console = Screen()
     try:
-        if options.picture and not options.picture.absolute().parent.is_dir():
-            raise UsageError(f"--picture {options.picture}: there is no directory {options.picture.absolute().parent}")
-        code = _demo(options, screen)
+        for flag, path in (("--picture", options.picture), ("--view-picture", options.view_picture)):
+            if path and not path.absolute().parent.is_dir():
+                raise UsageError(f"{flag} {path}: there is no directory {path.absolute().parent}")
+        code = _demo(options, console)
         if options.picture:
-            screen.save_picture(options.picture, "resilio demo" + " --quick" * options.quick)
+            console.picture.save(options.picture, "resilio demo" + " --quick" * options.quick)
         return code
     except ResilioError as error:
         print(f"resilio demo: error: {error}", file=sys.stderr)
@@ -74,7 +78,8 @@ def _demo(options: argparse.Namespace, console: Screen) -> int:
     if stage.slurm_version:
         console.print(f"A Slurm {stage.slurm_version} cluster of {scenario.nodes} nodes is up on this machine.")
     try:
-        result = Play(stage, scenario, console.print).perform(goodput_of)
+        look = ViewPicture(options.view_picture).look if options.view_picture else None
+        result = Play(stage, scenario, console.print, look).perform(goodput_of)
     finally:
         _keep(stage, options.out)
         stage.close()
@@ -115,7 +120,7 @@ def table(result: DemoResult) -> Table:
         made.add_row(
             fault.kind.replace("_", " "),
             fault.node or "all",
-            "yes" if fault.recovered else "NO",
+            "[green]yes[/green]" if fault.recovered else "[red]NO[/red]",
             f"{fault.recovery_s:.2f} s" if fault.recovery_s is not None else "",
             "" if fault.lost_steps is None else str(fault.lost_steps),
         )
@@ -134,24 +139,33 @@ def _keep(stage: DemoStage, out: Path) -> None:
             shutil.copy(console_output, out / f"{name}.txt")
 
 
-PICTURE_WIDTH = 110  # columns
-_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-
-
 class Screen:
-    """Prints, and remembers for ``save_picture`` what it printed."""
+    """Prints, and remembers for a picture what it printed."""
 
     def __init__(self) -> None:
         self._terminal = terminal.console(highlight=False, soft_wrap=True)
-        self._recorded = Console(
-            highlight=False, record=True, file=io.StringIO(), width=PICTURE_WIDTH, force_terminal=True
-        )
+        self.picture = Picture()
 
     def print(self, *objects: Any) -> None:
         """Print rich's renderables."""
         self._terminal.print(*objects)
-        self._recorded.print(*objects)
+        self.picture.print(*objects)
 
-    def save_picture(self, path: Path, title: str) -> None:
-        """Save everything printed so far as an SVG that loads no other files. Raises OSError."""
-        path.write_text(_FONTS.sub("", self._recorded.export_svg(title=title)))
+
+class ViewPicture:
+    """A picture of the live view of a run, taken when it trains again after a fault; the last one stays."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._recovered = 0
+
+    def look(self, run: Path) -> None:
+        """Take a picture if the run trains, and has recovered from more faults than at the last one."""
+        overview = RunReader(run).overview(time.time())
+        recovered = sum(fault.recovered for fault in overview.faults)
+        if overview.state != "running" or recovered <= self._recovered:
+            return
+        self._recovered = recovered
+        picture = Picture()
+        picture.print(screen(overview, VIEW_LINES, VIEW_EVENTS, picture.width))
+        picture.save(self._path, "resilio view RUN_DIR")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from collections import Counter
 from collections.abc import Sequence
 
@@ -27,6 +26,7 @@ EVENT_STYLE = {
     "rank_failed": "red", "first_failure": "red", "node_lost": "red", "agent_ended": "red", "launch_failed": "red",
     "persist_failed": "yellow", "save_overdue": "yellow", "recovered": "green", "node_returned": "green",
 }  # fmt: skip
+OF_NODES = frozenset({"node_lost", "spare_lost", "agent_lost", "controller_lost"})
 LEAST_NAME = 8  # columns for a name that is cut
 SHORT_NAME = 24  # columns below which other columns are left out first
 GAP = 2
@@ -37,9 +37,12 @@ def domain_of(nodes: Sequence[NodeStatus]) -> str:
     names = [node.node for node in nodes]
     if len(names) < 2 or not all("." in name for name in names):
         return ""
-    common = os.path.commonprefix([name[::-1] for name in names])[::-1]
-    dot = common.find(".")
-    return common[dot:] if dot >= 0 else ""
+    shared: list[str] = []
+    for same in zip(*(name.split(".")[:0:-1] for name in names), strict=False):  # the first label is the node's own
+        if len(set(same)) > 1:
+            break
+        shared.insert(0, same[0])
+    return "".join(f".{label}" for label in shared)
 
 
 def node_lines(nodes: Sequence[NodeStatus], lines: int, width: int, domain: str = "") -> list[Text]:
@@ -75,7 +78,8 @@ def fault_lines(faults: Sequence[RunFault], lines: int, width: int, domain: str 
     rows = []
     for fault in shown:
         node = fault.node.removesuffix(domain)
-        where = f"rank {fault.rank} on {node}" if fault.rank is not None else node
+        # beside the loss of a node or an agent, the rank is that of an echo
+        where = f"rank {fault.rank} on {node}" if fault.rank is not None and fault.kind not in OF_NODES else node
         if fault.recovered:
             outcome = Text(seconds(fault.recovery_s) if fault.recovery_s is not None else "not needed", "green")
         else:
@@ -119,8 +123,10 @@ def _without(domain: str, text: str) -> str:
 def _table(
     names: Sequence[str], rows: Sequence[Sequence[Text]], width: int, flexible: int, spare: Sequence[str]
 ) -> list[Text]:
-    """Return a head and rows. ``>``: to the right; ``flexible``: the column that is cut in the middle; ``spare``: not
-    needed where room is short, the first of them least.
+    """Return a head and rows.
+
+    ``>``: to the right; ``flexible``: the column that is cut in the middle; ``spare``: columns that are left out where
+    room is short, in this order.
     """
     kept = list(range(len(names)))
     widths = [

@@ -10,12 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.demo import stage as s
 from resilio_hpc.devtools.demo.scenario import STRIKES, FaultOutcome, Scenario, Strike, outcome, time_limits
 
-Say = Callable[[str], None]
+Say = Callable[[Text], None]
+FAULT, RECOVERED = "red", "green"  # as in the live view
 POLL_S = 0.25
 QUIET_S = 15.0  # after so long without a line, one tells how far the run is
 UNDISTURBED_LIMIT_S = 900.0
@@ -73,7 +76,11 @@ def launch_command(stage: s.DemoStage, scenario: Scenario, name: str, chained: b
 class Play:
     """One performance on one stage."""
 
-    def __init__(self, stage: s.DemoStage, scenario: Scenario, say: Say) -> None:
+    def __init__(
+        self, stage: s.DemoStage, scenario: Scenario, say: Say, look: Callable[[Path], None] | None = None
+    ) -> None:
+        """Take where, what, and how to print. ``look`` gets the disturbed run's directory while all is well again."""
+        self._look = look
         self._stage = stage
         self._scenario = scenario
         self._print = say
@@ -82,8 +89,8 @@ class Play:
         self._broken: str | None = None
         self._told: dict[str, int] = {}  # number of events of each run that were printed
 
-    def _say(self, line: str) -> None:
-        self._print(line)
+    def _say(self, line: str, style: str = "") -> None:
+        self._print(Text(line, style))
         self._said_at = time.monotonic()
 
     def perform(self, goodput: Callable[[list[Event]], float | None]) -> DemoResult:
@@ -118,6 +125,8 @@ class Play:
         self._stage.begin("disturbed", launch_command(self._stage, self._scenario, "disturbed", True), True)
 
         def act(events: list[Event], step: int) -> None:
+            if self._look is not None and self._blows and self._calm(events):
+                self._look(self._stage.directory / "disturbed")
             if self._broken is not None and (self._calm(events) or self._job_ended_since_the_blow(events)):
                 self._say(f"{self._broken} is repaired and powered on: a spare from now on")
                 self._stage.repair(self._broken)
@@ -167,7 +176,7 @@ class Play:
         if event.kind == "recovered":
             lost = fields.get("lost_steps")
             again = f", {lost} step(s) done again" if lost else ""
-            self._say(f"  recovered{again}")
+            self._say(f"  recovered{again}", RECOVERED)
         elif event.kind == "decision":
             self._say(f"  decision: {str(fields.get('rung')).replace('_', ' ')}: {fields.get('reason')}")
         elif event.kind == "launch" and fields.get("link", 1) != 1:
@@ -207,7 +216,7 @@ class Play:
         else:
             self._stage.kill_agent(node)
         self._blows.append(Blow(strike, node, at))
-        self._say(f"step {step}: {strike.title}, on {node}")
+        self._say(f"step {step}: {strike.title}, on {node}", FAULT)
 
     def _step(self, name: str) -> int:
         try:
