@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 
@@ -30,7 +32,10 @@ def main(argv: Sequence[str]) -> int:
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help", "help"):
         print("usage: resilio plan COMMAND …\n       resilio plan MODEL …      (as resilio plan search)\n")
-        print("\n".join(f"  {command:<12}  {text}" for command, (_, text) in COMMANDS.items()))
+        width = terminal.columns(200)
+        for command, (_, text) in COMMANDS.items():
+            head = f"  {command:<12}  "
+            print("\n".join(textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))))
         print("\nresilio plan COMMAND --help tells more.")
         return 0 if argv else 2
     if name not in COMMANDS:
