@@ -21,7 +21,7 @@ from zmq.utils import z85
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.struct_codec import Message, StructCodec
 
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 16 * 1024 * 1024  # the records of one checkpoint of 4,000 nodes take 5 MiB
 MAX_BYTES_HEARD = 1024 * 1024  # of a listener's messages, since many callers may fill its memory
 MAX_PER_READ = 256
