@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from resilio_hpc.core.compat import tomllib
 from resilio_hpc.doctor.finding import DoctorFinding, DoctorState
 
 _TABLE = Path(__file__).with_suffix(".toml")
