@@ -12,7 +12,9 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.cli.ckpt.change import count
+from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.parser import Parser
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.terminal import local_time
@@ -21,7 +23,6 @@ from resilio_hpc.launch.chain.chain_control import Outcome
 from resilio_hpc.launch.chain.chain_status import ChainStatus, PartStatus
 from resilio_hpc.launch.rundir import chain_order
 from resilio_hpc.slurm.client.which_client import which
-from resilio_hpc.slurm.orders.find_run import run_directory_of
 from resilio_hpc.slurm.submit.submission import own_environment
 
 _EXAMPLES = """examples:
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         verb.set_defaults(act=act)
-        verb.add_argument("run", metavar="RUN_DIR|JOB", help="the run directory, or the number of one of its jobs")
+        run_argument.add(verb, optional=name == "status")
         verb.add_argument("--json", action="store_true", help="for programs")
         if name != "status":
             verb.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
@@ -78,6 +79,13 @@ def main(argv: Sequence[str]) -> int:
     return chosen(options)
 
 
+def _run_path(options: argparse.Namespace) -> Path:
+    path = run_argument.run_of(options)
+    if not (path / "run.json").exists():
+        raise UsageError(f"{path} is no run directory (it has no run.json): name the one that resilio-launch names")
+    return trusted_files.run_directory(path)
+
+
 def _look(run_path: Path) -> ChainStatus:
     status = chain_status.status_of(str(run_path), chain_status.fetch(run_path, which()))
     if not status.parts:
@@ -86,7 +94,7 @@ def _look(run_path: Path) -> ChainStatus:
 
 
 def _status(options: argparse.Namespace) -> int:
-    status = _look(run_directory_of(options.run))
+    status = _look(_run_path(options))
     if options.json:
         print(msgspec.json.encode(status).decode(), flush=True)
     else:
@@ -95,13 +103,13 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    run_path = run_directory_of(options.run)
+    run_path = _run_path(options)
     outcome = chain_control.stop(run_path, lambda: _look(run_path), getpass.getuser(), time.time(), options.dry_run)
     return _tell(outcome, options.json)
 
 
 def _extend(options: argparse.Namespace) -> int:
-    run_path = run_directory_of(options.run)
+    run_path = _run_path(options)
     limit = chain_order.NO_LIMIT if options.no_limit else options.max
     outcome = chain_control.extend(
         run_path, lambda: _look(run_path), getpass.getuser(), time.time(), own_environment(os.environ), limit,

@@ -1,4 +1,4 @@
-"""``resilio ledger RUN_DIR``: the events of a run, in order, one line each."""
+"""``resilio ledger [RUN]``: the events of a run, in order, one line each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import difflib
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from resilio_hpc.cli.common import run_argument
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Event
@@ -29,14 +29,14 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="resilio ledger", description="The events of a run, of all nodes and jobs, by time (local time)."
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory that resilio-launch names")
+    run_argument.add(parser, optional=True)
     parser.add_argument(
         "--json", action="store_true", help="the ledger's own lines, with all fields: an object of JSON on each line"
     )
     parser.add_argument("--follow", action="store_true", help="go on as events come, until the job has a verdict")
     parser.add_argument("--event", action="append", default=[], metavar="KIND", help="only this kind; may be repeated")
     options = parser.parse_args(argv)
-    reader = RunReader(options.run_dir)
+    reader = RunReader(run_argument.run_of(options))
     events = reader.new_events()
     _check_kinds(options.event, {event.kind for event in events})
     printer = _Printer(options.json, set(options.event))

@@ -1,4 +1,4 @@
-"""``resilio resize RUN_DIR``: more nodes for a run while they are idle, fewer when other jobs wait for them."""
+"""``resilio resize RUN``: more nodes for a run while they are idle, fewer when other jobs wait for them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from resilio_hpc.autoparallel.model.presets import find_model
 from resilio_hpc.autoparallel.search.frameworks import DEFAULT, machine_and_stack, space_of
 from resilio_hpc.autoparallel.search.model_speed import SpeedModel
 from resilio_hpc.autoparallel.search.ranking import Training
+from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.plan.predict import calibration_of, profile_of
 from resilio_hpc.cli.plan.setting import as_measured
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     if options.launcher and options.watch is None:
         options.watch = max(LEAST_PAUSE_S, policy.look_s)
     client = which()
-    view = ResizeView(options.run_dir, client, limits, policy)
+    view = ResizeView(run_argument.run_of(options), client, limits, policy)
     resizer = Resizer(view, client, policy, values, options.dry_run, options.observe)
     try:
         return _once(resizer, options) if options.watch is None else _watch(resizer, view, options)
@@ -201,10 +202,10 @@ def _parser() -> Parser:
         prog="resilio resize",
         description="Looks at a run, at idle nodes, at jobs that wait and at limits, and decides whether the run "
         "should have more nodes (joiner jobs are submitted), fewer (joiners are asked to leave after the next commit), "
-        "or stay as it is. Each decision is in the ledger: resilio ledger RUN_DIR --event resize.",
+        "or stay as it is. Each decision is in the ledger: resilio ledger RUN --event resize.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory that resilio-launch names")
+    run_argument.add(parser)
     parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="of the joiners' job script")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="look again and again, until the run is over")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; nothing is written anywhere")

@@ -1,12 +1,12 @@
-"""``resilio status RUN_DIR``: the state of a run, from its files alone (on any node that sees the directory)."""
+"""``resilio status [RUN]``: the state of a run, from its files alone (on any node that sees the directory)."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from resilio_hpc.cli.common import run_argument
 from resilio_hpc.core import terminal
 from resilio_hpc.report.overview import RunReader
 
@@ -18,10 +18,10 @@ def main(argv: Sequence[str]) -> int:
         description="How a run stands: nodes, ranks, step, last committed checkpoint, faults, goodput, verdict. "
         "Needs the run directory only, so it works from a login node and after the run.",
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory that resilio-launch names")
+    run_argument.add(parser, optional=True)
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     options = parser.parse_args(argv)
-    overview = RunReader(options.run_dir).overview(time.time())
+    overview = RunReader(run_argument.run_of(options)).overview(time.time())
     if options.json:
         from resilio_hpc.report.as_json import overview_json
 

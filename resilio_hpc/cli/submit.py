@@ -19,6 +19,7 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.hostlist import compress
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion
+from resilio_hpc.slurm.runs import run_names
 from resilio_hpc.slurm.submit import new_job, sbatch_options, submission, template_files, template_settings
 from resilio_hpc.slurm.submit.template import FilledTemplate, Template, normalised, render
 
@@ -70,6 +71,9 @@ def main(argv: Sequence[str]) -> int:
     values = _values(options.values)
     here, others = submission.launcher_directory(os.environ), _others(template, values)
     plain = render(template, values, command, here, others)
+    if template.name == "joiner" and not options.no_check:
+        values = _joined(values)
+        plain = render(template, values, command, here, others)
     if not options.no_check:
         from resilio_hpc.cli.common import submit_check
 
@@ -150,6 +154,15 @@ def _values(words: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"{normalised(key)} is given twice")
         values[key] = value
     return values
+
+
+def _joined(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of a joiner with the path of its run, where that is named by a job or an id."""
+    run = next((value for key, value in values.items() if normalised(key) == "run_dir"), "")
+    if not run or "$" in run or "chdir" in map(normalised, values):
+        return dict(values)
+    path = run_names.run_path(run)
+    return dict(values) if str(path) == run else _replaced(values, run_dir=str(path.absolute()))
 
 
 def _others(template: Template, values: Mapping[str, str]) -> str:

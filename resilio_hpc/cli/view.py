@@ -1,4 +1,4 @@
-"""``resilio view RUN_DIR``: a live view of a run, until its job has a verdict."""
+"""``resilio view [RUN]``: a live view of a run, until its job has a verdict."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 from rich.live import Live
 
+from resilio_hpc.cli.common import run_argument
 from resilio_hpc.core import terminal
 from resilio_hpc.events.event_text import words
 from resilio_hpc.report.overview import Overview, RunReader, is_closed
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         description="A run as it goes: nodes, ranks, round, step rate, last checkpoint, faults. "
         "Plain lines where standard output is no terminal. Ends with the job's verdict, or with Ctrl-C.",
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory that resilio-launch names")
+    run_argument.add(parser, optional=True)
     parser.add_argument("--launcher", type=int, default=0, help=argparse.SUPPRESS)  # end when this parent is gone
     parser.add_argument("--since", type=float, default=0.0, help=argparse.SUPPRESS)  # older verdicts do not count
     options = parser.parse_args(argv)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     if options.launcher:
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # these warnings are for the launcher
-    viewer = _Viewer(RunReader(options.run_dir), options.launcher, options.since)
+    viewer = _Viewer(RunReader(run_argument.run_of(options)), options.launcher, options.since)
     console = terminal.console(highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         viewer.draw(console)

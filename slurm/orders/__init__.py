@@ -1,4 +1,4 @@
-"""Orders to Slurm that several rooms give: changing a pending job, finding a run's job, the audit log.
+"""Orders to Slurm that several rooms give: changing a pending job, the audit log.
 
 Start reading at ``reshape``.
 """

@@ -19,7 +19,7 @@ from resilio_hpc.launch.resize.facts import ResizeDecision
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "the following arguments are required: RUN_DIR"),
+        ([], "the following arguments are required: RUN"),
         (["/nowhere"], "resilio resize /nowhere: there is no such run directory"),
         (["/nowhere", "--watch", "0"], "--watch 0: at least 1 s"),
         (["/nowhere", "--min-nodes", "-1"], "--min-nodes: -1 is not possible"),

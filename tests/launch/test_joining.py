@@ -48,12 +48,12 @@ def facts(
 
 
 def test_the_directory_is_all_that_is_needed() -> None:
-    assert ask("--join", "runs/7") == JoinRequest("/here/runs/7")
+    assert ask("--join", "runs/7") == JoinRequest("runs/7")
     assert ask("--join=/runs/7", "--join-timeout", "5", "--dry-run", "--json") == JoinRequest(
         "/runs/7", 5.0, 0, True, True
     )
     assert ask("--join", "r", environment={"RESILIO_LOCAL_NODES": "2", "PET_NNODES": "4"}) == JoinRequest(
-        "/here/r", local_nodes=2
+        "r", local_nodes=2
     )
 
 

@@ -20,7 +20,7 @@ import dataclasses, json, sys
 from resilio_hpc.launch.allocation import job_watch
 from resilio_hpc.launch.chain import preemption
 from resilio_hpc.slurm.client import commands
-from resilio_hpc.slurm.orders import find_run
+from resilio_hpc.slurm.runs import of_job
 from resilio_hpc.slurm.submit import submitit_states
 from resilio_hpc.slurm.client.command_client import CommandClient
 job, held = sys.argv[1:]
@@ -30,7 +30,7 @@ told = {
     "nodes": commands.job_nodes(job), "state": commands.job_state(job), "waiting": commands.job_state(held),
     "node states": commands.node_states(["n1", "n2", "n3"]), "version": commands.version(),
     "cluster": commands.config_value("ClusterName"), "submitit": submitit_states.ask([job, held]),
-    "successors": find_run._of_successors(job), "preemption": preemption.preemption(commands.job_fields(job)),
+    "successors": of_job._of_successors(job), "preemption": preemption.preemption(commands.job_fields(job)),
     "client": sorted(one.name for one in client.nodes()), "tables": sorted(one.name for one in tables.nodes()),
     "jobs": [sorted(str(one.id) for one in each.jobs([job])) for each in (client, tables)],
 }

@@ -53,6 +53,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     },
     "slurm": {
         FACE: "submit",
+        "runs": "chain client",
         "submit": "node_faults chain orders client",
         "node_faults": "drain orders client",
         "drain": "orders client",

@@ -25,11 +25,12 @@ from resilio_hpc.ckpt.store.verify import verify_step
 from resilio_hpc.cli.common.steps import find_checkpoints, manifest_of, newest, progress_of, size_text
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from resilio_hpc.core.json_fields import printable
+from resilio_hpc.slurm.runs import run_names
 
 
 def diff(options: argparse.Namespace) -> int:
     """Compare two steps; return 1 where they differ."""
-    other = find_checkpoints(options.other) if options.other else options.directory
+    other = find_checkpoints(run_names.run_path(str(options.other))) if options.other else options.directory
     one = options.directory, manifest_of(options.directory, options.first)
     try:
         found = list(differences(one, (other, manifest_of(other, options.second))))

@@ -10,6 +10,7 @@ from typing import Any
 from resilio_hpc.ckpt.convert.export import FORMATS
 from resilio_hpc.cli.ckpt import change, look
 from resilio_hpc.cli.common.steps import find_checkpoints
+from resilio_hpc.slurm.runs import run_names
 
 EXAMPLES = """examples:
   resilio ckpt ls runs/llama                  the steps of a run, or of a directory of checkpoints
@@ -31,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command. Exit code 0; 1 where something is damaged or differs; 2 where there is nothing to look at."""
     options = _parser().parse_args(argv)
     if options.act is not change.import_:
-        options.directory = find_checkpoints(options.directory)
+        options.directory = find_checkpoints(run_names.run_path(str(options.directory)))
     return int(options.act(options))
 
 
@@ -55,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         made[name] = command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(act=act)
-        command.add_argument("directory", type=Path, metavar="DIR", help="directory of checkpoints, or of a run")
+        command.add_argument(
+            "directory", type=Path, metavar="DIR", help="directory of checkpoints, or a run: its directory, job, or id"
+        )
         command.add_argument("--json", action="store_true", help="for programs")
     made["show"].add_argument("step", type=int, nargs="?", metavar="STEP", help="default: the newest")
     made["show"].add_argument("--rank", type=int, default=0, metavar="R", help="whose part (0)")

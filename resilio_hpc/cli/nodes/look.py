@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.drain_options import names_of
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
@@ -117,6 +118,7 @@ def exclude(options: argparse.Namespace) -> int:
 
 def learn(options: argparse.Namespace) -> int:
     """Add the faults in a run's ledger; known ones are not added again."""
+    options.run_dir = run_argument.run_of(options)
     if not (options.run_dir / "ledger").is_dir():
         raise UsageError(f"{options.run_dir}: there is no run (it has no ledger)")
     options.run_dir = trusted_files.run_directory(options.run_dir)

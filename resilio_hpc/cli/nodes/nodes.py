@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.drain_options import EXIT_CODES
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.nodes import apply, look
@@ -70,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--nodes", type=int, default=1, metavar="N", help="how many the job needs (default: 1)"
     )
     made["exclude"].add_argument("-p", "--partition", default="", metavar="NAME", help="default: Slurm's default")
-    made["learn"].add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    run_argument.add(made["learn"])
     for name in ("forget", "report"):
         made[name].add_argument("nodes" if name == "forget" else "node", nargs="+" if name == "forget" else None,
                                 metavar="NODE")  # fmt: skip

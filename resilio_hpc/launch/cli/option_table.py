@@ -41,9 +41,9 @@ _FAILURES = (
 _RUN = (
     Flag(
         ("--join",),
-        "instead of SCRIPT: add the nodes of this job to the run of another job, which says everything else; "
-        "only --join-timeout, --dry-run and --json can be given with it",
-        metavar="RUN_DIR",
+        "instead of SCRIPT: add the nodes of this job to the run of another job (named by its directory, job, or id), "
+        "which says everything else; only --join-timeout, --dry-run and --json can be given with it",
+        metavar="RUN",
     ),
 )
 

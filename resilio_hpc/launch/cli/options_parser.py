@@ -30,9 +30,9 @@ class Parsed:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """``--join``; all other options come from the run."""
+    """``--join``; all other options come from the run. ``run``: the word that names it."""
 
-    run_dir: str
+    run: str
     join_timeout_s: float = DEFAULT_JOIN_TIMEOUT_S
     local_nodes: int = 0
     dry_run: bool = False
@@ -195,7 +195,7 @@ def parse_join(argv: Sequence[str], caller: Caller) -> JoinRequest | None:
         try:
             raw, unknown = parser.parse_known_args([*argv, "-"])
         except _NothingToRun:
-            raise UsageError("--join: needs a value, the directory of a run") from None
+            raise UsageError("--join: needs a value, the run") from None
     if raw.join is None:
         return None  # the script's own flag
     if unknown:
@@ -211,7 +211,7 @@ def parse_join(argv: Sequence[str], caller: Caller) -> JoinRequest | None:
         raise UsageError("--join is empty: is the shell variable that should hold the run directory set?")
     check_numbers(raw)
     return JoinRequest(
-        str(caller.cwd / Path(raw.join).expanduser()),
+        str(Path(raw.join).expanduser()),
         DEFAULT_JOIN_TIMEOUT_S if raw.join_timeout is None else raw.join_timeout,
         local_nodes_of(caller.environment), raw.dry_run, raw.json,
     )  # fmt: skip

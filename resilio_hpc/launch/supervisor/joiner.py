@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.events.event_text import names
@@ -32,6 +31,7 @@ from resilio_hpc.launch.supervisor.supervisor import POLL_S, Farewell
 from resilio_hpc.launch.supervisor.supervisor_files import SupervisorFiles
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.allocation import detect
+from resilio_hpc.slurm.runs import run_names
 
 LOOK_S = 0.25
 LEAST_WAIT_S = 3.0  # a controller's pulse shows twice a second that it lives, so even without patience look that long
@@ -42,7 +42,7 @@ class Joiner:
 
     def __init__(self, request: JoinRequest) -> None:
         self.request = request
-        self.run = joining.find_run(Path(request.run_dir))
+        self.run = joining.find_run(run_names.run_path(request.run))
         self.path = self.run.path
         self.allocation = detect(os.environ)
         self.site = p.joining_site(self.allocation, request.local_nodes)

@@ -1,0 +1,25 @@
+"""The argument that names a run, the same for all commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.slurm.runs import run_names
+
+
+def add(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+    """Add the argument ``run``. ``optional``: without it, the newest run is meant."""
+    more = " (default: the newest here)" if optional else ""
+    parser.add_argument("run", nargs="?" if optional else None, metavar=run_names.METAVAR, help=run_names.HELP + more)
+
+
+def run_of(options: argparse.Namespace) -> Path:
+    """Return the path of the run that the argument names; say which it is where none was named. Raises UsageError."""
+    if options.run is not None:
+        return run_names.run_path(options.run)
+    found = run_names.newest()
+    print(f"resilio: run {found.run_id or '?'} in {printable(str(found.path), 500)}, the newest here", file=sys.stderr)
+    return found.path
