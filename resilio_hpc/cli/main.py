@@ -29,6 +29,7 @@ COMMANDS = (
     Command("launch", "resilio_hpc.cli.resilio_launch", "run a training program and keep it going (resilio-launch)"),
     Command("submit", "resilio_hpc.cli.submit", "a job from a ready script, with your values and command"),
     Command("resize", "resilio_hpc.cli.resize", "more nodes for a run while they are idle, fewer when others wait"),
+    Command("runs", "resilio_hpc.cli.runs", "my runs: state, step, goodput"),
     Command("status", "resilio_hpc.cli.status", "how a run is doing: rounds, steps, failures, checkpoints"),
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),

@@ -5,6 +5,7 @@ Nothing heavy (torch, numpy, zmq, msgspec) is imported before the checks are ove
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -90,9 +91,16 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
     from resilio_hpc.launch.supervisor import supervisor
 
     run = run_directory.open_run(Path(options.run_dir), program=options.program)
-    supervise = supervise or partial(supervisor.run, targets=targets)
+    supervise = supervise or partial(supervisor.run, targets=targets, at_end=_keep_summary)
     # without targets, since the options are on the agents' command lines
     return supervise(replace(options, run_dir=str(run.path), notify=()))
+
+
+def _keep_summary(run_path: Path) -> None:
+    from resilio_hpc.report import summary
+
+    with contextlib.suppress(OSError, ResilioError):  # a summary saves later readers time, and nothing more
+        summary.keep(run_path)
 
 
 def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:

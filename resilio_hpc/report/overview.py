@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
@@ -13,23 +12,11 @@ from resilio_hpc.core.json_fields import Fields, parse_object, printable
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.report.faults import RunFault, faults
 from resilio_hpc.report.goodput import Goodput, goodput
+from resilio_hpc.report.present import RunVerdict, facts_of, parse_verdict, present
 from resilio_hpc.report.status import Status, parse_status
 
-STALE_S = 15.0
 LAST_WORDS_S = 3.0  # after the verdict, for the ledger's last lines
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class RunVerdict:
-    """How the run's newest job ended."""
-
-    verdict: str
-    reason: str
-    exit_code: int | None
-    time: float
-    job: str
-    fields: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -151,18 +138,6 @@ def read_identity(path: Path) -> tuple[str, float | None]:
     return printable(f.text("run_id"), 40), f.time("created")
 
 
-def parse_verdict(data: object) -> RunVerdict | None:
-    """Return the verdict in a JSON object, or None. Pure."""
-    f = Fields.of(data)
-    name = f.text("verdict")
-    if not name:
-        return None
-    return RunVerdict(
-        printable(name, 40), printable(f.text("reason"), 300), f.whole("exit_code"), f.time("time") or 0.0,
-        f.text("job"), dict(f.data),
-    )  # fmt: skip
-
-
 def is_closed(overview: Overview) -> bool:
     """Return whether the job has a verdict, and the ledger its last events, or time enough for them. Pure."""
     if overview.state != "ended" or overview.verdict is None:
@@ -181,31 +156,18 @@ def build(
     since: float = 0.0,
 ) -> Overview:
     """Return the overview from its parts. Pure."""
-    launches = [event for event in events if event.kind == "launch"]
-    jobs = list(dict.fromkeys(Fields(event.fields).text("job") for event in launches))
-    launched = launches[-1].time if launches else None
-    job = jobs[-1] if jobs else (verdict.job if verdict else "")
-    if verdict is not None and launched is not None and verdict.job != job and verdict.time < launched:
-        verdict = None  # of an earlier job: the next one runs
-    if status is not None and launched is not None and status.time < launched - 1.0:
-        status = None
-    last = max(status.time if status else 0.0, events[-1].time if events else 0.0, identity[1] or 0.0, since)
-    silent = max(0.0, now - last) if last else None
-    if verdict is not None:
-        state = "ended"
-    elif silent is not None and silent > STALE_S:
-        state = "stale"
-    else:
-        state = "running" if status is not None and status.phase == "running" else "starting"
+    facts = facts_of(events)
+    found = present(facts, identity[1], status, verdict, now, since)
+    status, verdict = found.status, found.verdict
     return Overview(
         path=path,
         run_id=identity[0],
         created=identity[1],
         now=now,
-        state=state,
-        silent_s=silent,
-        job=printable(job, 60),
-        jobs=max(len(jobs), 1),
+        state=found.state,
+        silent_s=found.silent_s,
+        job=found.job,
+        jobs=found.jobs,
         status=status,
         verdict=verdict,
         checkpoint=_checkpoint(events, status, verdict),
@@ -213,7 +175,7 @@ def build(
         goodput=goodput(events, status.time if status else None),
         events=tuple(events),
         since=since,
-        out_of_use=out_of_use(events, launched or 0.0),
+        out_of_use=out_of_use(events, facts.launched or 0.0),
         restore=_restore(events),
     )
 

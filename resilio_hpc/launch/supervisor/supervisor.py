@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -288,13 +289,18 @@ class Supervisor:
         return code
 
 
-def run(options: LaunchOptions, targets: tuple[Target, ...] = ()) -> int:
-    """Run a launch to its verdict. ``targets``: where it sends notifications."""
+def run(options: LaunchOptions, targets: tuple[Target, ...] = (), at_end: Callable[[Path], None] | None = None) -> int:
+    """Run a launch to its verdict.
+
+    ``targets``: where it sends notifications; ``at_end``: gets the run directory when all of the ledger is there.
+    """
     supervisor = Supervisor(options, targets)
     try:
         return _run(supervisor)
     finally:
         supervisor.files.close()
+        if at_end is not None and supervisor.site.leads and not supervisor.files.gone:
+            bounded(partial(at_end, supervisor.run.path), None)
 
 
 def _run(supervisor: Supervisor) -> int:
