@@ -195,12 +195,22 @@ def _runs(blocks: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, i
     return runs
 
 
-def remove_if_unused(fd: int, path: Path) -> None:
-    """Remove this user's ring file if no process uses it. Raises nothing."""
+def is_unused(fd: int, path: Path) -> bool:
+    """Return whether it is this user's ring file, and no process uses it; then it is locked. Raises nothing."""
     with contextlib.suppress(OSError):
+        status = os.fstat(fd)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(fd, path) and os.fstat(fd).st_uid == os.geteuid():
+        return _is_at(fd, path) and status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
+    return False
+
+
+def remove_if_unused(fd: int, path: Path) -> bool:
+    """Remove this user's ring file if no process uses it; return whether it did. Raises nothing."""
+    with contextlib.suppress(OSError):
+        if is_unused(fd, path):
             path.unlink()
+            return True
+    return False
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -21,7 +21,7 @@ from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment, size_of
 from resilio_hpc.ckpt.format.files import HasFile, ReadFile
 from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES, Manifest
-from resilio_hpc.ckpt.restore.block_ring import Ring, remove_if_unused
+from resilio_hpc.ckpt.restore.block_ring import Ring, is_unused, remove_if_unused
 from resilio_hpc.ckpt.restore.block_table import LIMITS, RingLimits
 from resilio_hpc.ckpt.tiers.peer_disks import PeerFile
 
@@ -129,16 +129,20 @@ def name_of(directory: Path, manifest: Manifest) -> str:
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
 
 
-def sweep(directory: Path = _SHARED_MEMORY) -> None:
-    """Remove the rings of this user's processes that were killed. Raises nothing."""
+def sweep(directory: Path = _SHARED_MEMORY, dry_run: bool = False) -> list[tuple[Path, int]]:
+    """Remove the rings of this user's processes that were killed; return each with its bytes. Raises nothing."""
+    swept = []
     with contextlib.suppress(OSError):
         for path in directory.glob(f"{_prefix()}*"):
             with contextlib.suppress(OSError):
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
-                    remove_if_unused(fd, path)
+                    size = os.fstat(fd).st_blocks * 512
+                    if is_unused(fd, path) if dry_run else remove_if_unused(fd, path):
+                        swept.append((path, size))
                 finally:
                     os.close(fd)
+    return swept
 
 
 def read_segments(

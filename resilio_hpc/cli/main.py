@@ -34,6 +34,7 @@ COMMANDS = (
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),
     Command("chain", "resilio_hpc.cli.chain", "the jobs of a chain: how they stand, stop them, allow more"),
+    Command("clean", "resilio_hpc.cli.clean", "removes what killed launches left on this node"),
     Command("ckpt", "resilio_hpc.cli.ckpt.ckpt", "list, show and verify checkpoints"),
     Command("doctor", "resilio_hpc.cli.doctor", "what works on this machine for resilio, and why not"),
     Command("health", "resilio_hpc.cli.health.health", "check this node; why it was found wanting; the node daemon"),

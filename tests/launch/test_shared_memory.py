@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from resilio_hpc.launch.workers.shared_memory import remove
+from resilio_hpc.launch.process.shared_memory import remove
 
 HOLDER = """
 import os, sys

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import Untrusted, UsageError
-from resilio_hpc.launch.rundir import node_directories, run_directory, stale_directories
+from resilio_hpc.launch.rundir import directory_locks, node_directories, run_directory, stale_directories
 from tests.support.security.another_user import NOBODY, as_another_user, needs_root
 from tests.support.waiting import PATIENCE_S
 
@@ -143,8 +143,13 @@ def test_sweeping_our_own_follows_no_link(public: Path, tmp_path: Path) -> None:
     ours = public / f"resilio-{os.geteuid()}-1"
     ours.mkdir()
     (ours / "link").symlink_to(tmp_path / "precious")
+    (ours / "folder").symlink_to(tmp_path)
     os.utime(ours, (1, time.time() - 1000))
+    assert stale_directories.sweep([public], 10.0) == []  # no launch has locked it: it may be anything
+    (ours / directory_locks.LOCK).touch(mode=0o600)
+    os.utime(ours / directory_locks.LOCK, (1, time.time() - 1000))
     assert stale_directories.sweep([public], 10.0) == [ours]
+    assert list(public.iterdir()) == []
     assert (tmp_path / "precious").read_text() == "x"
 
 

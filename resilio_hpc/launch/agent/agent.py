@@ -41,7 +41,7 @@ from resilio_hpc.launch.process.helper_watch import HelperWatch
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import Membership, first_membership
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
-from resilio_hpc.launch.rundir import identity, node_directories, stale_directories
+from resilio_hpc.launch.rundir import directory_locks, identity, stale_directories
 from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.rundir.node_memory import NodeMemory
 from resilio_hpc.launch.workers import open_files
@@ -68,10 +68,10 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         limit = open_files.raise_limit()
         run, targets = identity.identify(settings)
-        local_dir = node_directories.local(run.run_id, settings.node)
-        arena_dir = node_directories.arenas(run.run_id, settings.node)
         try:
-            self._held_directories = stale_directories.AgentLocks([local_dir, arena_dir], PREDECESSOR_DIES_S)
+            local_dir, arena_dir, self._held_directories = directory_locks.take(
+                run.run_id, settings.node, PREDECESSOR_DIES_S, settings.supervisor_pid
+            )
         except BlockingIOError:
             raise AnotherLives(f"another agent of run {run.run_id} lives on {settings.node}") from None
         stale_directories.sweep([local_dir.parent, arena_dir.parent])

@@ -190,8 +190,13 @@ def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int
 def with_token(token: str, proc: Path = PROC, variable: str = TOKEN_VARIABLE) -> list[int]:
     """Return processes whose environment at exec held ``variable=token``, without this process and its ancestors."""
     wanted = f"{variable}={token}".encode()
+    return [pid for pid in strangers(proc) if _has_token(pid, wanted, proc)]
+
+
+def strangers(proc: Path = PROC) -> list[int]:
+    """Return all processes but this one and its ancestors."""
     kin = _ancestors(os.getpid(), proc)
-    return [pid for pid in _pids(proc) if pid not in kin and _has_token(pid, wanted, proc)]
+    return [pid for pid in _pids(proc) if pid not in kin]
 
 
 def _has_token(pid: int, wanted: bytes, proc: Path) -> bool:

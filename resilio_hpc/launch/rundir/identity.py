@@ -60,5 +60,6 @@ def _read(settings: AgentSettings) -> _Kept | None:
 
 def _keep(run: RunIdentity, settings: AgentSettings, targets: tuple[Target, ...]) -> None:
     kept = _Kept(settings.job, run.secret, tuple(target.text for target in targets))
-    file = _directory(run.run_id, settings.node) / FILE
-    write_atomic(file, msgspec.json.encode(kept), mode=0o600, durable=False)
+    with contextlib.suppress(FileNotFoundError):  # an abandoned directory, which is removed just now
+        file = _directory(run.run_id, settings.node) / FILE
+        write_atomic(file, msgspec.json.encode(kept), mode=0o600, durable=False)

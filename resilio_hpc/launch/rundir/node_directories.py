@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import time
@@ -27,6 +28,7 @@ SHARED_MEMORY = Path("/dev/shm")
 _SOCKET_PATH_BYTES = 107  # unix(7), without the NUL
 _LONGEST_SOCKET = "agent.sock"
 _RANDOM_CHARACTERS = 8  # of tempfile.mkdtemp
+_LABELLED = re.compile(r"resilio-\d+-([0-9a-f]{12})-.+")
 _LOCK_S = 1.0  # for another agent of this user that looks for its directories just then
 
 
@@ -65,27 +67,48 @@ def make(base: Path, label: str = "") -> Path:
 
 
 def check_base(base: Path) -> None:
-    """Raise UsageError for a directory in which other users can rename what is this user's."""
+    """Make ``base`` if it is missing. Raise UsageError where other users can rename in it what is this user's."""
     try:
         base.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{VARIABLE}: {os_error_text(error, str(base))}") from None
+    check_existing_base(base, f"set {VARIABLE} to a directory of your own")
+
+
+def check_existing_base(base: Path, advice: str) -> None:
+    """Raise UsageError for a directory in which other users can rename what is this user's."""
+    try:
         status = base.stat()
     except OSError as error:
         raise UsageError(f"{VARIABLE}: {os_error_text(error, str(base))}") from None
     if status.st_uid not in (0, os.geteuid()):
-        raise Untrusted(f"{base} belongs to user {status.st_uid}: set {VARIABLE} to a directory of your own")
+        raise Untrusted(f"{base} belongs to user {status.st_uid}: {advice}")
     if status.st_mode & trusted_files.OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
-        raise Untrusted(
-            f"other users can rename what is in {base}, which has no sticky bit: set {VARIABLE} to a directory of "
-            "your own"
-        )
+        raise Untrusted(f"other users can rename what is in {base}, which has no sticky bit: {advice}")
+
+
+def label_of(run_id: str, node: str) -> str:
+    """Return what the names of a run's directories on a node have in common. Pure."""
+    return hashlib.sha256(f"{run_id}:{node}".encode()).hexdigest()[:12]
+
+
+def label_in(name: str) -> str:
+    """Return the label in a directory's name; "" where it has none. Pure."""
+    found = _LABELLED.fullmatch(name)
+    return found[1] if found else ""
+
+
+def prefix() -> str:
+    """Return what the names of all private directories of this user begin with."""
+    return f"resilio-{os.geteuid()}-"
 
 
 def _label(run_id: str, node: str) -> str:
-    return hashlib.sha256(f"{run_id}:{node}".encode()).hexdigest()[:12] + "-"
+    return label_of(run_id, node) + "-"
 
 
 def _prefix(label: str) -> str:
-    return f"resilio-{os.geteuid()}-{label}"
+    return prefix() + label
 
 
 def _found(base: Path, label: str) -> Path | None:

@@ -6,6 +6,7 @@ the run directory, and looks for the verdict. While the run directory hangs, the
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.process.announce import say
-from resilio_hpc.launch.rundir import chain_order, node_directories, stale_directories
+from resilio_hpc.launch.rundir import chain_order, directory_locks, node_directories, stale_directories
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
 from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.rundir.run_directory import RunIdentity
@@ -32,7 +33,9 @@ class SupervisorFiles:
     def __init__(self, run: RunIdentity, part: str, writer: str) -> None:
         self._run = run
         self._directory = node_directories.make(node_directories.local_base())
-        self._held = stale_directories.AgentLocks([self._directory])
+        self._held = directory_locks.AgentLocks(
+            [self._directory], claim=directory_locks.claim_of(run.run_id, "", os.getpid())
+        )
         self.ledger = Ledger(self._directory / "spool" / "ledger", writer)
         self.verdict: dict[str, Any] | None = None  # the part's, once it was read
         self.status: dict[str, Any] = {}  # the controller's, as last read

@@ -25,8 +25,7 @@ import msgspec
 
 from resilio_hpc.core.errors import LaunchError
 from resilio_hpc.launch.config import slurm_variables
-from resilio_hpc.launch.process import bootstrap, process_tree
-from resilio_hpc.launch.workers import shared_memory
+from resilio_hpc.launch.process import bootstrap, process_tree, shared_memory
 from resilio_hpc.launch.workers.spawner_messages import (
     MAX_BYTES,
     AllStopped,

@@ -22,8 +22,8 @@ from typing import NoReturn
 
 import msgspec
 
-from resilio_hpc.launch.process import bootstrap, process_tree
-from resilio_hpc.launch.workers import forked_child, load_time_variables, rank_main, shared_memory, store_host
+from resilio_hpc.launch.process import bootstrap, process_tree, shared_memory
+from resilio_hpc.launch.workers import forked_child, load_time_variables, rank_main, store_host
 from resilio_hpc.launch.workers.spawner_messages import (
     MAX_BYTES,
     AllStopped,
