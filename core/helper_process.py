@@ -9,19 +9,23 @@ import signal
 from io import FileIO
 from pathlib import Path
 
+from resilio_hpc.core import process_title
+
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
 _IOPRIO_WHO_PROCESS, _LOWEST_BEST_EFFORT = 1, 2 << 13 | 7  # linux/ioprio.h
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 
 
-def begin(outlives_parent: bool = False, is_urgent: bool = False) -> FileIO | None:
+def begin(role: str, outlives_parent: bool = False, is_urgent: bool = False) -> FileIO | None:
     """Become a helper at low priority that dies with its parent; return where answers go.
 
+    ``role``: what ps shows.
     None: the parent is dead already. ``outlives_parent``: it does not die with it, and ends by itself. ``is_urgent``:
     other processes wait for some of its work; its threads for the rest call ``step_back``. Standard output is standard
     error from here on: a stray print of some library must not become an answer.
     """
+    process_title.show(role)
     if not outlives_parent:
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

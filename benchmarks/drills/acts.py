@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from drills.table import Act
+from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
@@ -90,7 +91,7 @@ class Actor:
         self._kill(nodes[0], lambda process_pid, argv: process_pid == pid)
 
     def _kill_agent(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
-        self._kill(nodes[0], lambda _, argv: "resilio_hpc.launch.agent.agent" in argv and "python" in argv[0])
+        self._kill(nodes[0], lambda _, argv: process_title.is_agent(argv))
 
     def _kill_srun(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         batch_host = self.roles["batch_host"][0]

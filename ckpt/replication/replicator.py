@@ -81,7 +81,7 @@ class Replicator:
 
 def main() -> int:
     """Serve until the input ends."""
-    answers = helper_process.begin(is_urgent=True)
+    answers = helper_process.begin("replicator", is_urgent=True)
     if answers is None:
         return 0
     replicator: Replicator | None = None

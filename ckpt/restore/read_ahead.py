@@ -132,7 +132,7 @@ def _pieces(part: list[_Range]) -> Iterator[_Range]:
 
 def main() -> int:
     """Read, and print the result in one line on standard output."""
-    answers = helper_process.begin()
+    answers = helper_process.begin("read_ahead")
     if answers is None:
         return 0
     request = msgspec.json.decode(sys.argv[1], type=ReadAhead)

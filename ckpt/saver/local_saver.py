@@ -245,7 +245,7 @@ def _read(path: Path, session: str) -> _Shard | None:
 
 def main() -> None:
     """Serve until the process that asks is gone; its last request is finished first."""
-    answers = helper_process.begin(outlives_parent=True)
+    answers = helper_process.begin("local_saver", outlives_parent=True)
     assert answers is not None
     from resilio_hpc.ckpt.store import shard_file  # noqa: F401 - what takes longest to import, before it is needed
 

@@ -239,7 +239,7 @@ class _Orders:
 
 def main() -> int:
     """Serve until the input ends."""
-    answers = helper_process.begin()
+    answers = helper_process.begin("saver")
     if answers is None:
         return 0
 

@@ -151,7 +151,7 @@ class _Reader:
 
 def main() -> int:
     """Serve until the input ends."""
-    if helper_process.begin(is_urgent=True) is None:
+    if helper_process.begin("disk_server", is_urgent=True) is None:
         return 0
     listener = socket.socket(fileno=int(sys.argv[1]))
     serve = decode_serve(sys.stdin.buffer.readline())

@@ -19,6 +19,7 @@ _OF_A_RUN = frozenset(
     for name in (
         "LINK", "PREDECESSOR", "RUN_ID", "RUN_DIR", "CHECKPOINT_DIR", "AGENT_SOCKET", "ROUND", "EPOCH", "ARENA_DIR",
         "RESTORE", "LOCAL_RANK", "TP", "PP", "DP", "LOCAL_NODES", "SUBMITIT_JOB", "EXCLUDED",
+        "PROCESS_OF",
     )
 )  # fmt: skip
 _OF_SLURM = ("SLURM_CONF", "SLURM_CLUSTERS")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from resilio_hpc.core import process_title
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.process import process_tree
 from tests.support.launch.private_node import PrivateNode, private_node
@@ -164,7 +165,7 @@ def sleeper_of(ended: Training) -> int:
 def test_a_launch_whose_agent_alone_died_is_in_use(node: PrivateNode, begun: list[Training]) -> None:
     begun.append(one := Training(node, "one"))
     supervisor = one.process.pid
-    (agent,) = [pid for pid in one.tree() if b"ckpt" not in cmdline(pid) and is_agent(pid)]
+    (agent,) = [pid for pid in one.tree() if is_agent(pid)]
     os.kill(supervisor, signal.SIGSTOP)  # it cannot start another agent
     os.kill(agent, signal.SIGKILL)
     until(lambda: not process_tree.runs(agent), "the agent is dead")
@@ -185,7 +186,7 @@ def cmdline(pid: int) -> bytes:
 
 
 def is_agent(pid: int) -> bool:
-    return b"launch.agent.agent" in cmdline(pid)
+    return process_title.is_agent([os.fsdecode(word) for word in cmdline(pid).split(b"\0")])
 
 
 @pytest.mark.slow

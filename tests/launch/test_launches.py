@@ -135,7 +135,7 @@ def test_a_run_whose_directory_is_removed_ends_with_its_ranks(launch: Launch, tm
 def test_a_zygote_that_was_stopped_goes_on(launch: Launch, tmp_path: Path) -> None:
     one = launch()
     one.until(lambda: "began" in one.said(), "the rank")
-    (spawner,) = [pid for pid in below(one.pid) if Path(f"/proc/{pid}/comm").read_text() == "resilio-spawner\n"]
+    (spawner,) = [pid for pid in below(one.pid) if Path(f"/proc/{pid}/comm").read_text() == "resilio-zygote\n"]
     os.kill(spawner, signal.SIGSTOP)
     one.until(lambda: "was stopped from outside: continued" in one.said(), "that it is found")
     (tmp_path / "go").touch()

@@ -17,6 +17,7 @@ import pytest
 from drills.acts import last
 from drills.drill import progressed
 from drills.judge import rounds_overlap
+from resilio_hpc.core import process_title
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.demo.stage import events_of
 from resilio_hpc.devtools.devcluster import DevCluster
@@ -105,7 +106,7 @@ def modes(events: list[Event]) -> set[str]:
 
 
 def is_agent(process: NodeProcess) -> bool:
-    return "resilio_hpc.launch.agent.agent" in process.argv and process.program.startswith("python")
+    return process_title.is_agent(process.argv)
 
 
 def is_srun_of_the_step(process: NodeProcess) -> bool:

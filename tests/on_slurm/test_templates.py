@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.core import process_title
 from resilio_hpc.devtools.devcluster import DevCluster
 from tests.support.slurm.submitted import EXAMPLES, FAKES, GPT, TEMPLATES, Submitted
 from tests.support.waiting import PATIENCE_S, until
@@ -176,7 +177,7 @@ def test_a_run_that_goes_on_on_a_joiners_node_alone_ends_when_its_own_job_is_can
     job.submit("joiner", ["gpus_per_node=1", f"exclude={node}", f"run_dir=resilio-runs/{first}"], [])
     wait_for_sizes(job, [1, 2])
     for process in cluster.machines.pids(node):
-        if any(word.endswith(("/resilio-launch", "resilio_hpc.launch.agent.agent")) for word in process.argv):
+        if process_title.is_agent(process.argv) or any(word.endswith("/resilio-launch") for word in process.argv):
             os.kill(process.host_pid, signal.SIGKILL)
     wait_for_sizes(job, [1, 2, 1])
     cluster.run("ctl", ["scancel", str(first)])

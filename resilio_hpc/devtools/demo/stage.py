@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import resilio_hpc
+from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.devtools.demo.scenario import Scenario
@@ -91,7 +92,7 @@ class SlurmStage:
     def kill_agent(self, node: str) -> None:
         """Send SIGKILL to the agent process."""
         for process in self._cluster.machines.pids(node):
-            if "resilio_hpc.launch.agent.agent" in " ".join(process.argv) and process.program.startswith("python"):
+            if process_title.is_agent(process.argv):
                 os.kill(process.host_pid, signal.SIGKILL)
 
     def repair(self, node: str) -> None:

@@ -17,7 +17,7 @@ import zmq
 
 from resilio_hpc.ckpt.coordination.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.ckpt.restore import shared_blocks
-from resilio_hpc.core import rank_link, wire
+from resilio_hpc.core import process_title, rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Ledger
@@ -76,6 +76,8 @@ class Agent:
             raise AnotherLives(f"another agent of run {run.run_id} lives on {settings.node}") from None
         stale_directories.sweep([local_dir.parent, arena_dir.parent])
         token = f"{run.run_id}:{settings.node}"
+        process_title.show("agent", token)
+        os.environ[process_title.OWNER_VARIABLE] = token  # of its helper processes
         process_tree.become_subreaper()
         process_tree.sweep(token)  # kills ranks that a killed agent of this node left behind
         spool = local_dir / "spool"
@@ -259,6 +261,7 @@ class Agent:
 
     def become_controller(self, term: Term) -> None:
         """Become the controller, after an election."""
+        process_title.show("agent", None, f"(controller, epoch {term.epoch})")
         self._host.begin(controller_config(self.node.settings, self._host.clock_ahead_s), term)
 
     def step_down(self, reason: str) -> None:
@@ -275,6 +278,7 @@ class Agent:
 
     def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
         """Note that the controller of this process has ended itself."""
+        process_title.show("agent")
         self._core.stepped_down(epoch, since, outvoted)
 
     def keep_vote_record(self, vote_record: VoteRecord) -> None:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import HealthError, ResilioError
 from resilio_hpc.launch.gpus.device_look import Said
 from resilio_hpc.launch.gpus.devices import visible_devices
@@ -170,6 +171,7 @@ def main() -> None:
         sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
         sys.stdout.flush()
 
+    process_title.show("device_evidence")
     process_tree.die_with_parent(os.getppid())
     gather(float(sys.argv[1]), os.environ, say)
 

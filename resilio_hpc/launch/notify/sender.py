@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import run
 from resilio_hpc.launch.process.process_tree import die_with_parent, outlive_warnings
@@ -109,6 +110,7 @@ def _command_error(target: Target, error: CommandError, timeout_s: float) -> str
 
 def main() -> int:
     """Serve until standard input ends."""
+    process_title.show("sender")
     os.nice(NICENESS)
     die_with_parent(int(sys.argv[1]))
     outlive_warnings()

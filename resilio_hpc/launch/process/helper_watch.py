@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilio_hpc.core import process_title
 from resilio_hpc.launch.process import process_tree
 
 LOOK_S = 2.0
@@ -70,7 +71,8 @@ class HelperWatch:
     def _name(self, pid: int) -> str:
         """Return which helper it is; "" for other processes, such as those of a rank."""
         try:
-            found = _MODULE.findall((self._proc / str(pid) / "cmdline").read_bytes())
+            line = (self._proc / str(pid) / "cmdline").read_bytes()
         except OSError:
             return ""
-        return found[0].decode() if found else ""
+        found = _MODULE.findall(line)  # it has no title yet
+        return process_title.helper_in(line) or (found[0].decode() if found else "")

@@ -20,7 +20,6 @@ PROC = Path("/proc")
 TRACKERS_S = 1.0  # seconds that trackers have to end, after the processes for which they clean up
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded here, so that a forked child needs no dlopen
 
@@ -54,11 +53,6 @@ def outlive_warnings() -> None:
     """
     for number in WARNINGS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def set_name(name: str) -> None:
-    """Set the name that ps and top show (15 bytes)."""
-    _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def children(pid: int, proc: Path = PROC) -> list[int]:

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.core import trusted_files
+from resilio_hpc.core import process_title, trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError, Untrusted
 from resilio_hpc.core.json_fields import Fields, parse_object
@@ -45,8 +45,9 @@ Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed
 class Storage:
     """Sends requests to the child; answers come by callback. No call blocks."""
 
-    def __init__(self, run_path: Path, spool: Path, job: str, run_id: str = "") -> None:
-        """Take paths and job; ``run_id``: the run that ``run_path`` must hold, "": any."""
+    def __init__(self, run_path: Path, spool: Path, job: str, run_id: str = "", owner: str = "") -> None:
+        """Take paths and job; ``run_id``: the run that ``run_path`` must hold, "": any; ``owner``: for its title."""
+        self._environment = {**os.environ, process_title.OWNER_VARIABLE: owner} if owner else None
         self._argv = [
             *bootstrap.command("launch.rundir.io_worker"),
             str(run_path),
@@ -67,7 +68,7 @@ class Storage:
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=self._environment
         )  # fmt: skip
         assert process.stdin and process.stdout
         os.set_blocking(process.stdout.fileno(), False)
@@ -180,6 +181,7 @@ def main() -> int:
     """Serve requests and drain the spool until standard input ends; the child's main function."""
     run_path, spool, job, parent = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     presence = DirectoryPresence(run_path, sys.argv[5])
+    process_title.show("io_worker")
     die_with_parent(parent)
     outlive_warnings()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides

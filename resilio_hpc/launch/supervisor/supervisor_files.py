@@ -42,7 +42,7 @@ class SupervisorFiles:
         self.order: ChainOrder | None = None  # the user's order about the chain
         self.last_words = self._directory / "ended.json"
         """Where an agent on this machine tells how the run ended."""
-        self._storage = Storage(run.path, self._directory / "spool", part, run.run_id)
+        self._storage = Storage(run.path, self._directory / "spool", part, run.run_id, f"{run.run_id}:launcher")
         self._asked_at = float("-inf")
         self._asking = False
         self._seen_at = float("-inf")  # when the last answered look had begun

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from resilio_hpc.core import process_title
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers import open_files, process_title, rank_main
+from resilio_hpc.launch.workers import open_files, rank_main
 from resilio_hpc.launch.workers.spawner_messages import RankCommand
 
 
@@ -172,7 +173,6 @@ def become_rank(command: RankCommand, stdout: int, stderr: int, executed: tuple[
         except OSError as error:
             print(f"cannot execute {executed[0]}: {error.strerror}", file=sys.stderr)
             os._exit(126)
-    process_tree.set_name("python")
-    process_title.set_title([sys.executable, "-u", *(["-m"] if command.kind == "module" else []), *command.argv])
+    process_title.show_rank(command.kind, command.argv, os.environ.get(process_tree.TOKEN_VARIABLE, ""))
     refresh(command)
     rank_main.run(command.kind, command.argv)

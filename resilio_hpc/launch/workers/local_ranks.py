@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resilio_hpc.ckpt.coordination.coordinator import ARRIVING
+from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
@@ -286,6 +287,7 @@ def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, 
     environment = {key: value for key, value in base.items() if not key.startswith(INTERNAL_PREFIXES)}
     if slots > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    environment.pop(process_title.OWNER_VARIABLE, None)
     environment[TOKEN_VARIABLE] = token
     return environment
 

@@ -18,6 +18,7 @@ import types
 import zipimport
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 PACKAGE_PARENT = str(Path(__file__).parents[3])
 _SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))  # since Python 3.11
@@ -186,19 +187,19 @@ def _record(error: BaseException) -> None:
         print(f"cannot write the error file {path}: {failure}", file=sys.stderr)
 
 
-def _let_gloo_end() -> None:
-    """Load the module by its file's path: this package may not be installed for the script's Python."""
-    spec = importlib.util.spec_from_file_location(
-        "_resilio_gloo", Path(__file__).parents[2] / "core" / "gloo_groups.py"
-    )
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.keep_alive_when_imported()
+def _of_core(name: str) -> Any:
+    """Return a module, loaded by its file's path: this package may not be installed for the script's Python."""
+    file = Path(__file__).parents[2] / "core" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"_resilio_{name}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":
-    _let_gloo_end()
+    _of_core("gloo_groups").keep_alive_when_imported()
+    _of_core("process_title").show_rank(sys.argv[1], sys.argv[2:], os.environ.get("RESILIO_TREE_TOKEN", ""))
     if not _SAFE_PATH:
         del sys.path[0]  # this file's own directory
     _place = own_place(sys.argv[1], sys.argv[2])

@@ -126,7 +126,9 @@ class Spawner:
         environment = self._environment
         if python_path:  # the process starts in the agent's directory
             absolute = slurm_variables.absolute_path_list(python_path, self._cwd or os.getcwd())  # noqa: PTH109
-            environment = {**environment, "PYTHONPATH": absolute}
+            # last: it is replaced later, and modules that set titles need the first variable where the kernel put it
+            others = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+            environment = {**others, "PYTHONPATH": absolute}
         options = Options(
             theirs.fileno(), os.getpid(), self._preload, why, self._cwd, self._torch, self._program, python_path
         )

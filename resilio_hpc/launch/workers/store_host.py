@@ -12,6 +12,7 @@ import socket
 import sys
 from datetime import timedelta
 
+from resilio_hpc.core import process_title
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers.spawner_messages import StoreDied, StoreReady, from_spawner
 
@@ -20,7 +21,7 @@ CONNECT_TIMEOUT = timedelta(seconds=30)  # for a connection to itself, under the
 
 def hold(link: socket.socket, round: int, host: str) -> int:
     """Open the store on a free port, report it, and wait to be killed. Return 1 where it could not be opened."""
-    process_tree.set_name(f"store-round-{round}")
+    process_title.show("store", os.environ.get(process_tree.TOKEN_VARIABLE, ""), "round", str(round))
     try:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import msgspec
 
+from resilio_hpc.core import process_title
 from resilio_hpc.launch.process import bootstrap, process_tree, shared_memory
 from resilio_hpc.launch.workers import forked_child, load_time_variables, rank_main, store_host
 from resilio_hpc.launch.workers.spawner_messages import (
@@ -336,7 +337,7 @@ def main() -> None:
     options = msgspec.json.decode(sys.argv[1], type=Options)
     process_tree.die_with_parent(options.agent, signal.SIGKILL)  # there is nothing to clean up, and an import may hang
     process_tree.become_subreaper()
-    process_tree.set_name("resilio-spawner")
+    process_title.show("zygote", os.environ.get(process_tree.TOKEN_VARIABLE, ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process_tree.outlive_warnings()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # during the imports; then see _on_terminate
@@ -352,7 +353,6 @@ def main() -> None:
     zygote = Zygote(link, options.why_not_fork, options.torch)
     task = zygote.serve()
     del zygote, link
-    process_tree.set_name("python")
     sys.exit(task())
 
 

@@ -16,6 +16,7 @@ import sys
 import time
 from typing import NoReturn
 
+from resilio_hpc.core import process_title
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.rundir import node_directories
 from resilio_hpc.launch.workers import forked_child
@@ -32,7 +33,7 @@ def main() -> None:
     run_id, number = sys.argv[1:]
     process_tree.become_subreaper()
     process_tree.outlive_warnings()
-    process_tree.set_name("resilio-mpi")
+    process_title.show("mpi_task", f"{run_id}:{_variable('SLURMD_NODENAME')}", "round", number)
     for warning in _LEFT_TO_THE_AGENT:
         signal.signal(warning, signal.SIG_IGN)
     link = _connect(run_id, _variable("SLURMD_NODENAME"))
