@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,6 +124,12 @@ def gone(launches: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.slow
 def test_a_killed_launch_goes_and_its_neighbours_stay(node: PrivateNode, begun: list[Training]) -> None:
     begun += [dead := Training(node, "dead"), alive := Training(node, "alive")]
+    titles = sorted(cmdline(pid).replace(b"\0", b" ").decode().strip() for pid in dead.tree())
+    shown = [re.sub(rf" \S+ run {dead.run_id}.*", " NODE", title) for title in titles if title.startswith("resilio ")]
+    ranks = [title for title in titles if re.fullmatch(r"resilio rank [01] \S+: python -u train\.py", title)]
+    assert len(ranks) == 2
+    assert shown[:3] == ["resilio agent NODE", "resilio io_worker NODE", "resilio io_worker NODE"]
+    assert shown[-2:] == ["resilio saver NODE", "resilio zygote NODE"]
     before = set(node.names())
     sleeper = dead.kill_all()
     assert process_tree.runs(sleeper) and len(before) == 6 and set(node.names()) == before
