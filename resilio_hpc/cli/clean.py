@@ -207,6 +207,7 @@ def lines(report: CleanReport) -> list[str]:
             continue
         whose = f"user {one.user}, " if len(users) > 1 else ""
         told.append(f"{whose}{_head(one)}: {_outcome(one, report.dry_run)}")
+        told += [f"  {printable(one.kept, 200)}"] if one.kept else []
         told += [
             f"  {size_text(size):>9}  {printable(path, 500)}" for path, size in (one.directories | one.rings).items()
         ]
@@ -226,7 +227,7 @@ def _head(one: LeftLaunch) -> str:
 
 def _outcome(one: LeftLaunch, dry_run: bool) -> str:
     if one.kept:
-        return f"stays: {printable(one.kept, 200)}"
+        return "stays"
     return "would be removed" if dry_run else "removed"
 
 

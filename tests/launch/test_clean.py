@@ -137,7 +137,10 @@ def test_a_killed_launch_goes_and_its_neighbours_stay(node: PrivateNode, begun: 
     assert len(segments) == 2
     assert gone(cleaned(node)) == []  # it may be started again
     text = node.run(*CLEAN).stdout
-    assert "stays: its launch may go on" in text and "nothing to remove; 3 folders in use" in text
+    assert (
+        ": stays\n  its launch may go on; it counts as dead after 300 s\n" in text
+        and "nothing to remove; 3 folders in use" in text
+    )
 
     would = cleaned(node, "--older=0", "--dry-run")
     assert len(gone(would)) == 3 and set(node.names()) == before and process_tree.runs(sleeper)

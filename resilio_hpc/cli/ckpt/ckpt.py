@@ -9,6 +9,7 @@ from typing import Any
 
 from resilio_hpc.ckpt.convert.export import FORMATS
 from resilio_hpc.cli.ckpt import change, look
+from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.steps import find_checkpoints
 from resilio_hpc.slurm.runs import run_names
 
@@ -32,8 +33,13 @@ def main(argv: Sequence[str]) -> int:
     """Run the command. Exit code 0; 1 where something is damaged or differs; 2 where there is nothing to look at."""
     options = _parser().parse_args(argv)
     if options.act is not change.import_:
-        options.directory = find_checkpoints(run_names.run_path(str(options.directory)))
+        options.directory = find_checkpoints(_named(options.directory))
     return int(options.act(options))
+
+
+def _named(directory: Path | None) -> Path:
+    """Return the directory that is meant; without one, the newest run's. Raises UsageError."""
+    return run_argument.newest_run() if directory is None else run_names.run_path(str(directory))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,9 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     ):
         made[name] = command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(act=act)
+        without = " (default: the newest run here)" if name == "ls" else ""
         command.add_argument(
-            "directory", type=Path, metavar="DIR", help="directory of checkpoints, or a run: its directory, job, or id"
-        )
+            "directory", type=Path, nargs="?" if without else None, metavar="DIR",
+            help=f"directory of checkpoints, or a run: its directory, job, or id{without}",
+        )  # fmt: skip
         command.add_argument("--json", action="store_true", help="for programs")
     made["show"].add_argument("step", type=int, nargs="?", metavar="STEP", help="default: the newest")
     made["show"].add_argument("--rank", type=int, default=0, metavar="R", help="whose part (0)")

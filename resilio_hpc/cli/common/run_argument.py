@@ -18,8 +18,11 @@ def add(parser: argparse.ArgumentParser, optional: bool = False) -> None:
 
 def run_of(options: argparse.Namespace) -> Path:
     """Return the path of the run that the argument names; say which it is where none was named. Raises UsageError."""
-    if options.run is not None:
-        return run_names.run_path(options.run)
+    return newest_run() if options.run is None else run_names.run_path(options.run)
+
+
+def newest_run() -> Path:
+    """Return the path of the run that is meant where none is named; say which one. Raises UsageError."""
     found = run_names.newest()
     print(f"resilio: run {found.run_id or '?'} in {printable(str(found.path), 500)}, the newest here", file=sys.stderr)
     return found.path

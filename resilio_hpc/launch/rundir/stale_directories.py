@@ -193,7 +193,7 @@ def _why_kept(one: PrivateDirectory, lock: int, abandoned_s: float) -> str:
 
 
 def _too_young(limit_s: float) -> str:
-    return f"its launch may go on: it is abandoned when nothing has moved for {limit_s:g} s"
+    return f"its launch may go on; it counts as dead after {limit_s:g} s"
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
