@@ -28,7 +28,7 @@ from resilio_hpc.prolog_epilog.hooks.epilog import CleanupDone, CleanupPlan, End
 
 _UID = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)
 _STEP = re.compile(r"slurmstepd: \[(\d+)\.")
-_NOBODY = 65534
+NOBODY = 65534
 
 
 def see_processes(files: NodeFiles) -> list[Running]:
@@ -154,12 +154,17 @@ def remove(
 def _removal(place: Path, names: Sequence[str], user: int) -> Callable[[Mark], bytes]:
     def work(mark: Mark) -> bytes:
         if os.geteuid() == 0:
-            os.setgroups([])
-            os.setgid(_NOBODY)
-            os.setuid(user)
+            become(user)
         return msgspec.json.encode([(str(place / name), _removed(place / name, mark)) for name in names])
 
     return work
+
+
+def become(user: int, group: int = NOBODY) -> None:
+    """Give up root's rights for those of a user, for the rest of this process."""
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)
 
 
 def _removed(path: Path, mark: Mark) -> str:

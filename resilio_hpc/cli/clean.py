@@ -21,6 +21,7 @@ from resilio_hpc.events.event_text import plural
 from resilio_hpc.launch.rundir import node_directories, stale_directories
 from resilio_hpc.launch.rundir.stale_directories import ABANDONED_S, IN_USE, DeadLaunch
 from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, gather
+from resilio_hpc.prolog_epilog.hooks.process_cleanup import NOBODY, become
 
 _EXAMPLES = """examples:
   resilio clean --dry-run            what is there, and what would go
@@ -32,7 +33,6 @@ _EXAMPLES = """examples:
 exit codes: 0 done, or nothing to do; 1 something could not be removed; 2 a mistake in the command
 """
 _NAME = re.compile(r"resilio-(?:blocks-)?(\d+)-.*")
-_NOBODY = 65534
 _USER_S = 120.0  # for all that one other user left
 
 
@@ -176,10 +176,8 @@ def _as_user(user: int, act: Callable[[], list[LeftLaunch]]) -> list[LeftLaunch]
         try:
             group = pwd.getpwuid(user).pw_gid
         except KeyError:
-            group = _NOBODY
-        os.setgroups([])
-        os.setgid(group)
-        os.setuid(user)
+            group = NOBODY
+        become(user, group)
         return msgspec.json.encode(act())
 
     found: list[LeftLaunch] = []
