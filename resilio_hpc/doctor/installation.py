@@ -13,7 +13,7 @@ import resilio_hpc
 from resilio_hpc.doctor.finding import DoctorFinding, DoctorView, failed, notice, ok, warning
 from resilio_hpc.doctor.gpus import device_files
 
-_LEAST_PYTHON = (3, 11)
+_LEAST_PYTHON = (3, 10)
 
 
 def interpreter(view: DoctorView) -> DoctorFinding:
@@ -23,7 +23,7 @@ def interpreter(view: DoctorView) -> DoctorFinding:
     if sys.version_info < _LEAST_PYTHON or struct.calcsize("P") != 8:
         return failed(
             seen,
-            "This package needs a 64-bit Python 3.11 or newer.",
+            "This package needs a 64-bit Python 3.10 or newer.",
             "make the virtual environment with a newer Python, and install there",
         )
     return ok(seen)

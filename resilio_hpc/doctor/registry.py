@@ -14,7 +14,7 @@ RECOVERY = "loopback-recovery"
 CHECKS: tuple[DoctorCheck, ...] = (
     DoctorCheck(
         "python", "installation", installation.interpreter, "Python, kernel, processor",
-        "64-bit Python 3.11 or newer", needed=True,
+        "64-bit Python 3.10 or newer", needed=True,
         helps="a newer Python for the virtual environment",
     ),
     DoctorCheck(
