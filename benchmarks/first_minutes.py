@@ -103,7 +103,7 @@ class Contender:
 
 
 CONTENDERS = (
-    Contender("resilio-launch", (str(ROOT),), ("resilio-launch --nproc-per-node 2 first.py",)),
+    Contender("resilio-launch", (f"{ROOT}[torch]",), ("resilio-launch --nproc-per-node 2 first.py",)),
     Contender("torchrun, defaults", (), ("torchrun --nproc-per-node 2 first.py",)),
     Contender("torchrun --max-restarts 3", (), ("torchrun --nproc-per-node 2 --max-restarts 3 first.py",)),
     Contender(
