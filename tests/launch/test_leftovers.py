@@ -65,9 +65,11 @@ def test_a_launch_whose_launcher_is_dead_need_not_be_waited_for(directory: Path)
     for lock in directory_locks.AgentLocks([directory], claim=claim)._locks:
         os.close(lock)
     (kept,) = stale_directories.clean([directory.parent], 0.0)
-    assert "its launch may go on" in kept.kept and (kept.claim.run_id, kept.claim.node) == ("0dbb", "n1")
+    assert kept.kept == "its launcher lives" and (kept.claim.run_id, kept.claim.node) == ("0dbb", "n1")
     launcher.send_signal(signal.SIGSTOP)
     assert stale_directories.sweep([directory.parent], 0.0) == []  # it may be continued
+    os.utime(directory / directory_locks.LOCK, (1, time.time() - 400))
+    assert stale_directories.sweep([directory.parent]) == []  # it is only stopped, for however long
     launcher.kill()
     launcher.wait()
     assert stale_directories.sweep([directory.parent], 1000.0) == []

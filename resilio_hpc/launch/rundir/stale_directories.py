@@ -188,8 +188,10 @@ def _why_kept(one: PrivateDirectory, lock: int, abandoned_s: float) -> str:
         one.claim = msgspec.json.decode(os.pread(lock, _MOST_BYTES, 0), type=DirectoryClaim)
     if one.idle_s <= abandoned_s:
         return _too_young(abandoned_s)
-    dead = holder.lives(one.claim.launcher, holder.kernel_here()) is False
-    return "" if dead or one.idle_s > ABANDONED_S else _too_young(ABANDONED_S)
+    alive = holder.lives(one.claim.launcher, holder.kernel_here())
+    if alive:  # it is stopped, or starts its agent soon; a launcher on another machine is not known here
+        return "its launcher lives"
+    return "" if alive is False or one.idle_s > ABANDONED_S else _too_young(ABANDONED_S)
 
 
 def _too_young(limit_s: float) -> str:
