@@ -1,0 +1,80 @@
+"""Commands of ``resilio`` that pages show: each command and option exists, and the planner's are run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.cli import main as cli
+from tests.support.environments import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = {command.name for command in cli.COMMANDS}
+
+
+def shown(page: Path) -> list[list[str]]:
+    """The words after ``resilio`` of every command on a page, without what comes after ``--``."""
+    found = []
+    for text in re.findall(r"(?<![\w/.-])resilio ([a-z][^`\n|…]*)", page.read_text()):
+        with contextlib.suppress(ValueError):  # a sentence with an apostrophe
+            words = shlex.split(text.split(" -- ")[0], comments=True)
+            if words and words[0] in NAMES:
+                found.append(words)
+    return found
+
+
+@functools.cache
+def help_of(*words: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+        cli.main([*words, "--help"])
+    return out.getvalue()
+
+
+def options_of(words: list[str]) -> str:
+    """The help of a command, and of its part where it has such a one."""
+    if words[0] == "plan" and not help_of(*words[:2]).startswith(f"usage: resilio plan {words[1]}"):
+        return help_of("plan", "search")
+    part = help_of(*words[:2]) if len(words) > 1 and re.fullmatch(r"[a-z-]+", words[1]) else ""
+    return help_of(words[0]) + part
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_that_a_page_shows_exist(page: Path) -> None:
+    unknown = [
+        f"resilio {' '.join(words)}: {option}"
+        for words in shown(page)
+        for option in (word.partition("=")[0] for word in words if re.match(r"--[a-z]", word))
+        if option not in options_of(words)
+    ]
+    assert unknown == []
+
+
+def planned(page: Path) -> list[list[str]]:
+    """The planner's commands that need neither a cluster nor a file."""
+    needs = {"--partition", "--profile", "--calibration", "--inventory", "--submit", "--module", "--out"}
+    return [
+        words
+        for words in shown(page)
+        if words[0] == "plan" and "--global-batch" in words and "--gpu" in words and not needs & set(words)
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if planned(page)], ids=lambda page: page.name)
+def test_the_planners_commands_answer(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(page.read_text().split())
+    for words in planned(page):
+        code = cli.main(words)
+        out, err = capsys.readouterr()
+        assert "layouts" in out if code == 0 else " ".join(err.split()) in text, (words, err)
+
+
+def test_the_pages_show_commands() -> None:
+    assert sum(len(shown(page)) for page in PAGES) > 150
+    assert sum(len(planned(page)) for page in PAGES) >= 4
