@@ -19,14 +19,19 @@ NAMES = {command.name for command in cli.COMMANDS}
 
 
 def shown(page: Path) -> list[list[str]]:
-    """The words after ``resilio`` of every command on a page, without what comes after ``--``."""
+    """The words after ``resilio`` of every command on a page."""
     found = []
     for text in re.findall(r"(?<![\w/.-])resilio ([a-z][^`\n|…]*)", page.read_text()):
         with contextlib.suppress(ValueError):  # a sentence with an apostrophe
-            words = shlex.split(text.split(" -- ")[0], comments=True)
+            words = shlex.split(text.partition(" > ")[0], comments=True)
             if words and words[0] in NAMES:
                 found.append(words)
     return found
+
+
+def _own(words: list[str]) -> list[str]:
+    """The words before the user's own command."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 @functools.cache
@@ -50,7 +55,7 @@ def test_options_that_a_page_shows_exist(page: Path) -> None:
     unknown = [
         f"resilio {' '.join(words)}: {option}"
         for words in shown(page)
-        for option in (word.partition("=")[0] for word in words if re.match(r"--[a-z]", word))
+        for option in (word.partition("=")[0] for word in _own(words) if re.match(r"--[a-z]", word))
         if option not in options_of(words)
     ]
     assert unknown == []
