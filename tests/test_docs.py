@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -44,3 +45,8 @@ def test_commands_that_a_page_shows_are_understood(page: Path) -> None:
 
 def test_the_pages_show_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) >= 7
+
+
+def test_the_reference_is_that_of_the_code() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["page"]()
+    assert (DOCS / "reference.md").read_text() == made, "run scripts/reference.py"

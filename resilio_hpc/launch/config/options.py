@@ -98,7 +98,7 @@ class LaunchOptions:
         names="--layout",
     )
     fill_arguments: bool = world_flag(
-        "replace {tp}, {pp}, {dp}, {world_size}, {nodes} and {ranks_per_node} in the script's arguments, anew in each "
+        "replace {tp}, {pp}, {dp}, {world_size}, {nodes} and {ranks_per_node} in the script's arguments, again in each "
         "round; {{tp}} stays {tp}",
         False,
         None,
@@ -175,7 +175,7 @@ class LaunchOptions:
         choices=get_args(CheckNodes),
     )
     max_restarts: int = failures_flag(
-        "restarts without progress before giving up: one that follows a newly durable step starts the count anew "
+        "restarts without progress before giving up: one that follows a newly durable step starts the count again "
         "(default: 3; torchrun counts every restart, default 0)",
         DEFAULT_MAX_RESTARTS,
         whole_number,

@@ -1,0 +1,78 @@
+"""Write docs/reference.md, made from the code: options, commands and Python names.
+
+.venv/bin/python scripts/reference.py
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.cli.main import COMMANDS
+from resilio_hpc.launch.cli.option_table import GROUPS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference.md"
+MODULES = ("train", "ckpt", "ckpt.dcp", "slurm", "autoparallel")
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [
+        "# Reference\n\nMade from the code by `scripts/reference.py`. How to use it: [the pages by task](README.md).",
+        "## resilio-launch\n\n`resilio-launch [OPTIONS] SCRIPT|MODULE|COMMAND [ARGUMENTS …]`",
+        *(_options(str(group), flags) for group, flags in GROUPS),
+        _table("## resilio", ("command", ""), [(f"`resilio {one.name}`", one.summary) for one in COMMANDS]),
+        "`resilio COMMAND --help` has its options and examples.",
+        "Events: [the ledger](ledger.md#the-ledger).",
+        "## Python",
+        *(_module(name) for name in MODULES),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _options(title: str, flags: Any) -> str:
+    rows = []
+    for flag in flags:
+        value = f" {flag.metavar or '|'.join(flag.choices or ()) or 'VALUE'}" if flag.type is not None else ""
+        rows.append((f"`{', '.join(flag.names)}{value}`", flag.help.replace("%%", "%")))
+    return _table(f"### {title[0].upper()}{title[1:]}", ("option", ""), rows)
+
+
+def _module(name: str) -> str:
+    module = importlib.import_module(f"resilio_hpc.{name}")
+    rows = []
+    for public in sorted(module.__all__):
+        value = getattr(module, public)
+        first = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ") if callable(value) else repr(value)
+        rows.append((f"`{public}{_arguments(value)}`", first))
+    return _table(f"### resilio_hpc.{name}", ("name", ""), rows)
+
+
+def _arguments(value: Any) -> str:
+    if not callable(value):
+        return ""
+    names = []
+    for parameter in inspect.signature(value).parameters.values():
+        if parameter.name.startswith("_"):
+            continue
+        text = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "") + parameter.name
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(name.startswith("*") for name in names):
+            names.append("*")
+        given = parameter.default is parameter.empty
+        names.append(text if given else f"{text}={parameter.default!r}")
+    return f"({', '.join(names)})"
+
+
+def _table(title: str, head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    lines = [f"| {left} | {right} |" for left, right in [head, *((_cell(a), _cell(b)) for a, b in rows)]]
+    return "\n".join([title, "", lines[0], "|---|---|", *lines[1:]])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
