@@ -7,7 +7,6 @@ import shutil
 import time
 
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
-from resilio_hpc.core.process import run
 from resilio_hpc.doctor import slurm_settings
 from resilio_hpc.doctor.finding import DoctorFinding, DoctorState, DoctorView, failed, not_here, notice, ok, warning
 from resilio_hpc.slurm.chain.chain import waits_without_aging
@@ -79,8 +78,8 @@ def munge(view: DoctorView) -> DoctorFinding:
         return not_here("no munge")
     view.mark("munge")
     try:
-        credential = run(["munge", "-n"], _MUNGE_S).stdout
-        run(["unmunge", "-n"], _MUNGE_S, stdin=credential)
+        credential = run_here(["munge", "-n"], _MUNGE_S).stdout
+        run_here(["unmunge", "-n"], _MUNGE_S, stdin=credential)
     except CommandError as error:
         if not view.has_slurm:
             return not_here("munged does not run, and no Slurm needs it here")

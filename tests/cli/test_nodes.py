@@ -94,7 +94,7 @@ def test_report_leaves_a_file_for_roots_daemon(capsys: pytest.CaptureFixture[str
         (["list", "n[3"], "not a Slurm host list"),
         (["list", "--policy", "/nonexistent"], "not a policy"),
         (["apply", "--dry-run", "--observe"], "not allowed with"),
-        (["learns"], "invalid choice"),
+        (["learns"], "did you mean learn?"),
         ([], "required: COMMAND"),
     ],
 )

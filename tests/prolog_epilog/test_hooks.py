@@ -61,7 +61,7 @@ def test_the_health_check_starts_a_run_that_nobody_waits_for(hook: Hook) -> None
     assert hook.run("health_check") == 0
     hook.wait_for_starts(1)
     assert hook.starts()[0].startswith(
-        f"-P -m resilio_hpc.cli.main health run --write --quiet --directory {hook.directory}"
+        f"-m resilio_hpc.cli.main health run --write --quiet --directory {hook.directory}"
     )
     assert "PATH=/usr/sbin:/usr/bin" in hook.starts()[0]
     pid, _ = (hook.directory / "run").read_text().split()
