@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 
 import resilio_hpc
+from resilio_hpc.core.extras import how_to_get
 from resilio_hpc.doctor.finding import DoctorFinding, DoctorView, failed, notice, ok, warning
 from resilio_hpc.doctor.gpus import device_files
 
@@ -45,6 +46,12 @@ def extensions(view: DoctorView) -> DoctorFinding:
             "Checkpoints would be taken for damaged.",
             "install the package again on this kind of processor: pip install --force-reinstall .",
         )
+    if native.why_portable:
+        return warning(
+            f"not used: {native.why_portable}",
+            "Checkpoints are the same; saves and restores take longer.",
+            "install a wheel, or install the package again where a C compiler and Python's headers are",
+        )
     kinds = ("portable code", "an instruction for CRC32C", "wide carry-less products")
     available = importlib.import_module("resilio_hpc.native._memory").available
     return ok(f"they work; checksums by {kinds[min(available, 2)]}")
@@ -69,8 +76,8 @@ _PACKAGES = (
     _Package("cryptography", "cryptography.hazmat.primitives.ciphers.aead"),
     _Package("numpy", "numpy"),
     _Package("h5py", "h5py"),
-    _Package("rich", "rich.console", "tables and live views fail"),
-    _Package("submitit", "submitit", "jobs from Python fail"),
+    _Package("rich", "rich.console"),
+    _Package("submitit", "submitit", "there are no jobs from Python"),
 )
 
 
@@ -84,8 +91,10 @@ def packages(view: DoctorView) -> DoctorFinding:
             found.append(f"{package.name} {_version(package.name)}")
         except Exception as error:  # noqa: BLE001 - a broken package raises anything at its import
             missing.append((package, f"{package.name} ({_why(error)})"))
-    if not missing:
-        return ok(", ".join(found))
+    extra = [package for package, why in missing if not package.needed and "not installed" in why]
+    if len(extra) == len(missing):
+        without = "".join(f"; without {one.name} {one.means}: {how_to_get(one.name)}" for one in extra)
+        return ok(", ".join(found) + without)
     names = " ".join(package.name for package, _ in missing)
     seen = f"cannot be imported: {'; '.join(text for _, text in missing)}"
     todo = f"pip install --force-reinstall {names}"
@@ -115,7 +124,7 @@ def torch(view: DoctorView) -> DoctorFinding:
             return notice(
                 "not installed",
                 "Programs without torch run with --no-torch; all others need it.",
-                "pip install torch, the build for your CUDA (pytorch.org tells which)",
+                f"{how_to_get('torch')}, with the build of torch for your CUDA (pytorch.org tells which)",
             )
         return _broken_torch(error)
     except Exception as error:  # noqa: BLE001 - a torch that does not fit its libraries raises anything

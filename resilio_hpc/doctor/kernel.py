@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.doctor.finding import DoctorFinding, DoctorView, failed, notice, ok, warning
+from resilio_hpc.doctor.finding import DoctorFinding, DoctorView, failed, not_here, notice, ok, warning
 from resilio_hpc.launch.gpus.devices import local_world_size, read_devices
 from resilio_hpc.launch.workers import open_files
 
@@ -23,8 +23,10 @@ _NONE = resource.RLIM_INFINITY
 
 def io_uring(view: DoctorView) -> DoctorFinding:
     """Open a ring, as the writer of checkpoints does."""
-    from resilio_hpc.native import direct_io
+    from resilio_hpc.native import direct_io, why_portable
 
+    if why_portable:
+        return not_here("the C extensions would use it")
     if direct_io.is_concurrent():
         return ok("allowed")
     try:

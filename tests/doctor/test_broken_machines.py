@@ -275,7 +275,16 @@ def test_local_checkpoints_in_memory_are_named(tmp_path: Path) -> None:
 # -- installation ------------------------------------------------------------------------------------------------------
 
 
-def test_missing_extensions_are_named(tmp_path: Path) -> None:
+def test_extensions_that_were_not_built_are_named(tmp_path: Path) -> None:
+    setup = f"mkdir bare; cp -r {ROOT}/native/*.py {ROOT}/native/portable bare; mount --bind bare {ROOT}/native"
+    said = doctor("extensions", "io-uring", "direct-io", cwd=tmp_path, setup=setup, namespaces=["mount"])
+    assert (said.code, said.one("extensions")["state"]) == (0, "warning")
+    assert "saves and restores take longer" in said.one("extensions")["means"]
+    assert said.one("io-uring")["state"] == "not here"
+    assert said.one("direct-io")["state"] == "ok"
+
+
+def test_a_damaged_native_package_is_named(tmp_path: Path) -> None:
     setup = f"mkdir bare; cp {ROOT}/native/*.py bare; mount --bind bare {ROOT}/native"
     said = doctor("extensions", "io-uring", "shared-memory", cwd=tmp_path, setup=setup, namespaces=["mount"])
     assert (said.code, said.one("extensions")["state"]) == (1, "failed")

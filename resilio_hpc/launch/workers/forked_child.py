@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
+import gc
 import os
 import random
 import shutil
@@ -16,6 +18,9 @@ from resilio_hpc.core import process_title
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers import open_files, rank_main
 from resilio_hpc.launch.workers.spawner_messages import RankCommand
+
+_REPORTS_LEAKS = "triton"
+"""A package that prints what the last collection leaves; that one finds nothing which the zygote froze."""
 
 
 def fork() -> int:
@@ -175,4 +180,6 @@ def become_rank(command: RankCommand, stdout: int, stderr: int, executed: tuple[
             os._exit(126)
     process_title.show_rank(command.kind, command.argv, os.environ.get(process_tree.TOKEN_VARIABLE, ""))
     refresh(command)
+    if _REPORTS_LEAKS in sys.modules:
+        atexit.register(gc.unfreeze)  # it costs half a second at the end, as in any other process
     rank_main.run(command.kind, command.argv)

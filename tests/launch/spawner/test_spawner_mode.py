@@ -286,3 +286,20 @@ def test_relative_entries_of_the_path_are_those_of_the_ranks_directory(
     assert bench.wait_exit().exit_code == 0, bench.err()
     assert bench.out() == f"7 8 lib::{ROOT}\n"
     assert bench.wait(Started).mode == "fork"
+
+
+def test_a_package_that_reports_leaks_finds_none_at_a_ranks_end(make_bench, tmp_path: Path) -> None:
+    (tmp_path / "triton.py").write_text(
+        "import os\n"
+        "class Cycle:\n"
+        "    def __init__(self): self.me = self\n"
+        "    def __del__(self, write=os.write): write(1, b'collected')\n"
+    )
+    (tmp_path / "other.py").write_text("import triton; KEPT = triton.Cycle()")
+    (tmp_path / "train.py").write_text("import other; del other.KEPT")
+    program = ("script", str(tmp_path / "train.py"))
+    bench = make_bench(torch=False, preload=("other",), program=program)
+    assert bench.start().why_not_fork == ""
+    bench.command(*program)
+    assert bench.wait_exit().exit_code == 0, bench.err()
+    assert bench.out() == "collected"
