@@ -147,7 +147,7 @@ def _up(arguments: argparse.Namespace) -> int:
             )
         cluster = start_rootless(arguments.name, **size)
     else:
-        if not image.is_built(arguments.slurm):
+        if arguments.slurm != HOST_SERIES and not image.is_built(arguments.slurm):
             print(f"building a root with Slurm {arguments.slurm}: a minute or two, once", file=sys.stderr)
         if arguments.hooks:
             _install_hooks(arguments.hooks.absolute(), arguments.bind, size["conf"])
