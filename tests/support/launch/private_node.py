@@ -28,7 +28,7 @@ class PrivateNode:
 
     def argv(self, words: Sequence[str]) -> list[str]:
         """The command that runs ``words`` there."""
-        return ["nsenter", "-t", str(self._pid), "-m", "--", "sh", "-c", _ENTER, "sh", str(self.path), *words]
+        return ["nsenter", "-t", str(self._pid), "-m", "-r", "--", "sh", "-c", _ENTER, "sh", str(self.path), *words]
 
     def start(self, module: str, *words: str, log: str, environment: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
         """Start a module of Python in a session of its own; its output goes to the file ``log``."""
