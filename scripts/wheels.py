@@ -31,7 +31,7 @@ CHECK = ROOT / "scripts" / "wheel_check.py"
 GLIBC = "2.28"
 BUILD_TOOLS = ("build==1.6.1", "setuptools==80.9.0", "wheel==0.48.0")
 TOOLS = (*BUILD_TOOLS, "ziglang==0.17.1", "auditwheel==6.8.2", "abi3audit==0.0.26")
-NEEDS = ("numpy", "h5py", "rich", "pyzmq", "cryptography", "msgspec")
+NEEDS = ("numpy", "h5py", "rich", "pyzmq", "cryptography", "msgspec", "typing_extensions", "tomli")
 """What an installation without torch has."""
 TYPES = {"void *": "VOID_P", "long": "LONG", "long long": "LONG_LONG", "size_t": "SIZE_T", "wchar_t": "WCHAR_T"} | {
     f"{name}_t": f"{name.upper()}_T" for name in ("off", "pid", "time")
