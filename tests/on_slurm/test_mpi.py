@@ -114,7 +114,7 @@ def is_srun_of_the_step(process: NodeProcess) -> bool:
 
 
 def is_task(process: NodeProcess) -> bool:
-    return any("launch.workers.mpi.task" in word for word in process.argv)
+    return tuple(process.argv[:2]) == ("resilio", "mpi_task")
 
 
 @pytest.mark.slow
