@@ -17,17 +17,13 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-import resilio_hpc
 from resilio_hpc.ckpt.saver import local_saver
 from resilio_hpc.ckpt.saver.local_saver import READY, Save, receive
 from resilio_hpc.ckpt.saver.messages import Answer, Progress, SaverFailed, decode_answer
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.core import interpreter
 from resilio_hpc.core.json_lines import encode_line
 
-_PROGRAM = (
-    "import sys; '' in sys.path and sys.path.remove(''); from resilio_hpc.ckpt.saver.local_saver import main; main()"
-)
-_PACKAGE_PARENT = str(Path(resilio_hpc.__file__).parent.parent)
 _END_S = 5.0
 _NEVER = threading.Event()
 
@@ -126,7 +122,7 @@ class _Child:
         self.was_ready = False
         try:
             self._process = subprocess.Popen(
-                (sys.executable, "-c", _PROGRAM),
+                (sys.executable, "-c", interpreter.source("ckpt.saver.local_saver")),
                 stdin=theirs.fileno(), stdout=theirs.fileno(), env=_environment(), start_new_session=True,
             )  # fmt: skip
         except BaseException:
@@ -201,7 +197,7 @@ def _close(process: subprocess.Popen[bytes], link: socket.socket, idle: threadin
 
 def _environment() -> dict[str, str]:
     """Return the child's environment: it imports like this process, without threads of MPI and linear algebra."""
-    path = [*(str(Path(place).absolute()) for place in sys.path if place), _PACKAGE_PARENT]
+    path = [*(str(Path(place).absolute()) for place in sys.path if place), interpreter.PACKAGE_PARENT]
     own = {"PYTHONPATH": os.pathsep.join(path), "MPI4PY_RC_INITIALIZE": "false", "OPENBLAS_NUM_THREADS": "1"}
     return {**os.environ, **own}
 

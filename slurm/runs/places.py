@@ -93,7 +93,7 @@ def _is_run(path: Path) -> bool:
 
 
 def identify(path: Path) -> FoundRun:
-    """Return what ``run.json`` says. Raises nothing: a problem is told in the answer."""
+    """Return what ``run.json`` says. Raises nothing: the answer holds a problem."""
     try:
         real = trusted_files.run_directory(path) if path.is_symlink() else path  # only a link of this user's or root's
         content = trusted_files.read(real / IDENTITY, MOST_BYTES)

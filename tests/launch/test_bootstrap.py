@@ -33,7 +33,7 @@ def copy_of_the_package(place: Path) -> Path:
     for name in ("", "core/", "launch/", "launch/process/"):
         (target / name).mkdir(parents=True)
         shutil.copy(source / name / "__init__.py", target / name)
-    for name in ("core/compat.py", "launch/process/bootstrap.py"):
+    for name in ("core/compat.py", "core/interpreter.py", "launch/process/bootstrap.py"):
         shutil.copy(source / name, target / name)
     return place
 

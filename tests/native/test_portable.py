@@ -195,7 +195,7 @@ def _wait(one: Any, room: memoryview, seen: int) -> None:
 
 
 def test_no_change_of_a_word_is_lost_to_another_one() -> None:
-    """Two processes that read the same number and write theirs: whoever saw the first one sees that it has changed."""
+    """Two processes that read the same number and write theirs: the one that saw the first sees that it has changed."""
     room = bytearray(8)
     drawn = set()
     for _ in range(50):

@@ -5,22 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.machinery
 import sys
-from pathlib import Path
 
 import resilio_hpc
 from resilio_hpc.core.compat import NO_DIRECTORY, SAFE_PATH
-
-PACKAGE_PARENT = str(Path(resilio_hpc.__file__).parent.parent)
-
-
-def source(module: str) -> str:
-    """Return source for ``python -c`` that runs ``main`` of a module of this package, wherever it is installed."""
-    return (
-        "import sys; '' in sys.path and sys.path.remove(''); import importlib.util; "  # '' may hang
-        # an installed package is found although its directory is not on the path
-        f"importlib.util.find_spec('resilio_hpc') or sys.path.append({PACKAGE_PARENT!r}); "
-        f"from resilio_hpc.{module} import main; main()"
-    )
 
 
 def command(module: str) -> tuple[str, ...]:

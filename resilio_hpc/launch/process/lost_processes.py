@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from resilio_hpc.launch.process import process_tree, shared_memory
@@ -53,27 +53,14 @@ def end(of_token: Callable[[str], bool], born_before: float) -> tuple[list[LostP
             break
         segments |= shared_memory.held(old, min(found[pid].born for pid in old) - 1.0)
         for pid in old:
-            if _kill(found[pid]):
+            if process_tree.kill_if(pid, partial(_is_still, found[pid])):
                 ended[pid] = found[pid]
         process_tree.wait_for_ends(old, _END_S)
     return list(ended.values()), shared_memory.remove(segments) if segments else []
 
 
-def _kill(process: LostProcess) -> bool:
-    """Send SIGKILL, unless the pid is another process's by now."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        if _token(process.pid, PROC) != process.token:
-            return False
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+def _is_still(process: LostProcess) -> bool:
+    return _token(process.pid, PROC) == process.token
 
 
 def _token(pid: int, proc: Path) -> str:

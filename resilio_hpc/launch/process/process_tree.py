@@ -11,7 +11,8 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 TOKEN_VARIABLE = "RESILIO_TREE_TOKEN"
@@ -225,7 +226,7 @@ def sweep(
         waited = time.monotonic() - began
         left = with_token(token, variable=variable)
         doomed = left if waited >= trackers_s else without_trackers(left)
-        doomed = [pid for pid in doomed if _kill_if(pid, wanted)]
+        doomed = [pid for pid in doomed if kill_if(pid, partial(_has_token, pid, wanted, PROC))]
         killed.update(dict.fromkeys(doomed))
         reap(left)
         if not left or waited >= timeout_s:
@@ -233,13 +234,14 @@ def sweep(
         time.sleep(0.002 if doomed else 0.01)
 
 
-def _kill_if(pid: int, wanted: bytes) -> bool:
+def kill_if(pid: int, is_meant: Callable[[], bool]) -> bool:
+    """Send SIGKILL, unless the pid is another process's by now; return whether it was sent."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if not _has_token(pid, wanted, PROC):
+        if not is_meant():
             return False
         signal.pidfd_send_signal(fd, signal.SIGKILL)
         return True

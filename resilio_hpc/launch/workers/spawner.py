@@ -23,9 +23,10 @@ from pathlib import Path
 
 import msgspec
 
+from resilio_hpc.core import interpreter
 from resilio_hpc.core.errors import LaunchError
 from resilio_hpc.launch.config import slurm_variables
-from resilio_hpc.launch.process import bootstrap, process_tree, shared_memory
+from resilio_hpc.launch.process import process_tree, shared_memory
 from resilio_hpc.launch.workers.spawner_messages import (
     MAX_BYTES,
     AllStopped,
@@ -140,7 +141,7 @@ class Spawner:
                     sys.executable,
                     "-u",
                     "-c",
-                    bootstrap.source("launch.workers.zygote"),
+                    interpreter.source("launch.workers.zygote"),
                     msgspec.json.encode(options).decode(),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -22,8 +22,8 @@ from typing import NoReturn
 
 import msgspec
 
-from resilio_hpc.core import process_title
-from resilio_hpc.launch.process import bootstrap, process_tree, shared_memory
+from resilio_hpc.core import interpreter, process_title
+from resilio_hpc.launch.process import process_tree, shared_memory
 from resilio_hpc.launch.workers import forked_child, load_time_variables, rank_main, store_host
 from resilio_hpc.launch.workers.spawner_messages import (
     MAX_BYTES,
@@ -246,7 +246,7 @@ class Zygote:
     def _execute_store(self, command: OpenStore) -> NoReturn:
         os.set_inheritable(self._link.fileno(), True)
         arguments = map(str, (self._link.fileno(), self._pid, command.round, command.host))
-        os.execv(sys.executable, [sys.executable, "-c", bootstrap.source("launch.workers.store_host"), *arguments])
+        os.execv(sys.executable, [sys.executable, "-c", interpreter.source("launch.workers.store_host"), *arguments])
 
     # -- ending --------------------------------------------------------------------------------------------------
 

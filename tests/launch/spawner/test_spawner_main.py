@@ -252,9 +252,9 @@ def test_ctrl_c_in_a_script_is_a_keyboard_interrupt(bench) -> None:
 
 def test_a_python_of_another_directory_finds_the_package(tmp_path: Path) -> None:
     """Neither the working directory nor PYTHONPATH is needed to find this package in a new interpreter."""
-    from resilio_hpc.launch.process import bootstrap
+    from resilio_hpc.core import interpreter
 
-    source = bootstrap.source("launch.workers.zygote").replace(
+    source = interpreter.source("launch.workers.zygote").replace(
         "import main; main()", "import main; print(main.__module__, sys.path)"
     )
     bare = scrubbed()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from resilio_hpc.launch.process import bootstrap
+from resilio_hpc.core import interpreter
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.slurm.client.step_environment import for_srun
 
@@ -47,4 +47,4 @@ def srun_argv(
 
 def task_argv(run_id: str, round_number: int) -> tuple[str, ...]:
     """Return the command of each task, which asks the agent of its node for its rank (``task``)."""
-    return (sys.executable, "-u", "-c", bootstrap.source("launch.workers.mpi.task"), run_id, str(round_number))
+    return (sys.executable, "-u", "-c", interpreter.source("launch.workers.mpi.task"), run_id, str(round_number))
