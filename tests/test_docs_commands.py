@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.cli import main as cli
-from tests.support.environments import ROOT
+from tests.support.page_rehearsals import REHEARSALS
+from tests.support.pages import PAGES, blocks, commands, of, to_run
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = {command.name for command in cli.COMMANDS}
 
 
@@ -72,7 +72,10 @@ def planned(page: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if planned(page)], ids=lambda page: page.name)
-def test_the_planners_commands_answer(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_planners_commands_answer(
+    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # one of them writes a drawing
     text = " ".join(page.read_text().split())
     for words in planned(page):
         code = cli.main(words)
@@ -83,3 +86,25 @@ def test_the_planners_commands_answer(page: Path, capsys: pytest.CaptureFixture[
 def test_the_pages_show_commands() -> None:
     assert sum(len(shown(page)) for page in PAGES) > 150
     assert sum(len(planned(page)) for page in PAGES) >= 4
+
+
+def test_every_command_is_typed_on_a_dev_cluster_or_says_where_else() -> None:
+    with_commands = {page.stem: page for page in PAGES if commands(page)}
+    assert with_commands.keys() == REHEARSALS.keys()
+    stale = [
+        (name, beginning)
+        for name, rehearsal in REHEARSALS.items()
+        for beginning in {**rehearsal.elsewhere, **rehearsal.codes, **rehearsal.then}
+        if not any(command.startswith(beginning) for command in commands(with_commands[name]))
+    ]
+    assert stale == []
+    typed = sum(len(to_run(page, REHEARSALS[name])) for name, page in with_commands.items())
+    assert typed > 100
+    assert of({"sbatch": 1}, "srun") is None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_that_holds_commands_says_so(page: Path) -> None:
+    command = re.compile(r"^\$ |^(resilio(-launch)?|sbatch|srun) [a-z-]+", re.MULTILINE)
+    hidden = [text for text in blocks(page, "") if command.search(text)]
+    assert [text for text in hidden if not text.startswith("resilio run ")] == []

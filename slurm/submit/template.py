@@ -224,7 +224,9 @@ def _check_command(template: Template, command: Sequence[str]) -> None:
     if template.takes_command and not command:
         raise UsageError(f"template {template.name} needs a command: … -- train.py --its-own arguments")
     if command and not template.takes_command:
-        raise UsageError(f"template {template.name} takes no command, {command[0]!r} was given")
+        raise UsageError(
+            f"template {template.name} takes no command, {command[0]!r} was given: no line of it has {_COMMAND}"
+        )
     for word in command:
         if any("\ud800" <= character <= "\udfff" for character in word):
             raise UsageError(f"argument {word!r} is not valid UTF-8")

@@ -20,7 +20,7 @@ node is named only when that confirms it. Without -w inside a job: all of its no
 _EXAMPLES = """examples:
   in a batch script, before the program; the next job can keep away from what was found:
       resilio check-nodes --exclude-file bad-nodes.txt
-      sbatch --exclude ./bad-nodes.txt job.sh
+      sbatch --exclude "$(cat bad-nodes.txt)" job.sh
   only on the nodes that nothing is said against:
       srun --nodelist "$(resilio check-nodes --print good)" ./program
   from a login node, in an allocation of its own (srun reads SLURM_PARTITION, SLURM_ACCOUNT, SBATCH_…):

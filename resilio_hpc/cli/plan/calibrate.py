@@ -20,8 +20,8 @@ _HELP = """The table is that of resilio plan predict, with one more column: iter
 that differ in layout are enough. Rows without a time, and rows whose status is not ok, are left out.
 
 examples:
-  resilio plan calibrate --rows measured.csv --out cluster.toml
-  resilio plan predict --rows layouts.csv --out predicted.csv --calibration cluster.toml
+  resilio plan calibrate --rows measured.csv --out calibration.toml
+  resilio plan predict --rows layouts.csv --out predicted.csv --calibration calibration.toml
 
 exit codes:
   0  the calibration was written
@@ -65,8 +65,9 @@ def calibration(rows: Sequence[Mapping[str, str]]) -> str:
     """Return the calibration as TOML; UsageError when too few rows can be used."""
     understood = read(rows)
     if len(understood.cases) < FEWEST:
-        why = next(iter(understood.notes.values()), "no row has iter_time_s")
-        raise UsageError(f"{len(understood.cases)} usable measurements, at least {FEWEST} are needed: {why}")
+        why = next(iter(understood.notes.values()), "" if rows else "no row has iter_time_s")
+        few = f"{len(understood.cases)} usable measurements, at least {FEWEST} are needed"
+        raise UsageError(f"{few}: {why}" if why else few)
     times = np.array([measured(rows[number]) or 0.0 for number in understood.index])
     known = shipped()
     found, nearby = calibrate(known, understood.cases, times)

@@ -34,7 +34,7 @@ columns added:
 examples:
   resilio plan predict --rows layouts.csv --out predicted.csv
   resilio plan predict --rows layouts.csv --json | jq '.[].pred_iter_time_s'
-  resilio plan predict --rows layouts.csv --out predicted.csv --calibration cluster.toml
+  resilio plan predict --rows layouts.csv --out predicted.csv --calibration calibration.toml
   resilio plan predict --rows layouts.csv --out predicted.csv --profile cluster.h5
 
 exit codes:

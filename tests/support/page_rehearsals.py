@@ -1,0 +1,232 @@
+"""What stands in for a reader's own cluster and files, page by page (`tests.support.pages`).
+
+The login node's directory is /shared/NAME-OF-PAGE. ``$TRAIN`` is a script with steps and without torch.
+"""
+
+from __future__ import annotations
+
+from tests.support.pages import ROOT, Rehearsal, blocks, quoted
+
+_PLANNING = ROOT / "docs" / "planning.md"
+_TOML = next(text for text in blocks(_PLANNING, "toml") if "[[pool]]" in text)
+_ROWS = next(text for text in blocks(_PLANNING, "") if text.startswith("layers,"))
+
+TRAIN = """
+import sys, time
+from resilio_hpc import train
+from resilio_hpc.ckpt import REPLICATED, Checkpointer
+run = train.attach()
+state = {"weights": [0.0]}
+checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
+restored = checkpoint.restore(state)
+for step in run.steps(restored[0] if restored else 0, 40, save=lambda step: checkpoint.save(step, state), every=5):
+    time.sleep(0.05)
+"""
+LONG = TRAIN.replace("40, save", "100000, save")
+
+_SAVE_TWO = """
+python - <<'END'
+import numpy, torch
+from resilio_hpc.ckpt import REPLICATED, Checkpointer
+checkpoint = Checkpointer("checkpoints", keep_last=9, layout=REPLICATED)
+model = {"weight": torch.rand(300, 400), "bias": torch.rand(300), "norm": {"bias": torch.rand(300)}}
+for step, epoch in ((200, 2), (300, 3)):
+    model["weight"][0, 0] = epoch
+    checkpoint.save(step, {"model": model, "epoch": epoch, "noise": numpy.arange(4.0)}).wait()
+END
+"""
+_FINISHED_RUN = "resilio-launch --nproc-per-node 1 --no-torch train.py >/dev/null 2>&1\n"
+_WITH_TRAIN = quoted(TRAIN, "train.py")
+_HDF5_TOOLS = "Debian's hdf5-tools"
+_SURVIVAL = "--no-kill --kill-on-bad-exit=0 --wait=0"
+_SUBMITTED = "resilio submit --template chained nodes=9 spares=1 time=12:00:00 -- train.py"
+
+REHEARSALS = {
+    "README": Rehearsal(
+        on_host=True,
+        swaps={r"(resilio devcluster \w+)": r"\1 --name $CLUSTER"},
+        elsewhere={
+            "python3 -m venv": "tests/test_wheel.py",
+            ".venv/bin/resilio doctor": "docs/doctor.md's commands",
+            "sbatch --wait job-0.sh": "docs/launching.md's, which is the same",
+            "make demo": "tests/demo",
+            "make test": "what runs this",
+            "srun --no-kill": "docs/launching.md's commands",
+        },
+    ),
+    "adoption": Rehearsal(
+        prepare=_WITH_TRAIN + "export HOME=$PWD; echo http://127.0.0.1:9/ > .notify-url\n",
+        swaps={"--nproc-per-node gpu": "--nproc-per-node 1 --no-torch"},
+    ),
+    "chains": Rehearsal(
+        prepare=quoted(LONG, "train.py")
+        + """
+mkdir run
+cat > job.sh <<'END'
+#!/bin/bash
+#SBATCH --nodes=1 --no-kill --time=10 --exclusive
+exec resilio-launch --run-dir run --nproc-per-node 1 --no-torch --chain train.py
+END
+job=$(sbatch --parsable job.sh)
+wait_for committed run
+""",
+        swaps={r"\b12\b": "$job"},
+        then={"resilio chain stop": 'wait_for sh -c "! squeue -h -j $job | grep ."'},
+    ),
+    "checking-nodes": Rehearsal(
+        prepare="printf '#!/bin/sh\\nhostname\\n' | tee program > job.sh; chmod +x program\n",
+        swaps={
+            r"gpu\[001-016\]": "n[1-2]",
+            r"check-nodes  +#": "check-nodes -w n[1-2] #",
+            r"--exclude-file": "-w n[1-2] --exclude-file",
+            r"--print good": "-w n[1-2] --print good",
+            r"--local 4": "--local 2",
+        },
+    ),
+    "checkpoints": Rehearsal(
+        prepare=_WITH_TRAIN + _SAVE_TWO,
+        swaps={"resilio-launch ": "resilio-launch --no-torch ", "/local/nvme": "/tmp/nvme"},
+        codes={"resilio ckpt diff": 1},
+        elsewhere={"h5ls": _HDF5_TOOLS, "h5dump": _HDF5_TOOLS},
+    ),
+    "devcluster": Rehearsal(
+        on_host=True,
+        swaps={r"(resilio devcluster \w+)": r"\1 --name $CLUSTER"},
+        elsewhere={
+            "sed -i": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
+            "export ": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
+            "venv/bin/pip": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
+            "RESILIO_TEST_PYSLURM": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
+        },
+    ),
+    "doctor": Rehearsal(swaps={"/scratch/me/runs": "runs", "--local-checkpoints /local": "--local-checkpoints /tmp"}),
+    "draining": Rehearsal(
+        swaps={"n7": "n5"},
+        then={"resilio undrain n[3-5]": "scontrol update nodename=n5 state=drain reason='Kill task failed'\n"},
+    ),
+    "faq": Rehearsal(),
+    "health": Rehearsal(
+        swaps={"n17": "n3", "--compare DIR": "--compare /var/lib/resilio/baseline"},
+    ),
+    "launching": Rehearsal(
+        prepare=_WITH_TRAIN + "touch large.yaml\n",
+        swaps={
+            "--nodes=9 --gpus-per-node=8": "--nodes=3 --gpus-per-node=2",
+            "srun ": "srun --nodes=2 --gpus-per-node=2 ",
+            "--nproc-per-node": "--no-torch --nproc-per-node",
+        },
+    ),
+    "ledger": Rehearsal(
+        prepare=_WITH_TRAIN + _FINISHED_RUN + "run=$(resilio runs | awk 'NR == 2 {print $1}'); : ${run:?}\n",
+        swaps={r"\bRUN\b": "$run", "status 4e": "status ${run:0:4}"},
+    ),
+    "measurements": Rehearsal(
+        elsewhere={
+            "benchmarks/peers_setup.sh": "needs a package index; tests/benchmarks",
+            ".venv/bin/python benchmarks/": "minutes; each benchmark's smallest run is in tests/benchmarks",
+        },
+    ),
+    "mpi": Rehearsal(
+        prepare="printf 'from mpi4py import MPI\\nassert MPI.COMM_WORLD.size == 4\\n' > solver.py\n",
+        swaps={"--nodes=5": "--nodes=3", "--nproc-per-node 64": "--nproc-per-node 2"},
+    ),
+    "node-faults": Rehearsal(
+        prepare=_WITH_TRAIN
+        + _FINISHED_RUN
+        + "ln -s $(ls -d resilio-runs/*) learned\n"
+        + "srun --nodelist=n3 install -d -m 1777 /var/spool/resilio/reports\n",  # what the node's daemon makes
+        swaps={"n17": "n3", "--nodes 8 -p gpu": "--nodes 2 -p gpu", "resilio-runs/1234": "learned"},
+    ),
+    "planning": Rehearsal(
+        prepare=quoted(_TOML, "cluster.toml")
+        + quoted(_ROWS, "layouts.csv")
+        + """
+mkdir my-model
+cat > my-model/config.json <<'END'
+{"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 688,
+ "vocab_size": 1000, "max_position_embeddings": 512}
+END
+cat > train.py <<'END'
+import torch
+def example():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)), (torch.zeros(4, 8),)
+END
+printf '#!/bin/bash\\necho "$@"\\n' > job.sh
+python - layouts.csv <<'END' > measured.csv
+import sys
+head, *rows = open(sys.argv[1]).read().splitlines()
+print(head + ",iter_time_s")
+for row in rows + rows:
+    print(row + ",40.0")
+END
+""",
+        swaps={
+            "--partition gpu --gpus 64 ": "--partition gpu --gpus 32 ",
+            "--gpus 32-128": "--gpus 16-40",
+            "--backend nccl --nodes 2 --ranks-per-node 8": "--backend gloo --nodes 2 --ranks-per-node 1 --seconds 1",
+            "resilio plan profile --out": "resilio plan profile --device cpu --out",
+        },
+        codes={
+            "resilio plan gpt3-175b --gpus 1024 --gpu a100 --global-batch 1536 --precision bf61": 2,
+            "resilio plan llama2-70b --gpus 16": 3,
+            "resilio plan llama3-8b --gpus 12": 3,
+            "resilio plan llama2-7b --gpus 8": 3,
+            "resilio plan model llama3-8b --stages 16": 2,
+        },
+    ),
+    "quickstart": Rehearsal(
+        prepare=f"ln -s {ROOT}/examples examples\n",
+        swaps={
+            "CHECKOUT": str(ROOT),
+            "status 1": "status $job",
+            "pkill": "srun --overlap --jobid=$job --nodes=1 --ntasks=1 pkill",
+            "sbatch first.sh": "sbatch --job-name first job-0.sh",
+        },
+        elsewhere={
+            "python3 -m venv": "tests/test_wheel.py",
+            "sbatch --wait job-0.sh": "the page's own sbatch",
+            "export PATH=": "the commands are on the dev cluster's PATH",
+        },
+        then={
+            "sbatch first.sh": """
+job=$(squeue -h -n first -o %i)
+wait_for committed resilio-runs/$job
+""",
+            "pkill": "wait_for grep -q 'recovered from a killed rank' first.txt; scancel $job\n",
+        },
+    ),
+    "resizing": Rehearsal(
+        prepare=quoted(LONG, "train.py")
+        + """
+cat > job.sh <<'END'
+#!/bin/bash
+#SBATCH --nodes=1 --no-kill --time=10 --exclusive --partition=gpu
+exec resilio-launch --nnodes 1:3 --run-dir resilio-runs/1234 --nproc-per-node 1 --no-torch train.py
+END
+job=$(sbatch --parsable job.sh)
+wait_for committed resilio-runs/1234
+""",
+        swaps={
+            "nodes=4 min_nodes=2 max_nodes=16 -- ": "nodes=2 min_nodes=1 max_nodes=4 -- --no-torch ",
+            "--watch 30 ": "--watch 1 ",
+            "resilio-launch ": f"srun --nodes=2 --gpus-per-node=8 {_SURVIVAL} resilio-launch --no-torch ",
+        },
+        then={
+            "resilio submit": "scancel --name train.py; scancel --state=PENDING -u root\n",
+            "resilio resize resilio-runs/1234   ": "(sleep 5; scancel $job) &\n",
+            "resilio resize resilio-runs/1234 --watch 30 --observe": "wait; scancel -u root\n" + _WITH_TRAIN,
+        },
+    ),
+    "simulator": Rehearsal(on_host=True, swaps={"0 100000": "0 300"}),
+    "submitting": Rehearsal(
+        prepare=_WITH_TRAIN + "touch large.yaml\n",
+        swaps={"nodes=9": "nodes=3"},
+        then={_SUBMITTED: "wait_for sh -c 'squeue -h | grep .'; scancel -u root\n"},
+    ),
+    "testing": Rehearsal(
+        elsewhere={
+            "make test": "what runs this",
+            ".venv/bin/python -m pytest tests/ckpt": "a part of make test",
+        },
+    ),
+}
