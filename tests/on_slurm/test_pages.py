@@ -10,7 +10,7 @@ import pytest
 
 from resilio_hpc.devtools.devcluster import DevCluster
 from tests.support import pages
-from tests.support.clusters import own_cluster, unique_name
+from tests.support.clusters import clean, own_cluster, unique_name
 from tests.support.environments import scrubbed
 from tests.support.page_rehearsals import REHEARSALS
 
@@ -20,12 +20,18 @@ SHOWN = [page for page in pages.PAGES if page.stem in REHEARSALS and pages.to_ru
 
 
 @pytest.fixture(scope="module")
-def pages_cluster() -> Iterator[DevCluster]:
+def running() -> Iterator[DevCluster]:
     with own_cluster(
         "pages", why="its nodes have eight GPUs and a partition named gpu, as on the pages", nodes=5, gpus=8,
         gpu_type="h100", conf=["PartitionName=gpu Nodes=ALL MaxTime=1-0 State=UP"],
-    ) as running:  # fmt: skip
-        yield running
+    ) as started:  # fmt: skip
+        yield started
+
+
+@pytest.fixture
+def pages_cluster(running: DevCluster) -> Iterator[DevCluster]:
+    yield running
+    clean(running)
 
 
 def _there(page: Path) -> bool:
