@@ -36,6 +36,7 @@ COMMANDS = (
     Command("chain", "resilio_hpc.cli.chain", "the jobs of a chain: how they stand, stop them, allow more"),
     Command("clean", "resilio_hpc.cli.clean", "removes what killed launches left on this node"),
     Command("ckpt", "resilio_hpc.cli.ckpt.ckpt", "list, show and verify checkpoints"),
+    Command("diagnose", "resilio_hpc.cli.diagnose", "why something failed, from logs, a run or a job of Slurm"),
     Command("doctor", "resilio_hpc.cli.doctor", "what works on this machine for resilio, and why not"),
     Command("health", "resilio_hpc.cli.health.health", "check this node; why it was found wanting; the node daemon"),
     Command(

@@ -99,6 +99,25 @@ wait_for committed run
             "RESILIO_TEST_PYSLURM": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
         },
     ),
+    "diagnosis": Rehearsal(
+        prepare="""
+cat > slurm-4711.out <<'END'
+[rank0]: step 100 loss 2.2 lr 0.1
+[rank1]: step 100 loss 2.2 lr 0.1
+[rank0]: step 110 loss 2.1 lr 0.1
+[rank5]: RuntimeError: CUDA error: uncorrectable ECC error encountered
+[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15734, OpType=ALLREDUCE) ran for 600037 ms
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+END
+echo 'NVRM: Xid (PCI:0000:07:00): 48, pid=4711, DBE (double bit error)' > dmesg-n3.txt
+printf '{"id": "a", "lines": [{"text": "Disk quota exceeded"}]}\n' > cases.jsonl
+echo 'raise KeyError("lr")' > wrong.py
+printf '#!/bin/sh\nexec resilio-launch --nproc-per-node 1 --no-torch --max-restarts 0 wrong.py\n' > job.sh
+job=$(sbatch --parsable job.sh)
+wait_for test -s resilio-runs/$job/verdict.json
+""",
+        swaps={r"diagnose 4711": "diagnose $job", "resilio-runs/4711": "resilio-runs/$job"},
+    ),
     "doctor": Rehearsal(swaps={"/scratch/me/runs": "runs", "--local-checkpoints /local": "--local-checkpoints /tmp"}),
     "draining": Rehearsal(
         swaps={"n7": "n5"},

@@ -87,6 +87,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "checks": "base",
         "base": "",
     },
+    "diagnose": {FACE: "", "causes": ""},
     "devtools": {"demo": "devcluster", "devcluster": ""},
 }
 DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog")
