@@ -22,14 +22,6 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     source: str = ""
 
 
-class ErrorText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Lower-case words that show an error to be of a ``kind``."""
-
-    contains: str
-    kind: str
-    source: str
-
-
 class WeightStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """From a score of ``at`` on, ``add`` is added to the node's own weight in Slurm."""
 
@@ -51,7 +43,6 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     undrain_below: float
     weights: tuple[WeightStep, ...]
     kinds: dict[str, Kind]
-    texts: tuple[ErrorText, ...]
 
     def __post_init__(self) -> None:
         if self.half_life_days <= 0 or self.shared_nodes < 2 or self.most_per_run < 1:
@@ -70,11 +61,6 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def added_weight(self, score: float) -> int:
         """Return what a score adds to a node's weight."""
         return max((step.add for step in self.weights if score >= step.at), default=0)
-
-    def kind_of_error(self, text: str, kind: str) -> str:
-        """Return the words that show an error to be of a ``kind``, "" without any."""
-        small = text.lower()
-        return next((row.contains for row in self.texts if row.kind == kind and row.contains in small), "")
 
 
 def fault_policy(file: Path | None = None) -> FaultPolicy:

@@ -19,7 +19,7 @@ def launch(job: str = "7", mode: str = "batch") -> tuple[str, dict[str, Any]]:
 
 def blamed(*events: tuple[str, dict[str, Any]]) -> list[tuple[str, str]]:
     made = [Event(1000.0 + at, "w", kind, fields) for at, (kind, fields) in enumerate(events)]
-    return [(fault.node, fault.kind) for fault in suspect_nodes(made, POLICY, "run1", "alpha")]
+    return [(fault.node, fault.kind) for fault in suspect_nodes(made, "run1", "alpha")]
 
 
 LOST = ("node_lost", {"node": "n2", "silent_s": 5.0})
@@ -27,7 +27,7 @@ FAILED: dict[str, Any] = {"node": "n1", "rank": 3, "local_rank": 1, "kind": "exi
 
 
 def test_a_node_that_fell_silent_is_to_blame_from_its_last_word_on() -> None:
-    (fault,) = suspect_nodes([Event(1000.0, "w", *launch()), Event(1010.0, "w", *LOST)], POLICY, "run1", "alpha")
+    (fault,) = suspect_nodes([Event(1000.0, "w", *launch()), Event(1010.0, "w", *LOST)], "run1", "alpha")
     assert (fault.node, fault.kind, fault.time, fault.run, fault.job, fault.cluster) == (
         "n2", "node-lost", 1005.0, "run1", "7", "alpha",
     )  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_rank_that_was_killed_says_nothing_of_its_node(number: int) -> None:
 def test_the_device_is_named_by_its_local_rank() -> None:
     message = "uncorrectable ECC error"
     events = [Event(1.0, "w", *launch()), Event(2.0, "w", "rank_failed", {**FAILED, "message": message})]
-    (fault,) = suspect_nodes(events, POLICY)
+    (fault,) = suspect_nodes(events)
     assert fault.device == "local rank 1"
 
 

@@ -125,7 +125,7 @@ def learn(options: argparse.Namespace) -> int:
     ledger, run = ledger_of(options), Fields.of(trusted_files.read_object(options.run_dir / "run.json")).text("run_id")
     known = {fault.key for fault in ledger.read().faults}
     cluster = cluster_name()
-    seen = suspect_nodes(read_ledger(options.run_dir / "ledger"), fault_policy(options.policy), run, cluster)
+    seen = suspect_nodes(read_ledger(options.run_dir / "ledger"), run, cluster)
     return _append(ledger, [fault for fault in seen if fault.key not in known], options)
 
 

@@ -21,13 +21,14 @@ _PREFIX = re.compile(
     re.VERBOSE,
 )
 _SUPPOSED = re.compile(
-    r"\b(?:may|might|could|can) (?:have been|be|also|indicate|mean)\b"
-    r"|\b(?:usually|possibly|perhaps|probably|likely|potential(?:ly)?)\b"
+    # c10d says of a peer that is gone "the store might have been closed", "connection was likely closed"
+    r"\b(?:may|might|could|can) (?:have been|be|also|indicate|mean)\b(?! closed)"
+    r"|\b(?:usually|possibly|perhaps|probably|likely|potential(?:ly)?)\b(?! closed)"
     r"|\b(?:check|make sure|ensure|verify) (?:that|whether|if)\b"
     r"|\bif (?:you|this|the)\b",
     re.IGNORECASE,
 )
-_ENDS_SENTENCE = re.compile(r"[.;!?]\s")
+_ENDS_SENTENCE = re.compile(r"[.;:!?]\s")
 MOST_CHARACTERS = 1000
 """Of a longer line the middle is left out, so that no line can hold up a search."""
 

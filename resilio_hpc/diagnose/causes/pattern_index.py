@@ -62,11 +62,12 @@ class PatternIndex:
     """Regular expressions, found in lines whatever their case."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._filed: defaultdict[str, list[tuple[int, re.Pattern[str]]]] = defaultdict(list)
-        self._always: list[tuple[int, re.Pattern[str]]] = []
+        self._filed: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        self._always: list[tuple[int, str]] = []
+        self._compiled: dict[str, re.Pattern[str]] = {}  # few are ever tried, and each takes a third of a millisecond
         for number, text in enumerate(texts):
             for alternative in alternatives(text):
-                entry = (number, re.compile(alternative, re.IGNORECASE))
+                entry = (number, alternative)
                 keys = {self._least_used(literal) for literal in literals_of(alternative)}
                 for key in keys:
                     self._filed[key].append(entry)
@@ -83,4 +84,9 @@ class PatternIndex:
         small = line.lower()
         found = self._keys.intersection([small[at : at + _LETTERS] for at in range(len(small) - _LETTERS + 1)])
         entries = [entry for key in found for entry in self._filed[key]] + self._always
-        return min((number for number, regex in entries if regex.search(line)), default=None)
+        return min((number for number, alternative in entries if self._regex(alternative).search(line)), default=None)
+
+    def _regex(self, alternative: str) -> re.Pattern[str]:
+        if alternative not in self._compiled:
+            self._compiled[alternative] = re.compile(alternative, re.IGNORECASE)
+        return self._compiled[alternative]

@@ -39,6 +39,14 @@ class LineRole(enum.Enum):
     ECHO = "echo"
 
 
+class FaultOf(enum.Enum):
+    """What a line shows to be at fault beyond doubt: no program causes it."""
+
+    DEVICE = "device"
+    DISK = "disk"
+    PEER = "peer"
+
+
 class FailurePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One entry of the table. ``sure``: probability that the class is right where this line is the root."""
 
@@ -49,6 +57,7 @@ class FailurePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     sure: Annotated[float, msgspec.Meta(ge=0, le=1)]
     says: str
     source: str
+    fault: FaultOf | None = None
 
 
 class PatternTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -56,7 +56,7 @@ def avoid_faulty_nodes(run_path: Path, job: str, nodes: Collection[str], success
         policy, cluster = fault_policy(), cluster_name()
         ledger = FaultLedger(directory)
         run_id = Fields.of(trusted_files.read_object(run_path / "run.json")).text("run_id")
-        scored = scores(_learnt(ledger, run_path, run_id, policy, cluster), time.time(), policy, cluster)
+        scored = scores(_learnt(ledger, run_path, run_id, cluster), time.time(), policy, cluster)
         if successor is not None:
             _refresh(run_path, job, nodes, successor, scored, policy, CommandClient(), record)
     except (ResilioError, OSError, ValueError) as error:
@@ -77,14 +77,14 @@ def faulty_nodes(run_path: Path, run_id: str, events: Sequence[Event], cluster: 
     if directory is None:
         return frozenset()
     policy = fault_policy()
-    faults = [*FaultLedger(directory).read().faults, *suspect_nodes(events, policy, run_id, cluster)]
+    faults = [*FaultLedger(directory).read().faults, *suspect_nodes(events, run_id, cluster)]
     return frozenset(one.node for one in scores(faults, time.time(), policy, cluster) if one.score >= policy.exclude_at)
 
 
-def _learnt(ledger: FaultLedger, run_path: Path, run_id: str, policy: FaultPolicy, cluster: str) -> list[NodeFault]:
+def _learnt(ledger: FaultLedger, run_path: Path, run_id: str, cluster: str) -> list[NodeFault]:
     known = list(ledger.read().faults)
     keys = {fault.key for fault in known}
-    seen = suspect_nodes(read_ledger(run_path / "ledger"), policy, run_id, cluster)
+    seen = suspect_nodes(read_ledger(run_path / "ledger"), run_id, cluster)
     new = [fault for fault in seen if fault.key not in keys]
     ledger.append(new)
     return known + new

@@ -13,15 +13,16 @@ import msgspec
 
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
+from resilio_hpc.diagnose.causes.known_faults import fault_in
+from resilio_hpc.diagnose.causes.pattern_table import FaultOf
 from resilio_hpc.events.event_text import words
 from resilio_hpc.slurm.node_faults.fault import NodeFault, decode, encode, evidence
-from resilio_hpc.slurm.node_faults.policy import FaultPolicy
 
 ENDING = ("warned", "stopping", "verdict")
 GOING = ("signal", "leaving")  # of one node, or of all nodes of a job
 
 
-def suspect_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", cluster: str = "") -> list[NodeFault]:
+def suspect_nodes(events: Iterable[Event], run: str = "", cluster: str = "") -> list[NodeFault]:
     """Return the faults of nodes in a run's ledger. ``events`` by time, of all writers and jobs; ``run``: its id.
 
     Runs outside of Slurm blame no node: their nodes are this machine, in several parts.
@@ -40,7 +41,7 @@ def suspect_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", c
         elif event.kind == "node_returned":
             going.discard(f.text("node"))
             found = [_was_silent_only(fault, f.text("node"), job) for fault in found]
-        kind = _kind(event.kind, f, policy)
+        kind = _kind(event.kind, f)
         if not kind or not in_slurm or (kind == "node-lost" and (ends or f.text("node") in going)):
             continue
         rank = f.data.get("local_rank")
@@ -61,15 +62,15 @@ def _was_silent_only(fault: NodeFault, node: str, job: str) -> NodeFault:
     return msgspec.structs.replace(fault, kind="node-silent")
 
 
-def _kind(event: str, f: Fields, policy: FaultPolicy) -> str:
+def _kind(event: str, f: Fields) -> str:
     if event == "node_lost":
         return "node-lost"
     if event == "stop_failed":
         return "unkillable"
-    if event == "local_failed" and policy.kind_of_error(f.text("error"), "disk-error"):
+    if event == "local_failed" and fault_in(f.text("error"), FaultOf.DISK):
         return "disk-error"
     said = f"{f.text('message')}\n{f.text('traceback')}"
-    if event == "rank_failed" and policy.kind_of_error(said, "device-error"):
+    if event == "rank_failed" and fault_in(said, FaultOf.DEVICE):
         return "device-error"
     return ""
 

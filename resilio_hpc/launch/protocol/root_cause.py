@@ -10,33 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from resilio_hpc.diagnose.causes.known_faults import fault_in
+from resilio_hpc.diagnose.causes.pattern_table import FaultOf
 from resilio_hpc.launch.protocol.message_parts import RankFailure
 
 LEFT_OUT = "exited with 0 without train.attach(), while other ranks train"
-# Errors that a rank raises because a *peer* ended. Sources: torch 2.13 gloo and c10d, NCCL 2.2x; the last one is this
-# package's (mpi_ranks): Slurm's PMIx ends the whole step when one rank fails.
 INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/resilio_hpc/")
 _FRAME = re.compile(r'^ *(?:\| +)*File "([^"\n]*)", line (\d+)', re.MULTILINE)
-CONSEQUENCES = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "broken pipe",
-    "connection refused",
-    "socket timeout",
-    "timed out waiting",
-    "remote process exited or there was a network error",
-    "ncclremoteerror",
-    "watchdog caught collective operation timeout",
-    "nccl communicator was aborted",
-    "store might have been closed",
-    "killed together with its mpi step",
-)
 
 
 def reads_like_echo(message: str) -> bool:
     """Return whether an error reads like the consequence of another rank's end."""
-    text = message.lower()
-    return any(pattern in text for pattern in CONSEQUENCES)
+    return fault_in(message, FaultOf.PEER) is not None
 
 
 def is_consequence(failure: RankFailure) -> bool:
