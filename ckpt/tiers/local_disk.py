@@ -1,12 +1,7 @@
 """A node's own disk (NVMe) between its memory and the shared file system: copies of the shard files written last.
 
-    DIR/                                        the user's choice; never made here
-      resilio-steps-<uid>-<hash>-<holder>/      0700; <hash>: of the checkpoint directory's path
-        held                                    locked while a step is written; the checkpoint directory's path
-        step-…-e<epoch>-r<round>/node-N.h5      the very bytes that a manifest names, or will
-
-Nothing counts because it is here: a copy is read only when a committed manifest names its content. The owner of DIR is
-trusted, others who may write there are not.
+Nothing counts because it is here: a copy is read only when a committed manifest names its content. ``disk_layout`` says
+what lies where.
 """
 
 from __future__ import annotations
@@ -14,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
-import re
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +22,16 @@ from resilio_hpc.ckpt.format.manifest import Manifest, is_shard_name
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.tiers import bounded_io
 from resilio_hpc.ckpt.tiers.bounded_io import PATIENCE, Patience
+from resilio_hpc.ckpt.tiers.disk_layout import (
+    HELD,
+    STEP,
+    check_directory,
+    holder_directory,
+    holders,
+    is_private,
+    prefix,
+    step_name,
+)
 from resilio_hpc.core import regular_file
 from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, os_error_text
@@ -39,8 +41,6 @@ from resilio_hpc.core.memory_left import refuse_to_fill_memory
 ABANDONED_S = 86_400.0
 """A directory that no process has written to for so long belongs to a run that is over, or has moved to other nodes."""
 
-_HELD = "held"
-_STEP = re.compile(r"step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})")
 _SWEEPER = "resilio-local-sweep"
 _YOURS = "choose a directory that is yours alone"
 _ADVICE = {
@@ -67,7 +67,7 @@ class LocalDisk:
         ``checkpoints``: where steps are committed. ``holder``: the node, or the process where each writes its own file.
         """
         self._checkpoints = checkpoints
-        self._path = directory / f"{_prefix(checkpoints)}{re.sub(r'[^A-Za-z0-9_.-]', '_', holder)}"
+        self._path = holder_directory(directory, checkpoints, holder)
         self.recycled = self._path / "worn"
         """Files that the next step may write over, if there are any."""
         check_directory(directory)
@@ -86,14 +86,14 @@ class LocalDisk:
         deadline = time.monotonic() + patience_s
         while True:
             make_directory(self._path, 0o700)
-            if not _is_private(self._path):
+            if not is_private(self._path):
                 raise PermissionError(errno.EPERM, f"{self._path.name} is not yours alone", str(self._path))
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            lock = os.open(self._path / _HELD, flags, 0o600)
+            lock = os.open(self._path / HELD, flags, 0o600)
             try:
-                regular_file.check_regular(lock, self._path / _HELD)
+                regular_file.check_regular(lock, self._path / HELD)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_same(lock, self._path / _HELD):
+                if _is_same(lock, self._path / HELD):
                     return lock
             except regular_file.NotRegular:
                 os.close(lock)
@@ -112,11 +112,11 @@ class LocalDisk:
         ``recycled``, to be overwritten. ``size_bytes``: of what will be written; a directory in memory is refused where
         that is short.
         """
-        new = self._path / _step_name(step, epoch, round_)
-        orders = {path: self._order(path) for path in self._path.iterdir() if path not in (new, self._path / _HELD)}
+        new = self._path / step_name(step, epoch, round_)
+        orders = {path: self._order(path) for path in self._path.iterdir() if path not in (new, self._path / HELD)}
         kept = max(orders, key=orders.__getitem__, default=None)
         gone = [path for path in [new, *orders] if path != kept or orders[path] < 0]
-        former = next((path for path in gone if _STEP.fullmatch(path.name) and _is_private(path)), None)
+        former = next((path for path in gone if STEP.fullmatch(path.name) and is_private(path)), None)
         for path in gone:
             if path != former:
                 regular_file.remove(path)
@@ -137,8 +137,8 @@ class LocalDisk:
 
     def _order(self, path: Path) -> int:
         """Return the order of its commit; -1 when it may not be committed, or not whole."""
-        name = _STEP.fullmatch(path.name)
-        if name is None or not _is_private(path):
+        name = STEP.fullmatch(path.name)
+        if name is None or not is_private(path):
             return -1
         step, epoch, round_ = (int(number) for number in name.groups())
         try:
@@ -151,8 +151,8 @@ class LocalDisk:
 
     def try_out(self) -> None:
         """Read and write something small on that disk. Raises OSError; may hang with it."""
-        bounded_io.read_page(self._path / _HELD)
-        fd = regular_file.open_file(self._path / _HELD, os.O_WRONLY)
+        bounded_io.read_page(self._path / HELD)
+        fd = regular_file.open_file(self._path / HELD, os.O_WRONLY)
         try:
             os.utime(fd)
             os.fsync(fd)
@@ -176,11 +176,11 @@ def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[st
     Raises OSError; FileNotFoundError where DIR does not exist.
     """
     check_directory(directory)
-    name = _step_name(manifest.step, manifest.epoch, manifest.round)
+    name = step_name(manifest.step, manifest.epoch, manifest.round)
     files = {shard.file for shard in manifest.shards}
     found = {}
-    for path in _holders(directory, _prefix(checkpoints)):
-        if _is_private(path / name):
+    for path in holders(directory, prefix(checkpoints)):
+        if is_private(path / name):
             found.update({file.name: path / name for file in (path / name).iterdir() if file.name in files})
     return found
 
@@ -190,9 +190,9 @@ def copy_of(directory: Path, checkpoints: Path, step: int, epoch: int, round_: i
     check_directory(directory)
     if not is_shard_name(file):
         return None
-    for path in _holders(directory, _prefix(checkpoints)):
-        found = path / _step_name(step, epoch, round_)
-        if _is_private(found) and (found / file).is_file():
+    for path in holders(directory, prefix(checkpoints)):
+        found = path / step_name(step, epoch, round_)
+        if is_private(found) and (found / file).is_file():
             return found / file
     return None
 
@@ -236,14 +236,14 @@ def sweep(directory: Path, abandoned_s: float = ABANDONED_S) -> None:
     directory.
     """
     with contextlib.suppress(OSError):
-        for path in _holders(directory, _prefix()):
+        for path in holders(directory, prefix()):
             with contextlib.suppress(OSError):
                 _sweep(path, abandoned_s)
 
 
 def _sweep(path: Path, abandoned_s: float) -> None:
     try:
-        lock = regular_file.open_file(path / _HELD, os.O_RDWR)
+        lock = regular_file.open_file(path / HELD, os.O_RDWR)
     except FileNotFoundError:  # killed before it could take the lock
         if time.time() - path.stat().st_mtime > abandoned_s:
             regular_file.remove(path)
@@ -257,38 +257,6 @@ def _sweep(path: Path, abandoned_s: float) -> None:
             regular_file.remove(path)
     finally:
         os.close(lock)
-
-
-def _prefix(checkpoints: Path | None = None) -> str:
-    """Return how the names of this user's directories begin, or of those for one directory of checkpoints."""
-    mine = f"resilio-steps-{os.geteuid()}-"
-    return mine if checkpoints is None else f"{mine}{hashlib.sha256(os.fsencode(checkpoints)).hexdigest()[:16]}-"
-
-
-def _step_name(step: int, epoch: int, round_: int) -> str:
-    return f"step-{step:010d}-e{epoch}-r{round_}"
-
-
-def _holders(directory: Path, prefix: str) -> Iterator[Path]:
-    return (path for path in directory.iterdir() if path.name.startswith(prefix) and _is_private(path))
-
-
-def check_directory(directory: Path) -> None:
-    """Refuse a DIR where any user may exchange names (no sticky bit): a check there proves nothing. Raises OSError."""
-    mode = directory.stat().st_mode
-    if not stat.S_ISDIR(mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise PermissionError(errno.EPERM, "any user may exchange what is in it", str(directory))
-
-
-def _is_private(path: Path) -> bool:
-    """Return whether it is a directory, no link, of this user alone. Raises nothing."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def _is_same(fd: int, path: Path) -> bool:

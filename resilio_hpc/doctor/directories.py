@@ -243,14 +243,14 @@ def _private(base: Path) -> Path:
 def local_checkpoints(view: DoctorView) -> DoctorFinding:
     """Use the directory of --local-checkpoints, by the rules of the checkpoint engine."""
     from resilio_hpc.ckpt.format import bulk_io
-    from resilio_hpc.ckpt.tiers import local_disk
+    from resilio_hpc.ckpt.tiers import disk_layout, local_disk
 
     base = view.local_checkpoints
     if base is None:
         return not_here("not asked for (--local-checkpoints DIR)")
     view.mark(str(base))
     try:
-        local_disk.check_directory(base)
+        disk_layout.check_directory(base)
         room = _Room.of(base)
         if full := _full(str(base), room):
             return full
