@@ -20,7 +20,8 @@ from resilio_hpc.ckpt.format.files import ReadFile
 from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES
 from resilio_hpc.ckpt.format.pages import HUGE_PAGE, PAGE
 from resilio_hpc.ckpt.restore import block_table
-from resilio_hpc.ckpt.restore.block_table import BATCH, LIMITS, POLL_S, BlockTable, Claim, Key, Reader, RingLimits
+from resilio_hpc.ckpt.restore.block_table import BATCH, LIMITS, BlockTable, Claim, Key, Reader, RingLimits
+from resilio_hpc.ckpt.restore.table_lock import POLL_S, locked
 from resilio_hpc.core.memory_left import refuse_to_fill_memory
 from resilio_hpc.native import copy_crc32c, direct_io, map_shared
 
@@ -44,7 +45,7 @@ class Ring:
         self._rooms = threading.local()
         self._fd = self._open()
         try:
-            with block_table.locked(self._fd, limits.lock_patience_s):
+            with locked(self._fd, limits.lock_patience_s):
                 if os.fstat(self._fd).st_size < size:
                     refuse_to_fill_memory(size)
                 os.posix_fallocate(self._fd, 0, block_table.BYTES)  # the maker may have been killed before

@@ -1,7 +1,7 @@
 """The table of a ring of shared blocks: which block is in which slot, and how far the readers have come.
 
 It is in shared memory. A writer may be killed or stopped between any two stores, so readers validate every entry. A
-lock on a byte of the file protects the table; it is held for a look only.
+lock (``table_lock``) protects the table; it is held for a look only.
 
 The slowest reader evicts only blocks that are needed after its own position. Without that rule, readers that are
 further apart than the ring is long would each have to read everything. Readers in front wait instead, but only for
@@ -10,8 +10,6 @@ readers that were seen a moment ago, so no process can block another.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
 import struct
 import threading
@@ -24,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.ckpt.restore.table_lock import LOCK_PATIENCE_S, locked
 from resilio_hpc.native import await_word, change_word
 
 SLOTS = 64
@@ -34,9 +33,6 @@ PATIENCE_S = 2.0
 READERS = 128  # threads; the positions of more are not recorded
 _SEEN_S = 0.2  # a reader that has looked since is alive
 _NEAR_BYTES = 256 << 20  # a reader further behind reads on its own
-# the lock is held for a look at the table only, so a process that holds it for longer was stopped
-_LOCK_PATIENCE_S = 1.0
-POLL_S = 0.0002
 _HEADER = struct.Struct("=QII")  # see _Header
 _CURSOR_AT, _CHANGES_AT, _HELD_AT = 0, 8, 12
 _CLAIMED, _CONTENT = struct.Struct("=Q"), struct.Struct("=QQQQQ")
@@ -66,7 +62,7 @@ class RingLimits:
     near_bytes: int = _NEAR_BYTES
     patience_s: float = PATIENCE_S
     seen_s: float = _SEEN_S
-    lock_patience_s: float = _LOCK_PATIENCE_S
+    lock_patience_s: float = LOCK_PATIENCE_S
 
 
 LIMITS = RingLimits()
@@ -286,26 +282,3 @@ class BlockTable:
                         _CONTENT.pack_into(self._memory, self._at(claim.slot) + _CLAIMED.size, *_NOTHING)
                     _CLAIMED.pack_into(self._memory, self._at(claim.slot), 0)
         change_word(self._memory, _CHANGES_AT)
-
-
-@contextmanager
-def locked(fd: int, patience_s: float = _LOCK_PATIENCE_S) -> Iterator[None]:
-    """Hold the lock of a table, against other processes. Raises TimeoutError."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            lock(fd, fcntl.F_WRLCK)
-            break
-        except (BlockingIOError, PermissionError):
-            if time.monotonic() > deadline:
-                raise TimeoutError("a process that shares blocks does not let go of their table") from None
-            time.sleep(POLL_S)
-    try:
-        yield
-    finally:
-        lock(fd, fcntl.F_UNLCK)
-
-
-def lock(fd: int, kind: int) -> None:
-    """Lock for the open file, not the process: another thread may have it open there too. fcntl(2)."""
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi", kind, os.SEEK_SET, 0, 1, 0))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.ckpt.restore import block_ring, block_table
+from resilio_hpc.ckpt.restore import block_ring, block_table, table_lock
 from resilio_hpc.ckpt.restore.block_table import LIMITS, RingLimits
 from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks, sweep
 from resilio_hpc.native import direct_io
@@ -159,7 +159,7 @@ def test_a_table_that_somebody_holds_is_not_waited_for_long(rings: Path, file: i
     with closing(SharedBlocks("x", rings, IMPATIENT)) as one:
         assert one.read(opened(file).file, wanted([0])) == []
         holder = os.open(next(rings.iterdir()), os.O_RDWR)
-        block_table.lock(holder, fcntl.F_WRLCK)
+        table_lock.lock(holder, fcntl.F_WRLCK)
         found = wanted()
         assert one.read(opened(file).file, found) == []  # and does not hang
         assert is_right(found)
