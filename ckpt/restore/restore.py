@@ -16,8 +16,9 @@ from typing import Any
 from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.format.source import CheckpointSource
 from resilio_hpc.ckpt.restore.loads import Loads, Undo
+from resilio_hpc.ckpt.restore.optimizers import Optimizers
 from resilio_hpc.ckpt.restore.targets import Path, Targets
-from resilio_hpc.ckpt.state import containers, overlap, saved_optimizer, tensors, tree
+from resilio_hpc.ckpt.state import containers, overlap, tensors, tree
 from resilio_hpc.ckpt.state.containers import NOTHING, SEQUENCES
 from resilio_hpc.ckpt.state.plain_values import SCALARS
 from resilio_hpc.ckpt.state.slab import Box, Shape, Slab, slab_of
@@ -58,12 +59,12 @@ class _Matching:
         self._records: list[TensorRecord] = []
         self._mine = len(source.tensors)  # the others come from elsewhere
         self._learn()
-        self.saved, self._parameters = tree.read(source.tree)
+        self.saved, parameters = tree.read(source.tree)
+        self._optimizers = Optimizers(self._records, parameters)
         self.targets = Targets(self._records)
         self.loads = Loads()
         self._is_new = False  # what is matched now belongs to an object, which gets it later
         self._is_shared_out_anew = False
-        self._optimizers: list[Path] = []
 
     # -- matching --------------------------------------------------------------------------------------------------
 
@@ -201,55 +202,14 @@ class _Matching:
             return self._module(live, saved, path)
         template: Any = NOTHING
         if overlap.is_optimizer(live) and isinstance(saved, dict) and isinstance(saved.get("state"), dict):
-            saved = self._optimizer(live, saved, path)
-            template = self._template(live, saved)
+            saved = self._optimizers.arranged(live, saved, path)
+            template = self._optimizers.template(live, saved)
         self._is_new, before = True, self._is_new
         build = self.match(template, saved, path)
         self._is_new = before
         fills_tensors = not overlap.is_optimizer(live) and next(refs(saved), None) is not None
         self.loads.add(live, path, build, fills_tensors)
         return lambda: live
-
-    def _optimizer(self, live: Any, saved: dict[Any, Any], path: Path) -> dict[Any, Any]:
-        """Return an optimizer's state in the order of its own parameters. Raises LayoutMismatch."""
-        if saved["state"]:
-            self._optimizers.append(path)
-        saved, numbers = saved_optimizer.arranged(live, saved, place(path))
-        shapes = self._parameters.get(path)
-        if shapes is not None and len(shapes) == len(numbers):
-            shapes = [shapes[number] for number in numbers]
-        else:
-            shapes = None
-        saved_optimizer.check_shapes(live, saved, shapes, self._shape_of, place(path))
-        return saved
-
-    def _shape_of(self, saved: Any) -> Shape | None:
-        if not isinstance(saved, TensorRef) or saved.index >= len(self._records):
-            return None
-        record = self._records[saved.index]
-        return record.shape if record.slab is None else record.slab.global_shape
-
-    def _template(self, live: Any, saved: dict[Any, Any]) -> Any:
-        """Return, for a torch optimizer whose state was saved in parts, the parts of its own layout.
-
-        Its own state does not exist before the first step, and is laid out as the parameters are.
-        """
-        import torch
-
-        parameters = saved_optimizer.parameters_of(live)
-        state: dict[Any, Any] = {}
-        for index, values in saved["state"].items():
-            for name, ref in values.items() if isinstance(values, dict) and index in range(len(parameters)) else ():
-                known = isinstance(ref, TensorRef) and ref.index < len(self._records)
-                record = self._records[ref.index] if known else None
-                like = parameters[index]
-                if record is not None and record.slab is not None:
-                    if record.slab.global_shape == tuple(like.shape):
-                        fresh = torch.empty_like(like, dtype=tensors.torch_dtype(record.dtype), requires_grad=False)
-                    else:  # of another shape, such as a number of steps: whole in every process
-                        fresh = tensors.empty(record.kind, record.dtype, record.slab.global_shape)
-                    state.setdefault(index, {})[name] = fresh
-        return {"state": state} if state else NOTHING
 
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         """Match a module: its state_dict() shows its live tensors, so the bytes go straight into them."""
@@ -270,11 +230,8 @@ class _Matching:
 
     def check_optimizers(self) -> None:
         """Check that optimizers number the same parameters: otherwise the same number means another one."""
-        if self._is_shared_out_anew and self._optimizers:
-            raise LayoutMismatch(
-                f"{place(self._optimizers[0])}: layers are shared out anew, and an optimizer knows parameters by "
-                "number; save get_optimizer_state_dict(), with flatten_optimizer_state_dict=True, which names them"
-            )
+        if self._is_shared_out_anew:
+            self._optimizers.refuse_other_numbers()
 
 
 def _filled(live: Any, saved: Any, values: Sequence[Any]) -> Any:
