@@ -1,4 +1,4 @@
-"""Xids: the GPU errors that NVIDIA's driver writes to the kernel's log, and the action for each.
+"""Xids: the GPU errors that NVIDIA's driver writes to the kernel's log (``xid_events``), and the action for each.
 
 ``xid.csv`` has the meaning of each. Some rules go beyond one line. The same Xid of a GPU within minutes is one event.
 Xids that a program may cause (13, 31) are hardware when different programs and users meet them on the same unit of the
@@ -19,24 +19,19 @@ import msgspec
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.prolog_epilog.base.check import ON_FAIL, Fault, Former, OnFail, Thresholds
-from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line
+from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog
+from resilio_hpc.prolog_epilog.checks.xid_events import RECOVERY, XidEvent, address, collapsed, parse
 
 POLICY = Path(__file__).with_name("xid.csv")
 CLASSES = (
     "ignore", "software", "application", "reset", "reboot", "workflow", "mechanical", "support", "line", "undefined",
 )  # fmt: skip
-# of a MIG instance: (PCI:0000:65:00 GPU-I:05 GPU-CI:00); of old drivers: (0000:03:00)
-_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})(?: [^)]*)?\): (\d{1,5})(?:,\s*(.*))?$")
 _SXID = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]{7,16})\): (\d{1,6}), (Fatal|Non-fatal)(.*)$", re.IGNORECASE)
-# the place on the chip; GPCCLIENT_T1_0 alone names a kind of client, which each GPC has
-_UNITS = (re.compile(r"GPC ?(\d+)[, ]+TPC ?(\d+)"), re.compile(r"\bGPC(\d+) GPCCLIENT_(\w+)"))
-_RECOVERY = re.compile(r"recovery action changed from .* to (?:0x[0-9a-fA-F]+ )?\(([^)]*)\)")
+_RECOVERY_TEXT = re.compile(r"recovery action changed from .* to (?:0x[0-9a-fA-F]+ )?\(([^)]*)\)")
 _RESET_DONE = re.compile(r"recovery action changed from .*\bReset\b.* to (?:0x[0-9a-fA-F]+ )?\(None\)")
-_PROCESS = re.compile(r"\bpid='?(\d+)'?(?:, name='?([^,']*))?")
 _INTERPRETER = re.compile(r"(?:python|pypy|perl)[\d.]*|julia|java|node|R|MATLAB|bash|sh|pt_\w+|ray::.*")
 """Names that are those of many programs (``pt_main_thread``: PyTorch's)."""
 _NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
-_DEVICE = 154  # its line names the action
 _KEPT_EVENTS = 500
 
 
@@ -56,27 +51,6 @@ class Rule:
     meaning: str
 
 
-@dataclass(frozen=True)
-class XidEvent:
-    """One Xid of one GPU (its PCI address), at seconds since boot; ``unit``: the part of the GPU, if told.
-
-    ``users``: whose programs were on the node around that time; empty where that is not known.
-    """
-
-    at_s: float
-    gpu: str
-    xid: int
-    unit: str
-    text: str
-    users: frozenset[int] = frozenset()
-
-    @property
-    def process(self) -> tuple[str, str] | None:
-        """Return number and name of the process with that GPU work; None where the line has none (``<unknown>``)."""
-        found = _PROCESS.search(self.text)
-        return (found[1], found[2] or "") if found else None
-
-
 @functools.cache
 def policy(path: Path = POLICY) -> Mapping[int, Rule]:
     """Return the rows by number. Raises UsageError where the table is invalid."""
@@ -92,43 +66,6 @@ def policy(path: Path = POLICY) -> Mapping[int, Rule]:
         on_fail, nonfatal = (next((one for one in ON_FAIL if one == action), None) for action in actions)
         rules[number] = Rule(number, kind, on_fail, nonfatal, row["by_unit"] == "yes", row["meaning"])
     return rules
-
-
-def parse(lines: Iterable[Line]) -> list[XidEvent]:
-    """Return the Xids of a kernel log, in order. Pure."""
-    events = []
-    for line in lines:
-        found = _LINE.search(line.text)
-        if found:
-            text = found[3] or ""
-            events.append(XidEvent(line.at_s, address(found[1]), int(found[2]), _unit(text), text))
-    return events
-
-
-def _unit(text: str) -> str:
-    tpc, client = (one.search(text) for one in _UNITS)
-    if tpc:
-        return f"GPC {tpc[1]}, TPC {tpc[2]}"
-    return f"GPC {client[1]}, {client[2]}" if client else ""
-
-
-def address(text: str) -> str:
-    """Return a PCI address as in the kernel's log, without function: 0000:3b:00. Pure."""
-    words = text.lower().split(".")[0].split(":")
-    words = words if len(words) == 3 else ["0", *words]
-    return ":".join([f"{int(words[0] or '0', 16):04x}", *words[1:3]])
-
-
-def collapsed(events: Sequence[XidEvent], burst_s: float) -> list[XidEvent]:
-    """Return events without repetitions (GPU, number, unit) within ``burst_s``; of Xid 154 each is kept. Pure."""
-    kept: list[XidEvent] = []
-    last: dict[tuple[str, int, str], float] = {}
-    for event in sorted(events, key=lambda event: event.at_s):
-        key = (event.gpu, event.xid, event.unit)
-        if event.xid == _DEVICE or key not in last or event.at_s - last[key] > burst_s:
-            kept.append(event)
-        last[key] = event.at_s
-    return kept
 
 
 def judge(log: KernelLog, limits: Thresholds, former: Former) -> tuple[Iterable[Fault], object]:
@@ -179,7 +116,7 @@ def _single(event: XidEvent) -> Fault | None:
     rule = policy().get(event.xid)
     action = _action(event)
     meaning = rule.meaning if rule else "not in our table"
-    if event.xid == _DEVICE:
+    if event.xid == RECOVERY:
         meaning = _recovery(event.text)[1]
     if action is None:
         return None
@@ -190,7 +127,7 @@ def _action(event: XidEvent) -> OnFail | None:
     rule = policy().get(event.xid)
     if rule is None:
         return "warn"
-    if event.xid == _DEVICE:
+    if event.xid == RECOVERY:
         return _recovery(event.text)[0]
     return rule.nonfatal if rule.nonfatal and _NONFATAL.search(event.text) else rule.on_fail
 
@@ -200,14 +137,14 @@ def _current(events: Sequence[XidEvent]) -> list[XidEvent]:
 
     Where it is "None" after a reset, the events that asked for that reset do not count any more.
     """
-    changes = [event for event in events if event.xid == _DEVICE]
+    changes = [event for event in events if event.xid == RECOVERY]
     if not changes:
         return list(events)
     last = changes[-1]
     reset = _RESET_DONE.search(last.text) is not None
     return [
         event for event in events
-        if event is last or not (event.xid == _DEVICE or (reset and event.at_s <= last.at_s and _by_reset(event)))
+        if event is last or not (event.xid == RECOVERY or (reset and event.at_s <= last.at_s and _by_reset(event)))
     ]  # fmt: skip
 
 
@@ -218,7 +155,7 @@ def _by_reset(event: XidEvent) -> bool:
 
 def _recovery(text: str) -> tuple[OnFail | None, str]:
     """Return the action that Xid 154 asks for."""
-    found = _RECOVERY.search(text)
+    found = _RECOVERY_TEXT.search(text)
     said = found[1] if found else ""
     if said == "None":
         return None, said
@@ -280,7 +217,7 @@ class _Kept:
 
     def written(self) -> dict[str, object]:
         """Return it for JSON. Of too many events, those of faulty hardware and the newest are kept."""
-        ranked = sorted(self.events, key=lambda event: (_is_hardware(event) or event.xid == _DEVICE, event.at_s))
+        ranked = sorted(self.events, key=lambda event: (_is_hardware(event) or event.xid == RECOVERY, event.at_s))
         newest = sorted(ranked[-_KEPT_EVENTS:], key=lambda event: event.at_s)
         events = [[one.at_s, one.gpu, one.xid, one.unit, one.text, sorted(one.users)] for one in newest]
         return {"events": events, "users": sorted(self.users), "looked_s": self.looked_s}

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from resilio_hpc.prolog_epilog.base.check import Fault, Former, Thresholds
 from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line, parse
-from resilio_hpc.prolog_epilog.checks.xid import address, judge, policy
+from resilio_hpc.prolog_epilog.checks.xid import judge, policy
+from resilio_hpc.prolog_epilog.checks.xid_events import address
 
 LIMITS = Thresholds({"burst_s": 180, "escalate": 5, "escalate_window_s": 86400, "same_unit": 3})
 NOW = 200_000.0

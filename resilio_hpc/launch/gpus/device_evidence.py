@@ -24,7 +24,7 @@ from resilio_hpc.launch.process import process_tree
 from resilio_hpc.prolog_epilog.base import table as tables
 from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, NodeVerdict, Thresholds, Value
 from resilio_hpc.prolog_epilog.base.node import NodeView, boot_id, uptime_s
-from resilio_hpc.prolog_epilog.checks import gpu_readings, kernel_log, registry, xid
+from resilio_hpc.prolog_epilog.checks import gpu_readings, kernel_log, registry, xid, xid_events
 from resilio_hpc.prolog_epilog.run.baseline import Values, read
 from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY, NoVerdict, VerdictCache
 from resilio_hpc.prolog_epilog.run.health_run import node_name
@@ -91,7 +91,7 @@ def from_nvml(
         except Absent:
             continue
     gpus = tuple(
-        Identity(order, gpu.slurm_index, gpu.uuid, xid.address(gpu.bus_id) if gpu.bus_id else "", gpu.instances)
+        Identity(order, gpu.slurm_index, gpu.uuid, xid_events.address(gpu.bus_id) if gpu.bus_id else "", gpu.instances)
         for order, gpu in enumerate(reading.gpus)
     )
     return Said("NVML", tuple(found), gpus or tuple(slurm), reading.trouble)
