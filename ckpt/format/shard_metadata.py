@@ -7,7 +7,6 @@ see ``stored_types``.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import weakref
@@ -17,19 +16,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import h5py
 import msgspec
 from typing_extensions import Self
 
 from resilio_hpc.ckpt.format.extents import gaps, hash_gaps
 from resilio_hpc.ckpt.format.files import NewFile
-from resilio_hpc.ckpt.format.manifest import Extent, Layout, RankRecord, RankTable, SlabRecord, TensorRecord, sha256
-from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.ckpt.format.hdf_group import HdfGroup, hdf_file
+from resilio_hpc.ckpt.format.manifest import Extent, Layout, RankRecord, RankTable, TensorRecord, sha256
 from resilio_hpc.ckpt.format.stored_types import BYTE, Stored, stored_as
 from resilio_hpc.native import crc32c
 
 _PIECE_BYTES = 1 << 20
-_ALIGNED = {"alignment_threshold": 64 * 1024, "alignment_interval": PAGE}
 Tensors = tuple[tuple[Any, ...], ...]
 _encode = msgspec.json.Encoder().encode
 
@@ -95,17 +92,17 @@ class HdfImage:
                 self.places.clear()
                 self.ranks.clear()
                 return None
-        with _hdf(skeleton.fd, "r+") as file:
+        with hdf_file(skeleton.fd, "r+") as file:
             file.attrs.modify("step", parts[0].step)
         return skeleton
 
     def _make(self, parts: Sequence[RankPart]) -> _Skeleton:
         skeleton = _Skeleton(os.memfd_create("resilio-hdf5", os.MFD_CLOEXEC), _tensors(parts))
-        with _hdf(skeleton.fd, "w") as file:
+        with hdf_file(skeleton.fd, "w") as file:
             file.attrs["format"] = "resilio-checkpoint"
             file.attrs["step"] = parts[0].step
             for part in parts:
-                room = _make_room(_Group(file.id, f"rank{part.rank}"), part)
+                room = _make_room(HdfGroup(file.id, f"rank{part.rank}"), part)
                 skeleton.rooms.append(room)
                 is_filled = self._fill(part, room)
                 assert is_filled
@@ -220,15 +217,6 @@ def _tensors(parts: Sequence[RankPart]) -> Tensors:
     )
 
 
-@contextlib.contextmanager
-def _hdf(fd: int, mode: str) -> Iterator[Any]:
-    with (
-        open(fd, "r+b", buffering=0, closefd=False) as memory,
-        h5py.File(memory, mode, libver="latest", **(_ALIGNED if mode == "w" else {})) as file,
-    ):
-        yield file
-
-
 def _padded(data: bytes, hole: _Hole) -> bytes | None:
     return data.ljust(hole.size) if len(data) <= hole.size else None
 
@@ -242,30 +230,10 @@ def _table(part: RankPart, room: _Room) -> bytes:
     return _encode(RankTable(Extent(room.tree.offset, len(tree), crc32c(tree)), records))
 
 
-class _Group:
-    """A group of an HDF5 file, without times, so that the same tensors always have the same metadata."""
-
-    def __init__(self, parent: Any, name: str) -> None:
-        self.links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-        self.links.set_char_encoding(h5py.h5t.CSET_UTF8)
-        self._properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
-        self._properties.set_obj_track_times(False)
-        self.id = h5py.h5g.create(parent, name.encode("utf-8"), self.links, self._properties)
-        self._made: set[str] = set()
-
-    def make_parents(self, name: str) -> None:
-        """Make the parent groups of ``name``, once each."""
-        parent = name.rpartition("/")[0]
-        if parent and parent not in self._made:
-            self.make_parents(parent)
-            h5py.h5g.create(self.id, parent.encode("utf-8"), self.links, self._properties)
-            self._made.add(parent)
-
-
-def _make_room(group: _Group, part: RankPart) -> _Room:
+def _make_room(group: HdfGroup, part: RankPart) -> _Room:
     mine = part.layout == "own" or part.rank == 0
     tensors = tuple(
-        _make_dataset(group, name, stored_as(record), record.slab)
+        group.make_dataset(name, stored_as(record), record.slab)
         if (mine or number in part.own if record.slab is None else record.slab.replica == 0)
         else -1
         for number, (record, name) in enumerate(zip(part.tensors, dataset_names(part.tensors), strict=True))
@@ -275,10 +243,10 @@ def _make_room(group: _Group, part: RankPart) -> _Room:
     return _Room(tensors, tree, _make_hole(group, "$table", len(table)))
 
 
-def _make_hole(group: _Group, name: str, size: int) -> _Hole:
+def _make_hole(group: HdfGroup, name: str, size: int) -> _Hole:
     """Make a hole with some room to grow: later numbers may have more digits."""
     size += size // 64 + 64
-    return _Hole(_make_dataset(group, name, Stored(BYTE, (size,))), size)
+    return _Hole(group.make_dataset(name, Stored(BYTE, (size,))), size)
 
 
 def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
@@ -290,21 +258,3 @@ def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
     for record in records:
         seen[record.path] += 1
         yield record.path if seen[record.path] == 1 else f"{record.path}${seen[record.path]}"
-
-
-def _make_dataset(group: _Group, name: str, stored: Stored, slab: SlabRecord | None = None) -> int:
-    """Allocate a contiguous dataset without writing to it; return the offset of its bytes in the file."""
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_layout(h5py.h5d.CONTIGUOUS)
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    properties.set_obj_track_times(False)
-    group.make_parents(name)
-    space = h5py.h5s.create_simple(stored.shape) if stored.shape else h5py.h5s.create(h5py.h5s.SCALAR)
-    dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored.type, space, dcpl=properties, lcpl=group.links)
-    if stored.name:
-        h5py.Dataset(dataset).attrs["dtype"] = stored.name
-    if slab is not None and slab.global_shape != stored.shape:
-        h5py.Dataset(dataset).attrs["global_shape"] = slab.global_shape
-        h5py.Dataset(dataset).attrs["start"] = slab.start
-    return dataset.get_offset() or 0
