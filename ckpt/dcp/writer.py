@@ -33,6 +33,7 @@ from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot, copy_threads
 from resilio_hpc.ckpt.state.tree import Flattened
 from resilio_hpc.ckpt.store import checkpoint_index, writers
+from resilio_hpc.ckpt.store.commit import commit_step, open_staging
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.ckpt.tiers.peer_disks import this_node
@@ -108,7 +109,7 @@ class ResilioWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Make a new staging directory, before any process writes. Raises CheckpointError, OSError."""
         with _commits:
-            checkpoint_index.open_staging(self.directory, self.step, *_life(), self._me())
+            open_staging(self.directory, self.step, *_life(), self._me())
         return plans
 
     def _me(self) -> Writer:
@@ -169,7 +170,7 @@ class ResilioWriter(StorageWriter):
         me = None if _life()[0] else self._me()
         try:
             with _commits:
-                others = checkpoint_index.commit(
+                others = commit_step(
                     self.directory, self.step, *_life(), len(shards), "own", shards, self._retention, writer=me
                 )
         finally:

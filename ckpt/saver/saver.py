@@ -39,6 +39,7 @@ from resilio_hpc.ckpt.saver.messages import (
 )
 from resilio_hpc.ckpt.saver.write_through import LocalWay
 from resilio_hpc.ckpt.store import checkpoint_index, writers
+from resilio_hpc.ckpt.store.commit import commit_step
 from resilio_hpc.ckpt.store.coverage import check_slabs
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.space_trend import SpaceTrend
@@ -146,7 +147,7 @@ def commit(request: Commit) -> Committed:
         raise CheckpointError(f"step {request.step}: the shards have the layouts {sorted(layouts)}, not one")
     directory = Path(request.directory)
     _check(request, directory)
-    others = checkpoint_index.commit(
+    others = commit_step(
         directory,
         request.step,
         request.epoch,

@@ -1,4 +1,4 @@
-"""The directory of committed checkpoints: what is there, committing a step, and removing old ones.
+"""The directory of committed checkpoints: what is there, and removing old steps. ``commit`` makes new ones.
 
     checkpoints/
       step-0000000100/          a committed step: appears whole, by one rename, and disappears the same way
@@ -21,28 +21,23 @@ import atexit
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Sequence
 from functools import cache
 from numbers import Integral
 from pathlib import Path
 
-from resilio_hpc.ckpt.format import manifest as records
-from resilio_hpc.ckpt.format.manifest import Layout, Manifest, ShardRecord, Writer, read_manifest, why_incomplete
-from resilio_hpc.ckpt.store import writers
-from resilio_hpc.ckpt.store.fence import check_fence
+from resilio_hpc.ckpt.format.manifest import Manifest, read_manifest
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.retention import CommittedStep, Retention
-from resilio_hpc.ckpt.store.staging import STEP, empty_bin, remove_strangers, staging_directory, sweep
+from resilio_hpc.ckpt.store.staging import STEP, empty_bin
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, is_damage
 from resilio_hpc.core.regular_file import NotRegular
 
 MANIFEST = "manifest.json"
 DAMAGED = "damaged"
 VIEW = "checkpoint.h5"
-_MANIFEST_LIMIT = 1 << 30
+MANIFEST_LIMIT = 1 << 30
 _NOTE_LIMIT = 1 << 16
-_THREAD_END_S = 1.0  # seconds that the thread of a failed save may need to end
 
 
 def check_step(step: object) -> int:
@@ -56,25 +51,6 @@ def check_step(step: object) -> int:
 def step_directory(directory: Path, step: int) -> Path:
     """Return where a committed step lies."""
     return directory / f"step-{step:010d}"
-
-
-def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Writer) -> Path:
-    """Return the staging directory of a save that begins, empty.
-
-    Leftovers of dead saves are removed first: disks fill up. Only the one process, ``writer``, that begins it for all
-    calls this. Raises CheckpointError when ``epoch`` may not commit, or when that step is being saved already; OSError.
-    """
-    store = store_of(directory)
-    if not store.is_directory(directory, follow=True):  # making it syncs it, which ``begin`` does again
-        store.make_directory(directory)
-    _check_fence(directory, epoch)
-    staging = staging_directory(directory, step, epoch, round_)
-    if other := writers.at_work(staging, has_session=False, patience_s=_THREAD_END_S):
-        raise CheckpointError(f"step {step} is being saved to {directory} already, by process {other.pid}")
-    store.move_away(staging, "removed")
-    sweep(directory, step, epoch, round_)
-    writers.begin(staging, writer)
-    return staging
 
 
 def committed_steps(directory: Path) -> list[int]:
@@ -168,69 +144,12 @@ def why_latest_is_wrong(directory: Path) -> str:
 def manifest_of(directory: Path, step: int) -> Manifest:
     """Return the manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
     try:
-        data = store_of(directory).read(step_directory(directory, step) / MANIFEST, _MANIFEST_LIMIT + 1)
+        data = store_of(directory).read(step_directory(directory, step) / MANIFEST, MANIFEST_LIMIT + 1)
     except NotRegular as error:
         raise CorruptCheckpoint(f"manifest of step {step}: {error.strerror}") from error
-    if len(data) > _MANIFEST_LIMIT:
-        raise CorruptCheckpoint(f"manifest of step {step} is larger than {_MANIFEST_LIMIT} bytes")
+    if len(data) > MANIFEST_LIMIT:
+        raise CorruptCheckpoint(f"manifest of step {step} is larger than {MANIFEST_LIMIT} bytes")
     return read_manifest(data, step)
-
-
-def commit(
-    directory: Path,
-    step: int,
-    epoch: int,
-    round_: int,
-    world_size: int,
-    layout: Layout,
-    shards: Sequence[ShardRecord],
-    retention: Retention | None,
-    session: str = "",
-    writer: Writer | None = None,
-) -> str:
-    """Make ``step`` a committed checkpoint from its durable shards, then prune (None: no other step is removed).
-
-    ``writer``: without a launcher, the process that asks. Returns "", or that another job writes here, too: its steps
-    are neither replaced nor pruned. Raises CheckpointError when it must not be committed (another epoch's or job's
-    business, or incomplete), OSError when the disk fails; older steps are untouched then.
-    """
-    store = store_of(directory)
-    staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
-    _check_fence(directory, epoch)
-    existing = _read(final, step)
-    if existing is not None and existing.epoch > epoch:
-        raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
-    asked_before = not session and existing is not None and (existing.epoch, existing.round) == (epoch, round_)
-    if asked_before and not store.is_directory(staging, follow=True):
-        return ""
-    why = why_incomplete(shards, world_size) or "".join(
-        f"{shard.file} is missing or has another size. "
-        for shard in shards
-        if store.size_of(staging / shard.file, follow=False) != shard.size_bytes
-    )
-    if why:
-        raise CheckpointError(f"step {step} cannot be committed: {why}")
-    remove_strangers(staging, {VIEW, *(shard.file for shard in shards)})
-    found = committed(directory)
-    others = {} if writer is None else writers.others_at_work(directory, writer, found)
-    writers.check_former(directory, writer, existing)
-    order = 1 + max((manifest.order for manifest in found), default=0)
-    manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
-    store.write(staging / MANIFEST, records.write_manifest(manifest))
-    _check_fence(directory, epoch)  # again, since the shards took long
-    for note in writers.notes(staging):  # as late as possible: see ``sweep``
-        store.remove(note, ignore_errors=False)
-    store.put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
-    store.sync(directory)
-    # the step is committed, whatever happens to the rest
-    with contextlib.suppress(OSError):
-        store.write(directory / "latest", f"{step}\n".encode())
-    with contextlib.suppress(OSError):
-        if retention is not None:
-            ours = [known for known in found if known.step != step and known.step not in others]
-            _remove(directory, expendable(directory, retention, time.time(), [*ours, manifest]), recycle=True)
-        sweep(directory, step, epoch, round_, session)
-    return next((writers.words(directory, other) for other in others.values()), "")
 
 
 def expendable(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
@@ -258,7 +177,7 @@ def prune(directory: Path, retention: Retention, now: float) -> list[int]:
     """Remove what ``retention`` does not keep, and all that is of no use; the steps removed. Raises OSError."""
     old = expendable(directory, retention, now)
     remove_recycled(directory)
-    _remove(directory, old)
+    remove_steps(directory, old)
     return old
 
 
@@ -280,7 +199,8 @@ def remove_recycled_at_exit(directory: Path) -> None:
     atexit.register(remove_recycled, directory)
 
 
-def _remove(directory: Path, steps: Sequence[int], recycle: bool = False) -> None:
+def remove_steps(directory: Path, steps: Sequence[int], recycle: bool = False) -> None:
+    """Remove these steps. ``recycle``: keep the files of one, for the next step to write over. Raises OSError."""
     store = store_of(directory)
     gone = [store.move_away(step_directory(directory, step), "removed") for step in steps]
     if gone:
@@ -289,17 +209,6 @@ def _remove(directory: Path, steps: Sequence[int], recycle: bool = False) -> Non
             if recycle:
                 store.recycle(gone[-1], recycled(directory))
     empty_bin(directory)
-
-
-def _check_fence(directory: Path, epoch: int) -> None:
-    check_fence(directory, epoch, lambda: [manifest.epoch for manifest in committed(directory)])
-
-
-def _read(where: Path, step: int) -> Manifest | None:
-    try:
-        return read_manifest(store_of(where).read(where / MANIFEST, _MANIFEST_LIMIT), step)
-    except (CorruptCheckpoint, OSError):
-        return None  # nothing, or nothing of worth
 
 
 def _numbers(directory: Path) -> list[int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from resilio_hpc.ckpt.format.manifest import Manifest
 from resilio_hpc.ckpt.format.source import Progress
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.commit import commit_step
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.ckpt.store.verify import verify_files
@@ -51,7 +52,7 @@ def commit_verified(target: Path, staging: Path, manifest: Manifest, progress: P
     damages = verify_files(staging, manifest, progress)
     if damages:
         raise CorruptCheckpoint(f"step {manifest.step}: {damages[0].file}: {damages[0].what}")
-    checkpoint_index.commit(
+    commit_step(
         target,
         manifest.step,
         manifest.epoch,

@@ -11,9 +11,11 @@ import pytest
 
 from resilio_hpc import ckpt
 from resilio_hpc.ckpt.store import checkpoint_index, fence
+from resilio_hpc.ckpt.store.commit import commit_step
 from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
-from tests.ckpt.test_catalogue import KEEP, directory, restored, stage
+from tests.ckpt.test_catalogue import directory, restored
+from tests.ckpt.test_commit import KEEP, stage
 
 __all__ = ["directory"]
 
@@ -31,9 +33,9 @@ def test_a_damaged_fence_is_neither_believed_nor_in_the_way(damaged: bytes, dire
     found = checkpoint_index.manifest_of(directory, 20)
     stage(directory, 30, epoch=4)
     with pytest.raises(CheckpointError, match="epoch 5 has taken over"):
-        checkpoint_index.commit(directory, 30, 4, 0, 1, "own", found.shards, KEEP)
+        commit_step(directory, 30, 4, 0, 1, "own", found.shards, KEEP)
     stage(directory, 30, epoch=5)
-    checkpoint_index.commit(directory, 30, 5, 0, 1, "own", found.shards, KEEP)
+    commit_step(directory, 30, 5, 0, 1, "own", found.shards, KEEP)
     assert (directory / fence.NAME).read_bytes() == good
     assert resilio_ckpt(["verify", str(directory)]) == 0
 
@@ -54,11 +56,11 @@ def test_fences_of_earlier_versions_are_read_and_raised(directory: Path) -> None
 def test_a_damaged_fence_without_a_run_holds_back_what_the_committed_steps_do(directory: Path) -> None:
     found = checkpoint_index.manifest_of(directory, 20)
     stage(directory, 30, epoch=3)
-    checkpoint_index.commit(directory, 30, 3, 0, 1, "own", found.shards, KEEP)
+    commit_step(directory, 30, 3, 0, 1, "own", found.shards, KEEP)
     (directory / fence.NAME).write_text("garbage")
     stage(directory, 40, epoch=2)
     with pytest.raises(CheckpointError, match="epoch 3 has taken over"):
-        checkpoint_index.commit(directory, 40, 2, 0, 1, "own", found.shards, KEEP)
+        commit_step(directory, 40, 2, 0, 1, "own", found.shards, KEEP)
 
 
 def test_latest_that_names_a_step_which_is_gone_is_told(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:

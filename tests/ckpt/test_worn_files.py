@@ -115,7 +115,7 @@ def test_where_no_lease_can_be_had_removed_steps_go(disk_path: Path, monkeypatch
     for step in (1, 2, 3):
         Checkpointer(directory, keep_last=9).save(step, state(step)).wait(timeout_s=60)
     monkeypatch.setattr(posix, "is_ours_alone", lambda fd: False)
-    checkpoint_index._remove(directory, [1, 2], recycle=True)
+    checkpoint_index.remove_steps(directory, [1, 2], recycle=True)
     assert sorted(path.name for path in directory.iterdir()) == ["latest", "step-0000000003"]
 
 

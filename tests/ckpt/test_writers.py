@@ -21,6 +21,7 @@ from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.ckpt.dcp.__init__ import ResilioWriter
 from resilio_hpc.ckpt.format.manifest import Writer, read_manifest, write_manifest
 from resilio_hpc.ckpt.store import checkpoint_index, writers
+from resilio_hpc.ckpt.store.commit import open_staging
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.core.errors import CheckpointError
@@ -157,7 +158,7 @@ def test_what_a_save_left_that_failed_goes_with_the_next(tmp_path: Path) -> None
 
 def test_results_of_another_step_are_not_committed(tmp_path: Path) -> None:
     """As when saves of one process group overlap, and the processes' collectives get mixed up."""
-    checkpoint_index.open_staging(tmp_path, 1, 0, 0, writers.this_process("mine"))
+    open_staging(tmp_path, 1, 0, 0, writers.this_process("mine"))
     result = dcp.storage.WriteResult(
         dcp.metadata.MetadataIndex("node-0.h5"), 1, msgspec.json.encode((2, {"node_rank": 0, "file": "node-0.h5",
             "size_bytes": 1, "layout": "own", "ranks": []})),

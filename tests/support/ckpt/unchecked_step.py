@@ -11,14 +11,14 @@ from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
-from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.commit import commit_step, open_staging
 from resilio_hpc.ckpt.store.shard_file import write_shard
 from resilio_hpc.ckpt.store.writers import this_process
 
 
 def save_unchecked(directory: Path, states: Sequence[dict[str, Any]]) -> None:
     """Step 1 of as many ranks as there are states."""
-    staging = checkpoint_index.open_staging(directory, 1, 0, 0, this_process(""))
+    staging = open_staging(directory, 1, 0, 0, this_process(""))
     shards = []
     for number, state in enumerate(states):
         arenas = ArenaPair(None, Owner(number, 0, len(states), 1, 0, "own", ""), directory)
@@ -27,4 +27,4 @@ def save_unchecked(directory: Path, states: Sequence[dict[str, Any]]) -> None:
         with ArenaSource(path) as source:
             shards.append(write_shard([source], staging, number))
         arenas.close()
-    checkpoint_index.commit(directory, 1, 0, 0, len(states), "own", shards, None)
+    commit_step(directory, 1, 0, 0, len(states), "own", shards, None)
