@@ -19,7 +19,8 @@ from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.restore import restore
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner, Slot
+from resilio_hpc.ckpt.snapshot.arena_slot import Slot
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
