@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -33,15 +33,15 @@ from resilio_hpc.slurm.drain.drain import (
 )
 from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.policy import DrainPolicy
-from resilio_hpc.slurm.drain.reason import BY_HAND, PREFIX, Finding, disowned_reason, read_reason
-from resilio_hpc.slurm.drain.storm_breaker import Storm, no_room, one_too_many
+from resilio_hpc.slurm.drain.reason import BY_HAND, PREFIX, Finding, disowned_reason
+from resilio_hpc.slurm.drain.storm_breaker import Storm, no_room
+from resilio_hpc.slurm.drain.storm_guard import StormGuard
 from resilio_hpc.slurm.orders.audit import AuditEntry, AuditLog
 
 ACT, OBSERVE, DRY_RUN = "act", "observe", "dry-run"
 """Modes: write; write to the audit log only what would be done; neither."""
 
 
-_LOOKS_BACK_S = 300.0  # after its drain, a node looks whether others that drained at the same moment were first
 _RESULTS = {
     Action.DRAIN: DrainResult.DRAINED,
     Action.REWORD: DrainResult.REWORDED,
@@ -119,14 +119,6 @@ class DrainWriter:
         return act.write(lambda now: decide_slurms_own(now, self._policy.passes, self._policy.passes))
 
 
-@dataclass(frozen=True)
-class _Sight:
-    """All nodes, and the order count on the outer side: before the nodes were read, or after."""
-
-    count: int | None
-    nodes: tuple[Node, ...]
-
-
 class _Act:
     """One node and one wish, from the comparison to the outcome in the audit log."""
 
@@ -142,7 +134,7 @@ class _Act:
         self._after: Node | None = None
         self._written = ""
         self._orders = 0
-        self._sight: _Sight | None = None  # of all nodes, before a drain
+        self._guard = StormGuard(self._client, writer._policy, writer._clock, node, check)
 
     def offer(self, decide: Callable[[Node | None], DrainDecision]) -> DrainOutcome:
         try:
@@ -160,7 +152,7 @@ class _Act:
             if not decision.writes:
                 storm = self._came_too_late(decision)
                 return self._not_written(decision) if storm is None else self._take_back(storm)
-            storm = self._storm_ahead(decision)
+            storm = self._guard.ahead() if self._guarded(decision) else None
             if storm is not None:
                 return self._held_back(storm)
             if self._w._mode != ACT:
@@ -168,7 +160,7 @@ class _Act:
             self._record("intent", decision.action.value, decision.why, decision.reason)
             outcome = self._carry_out(decide)
             if outcome.result is DrainResult.DRAINED and self._guarded(decision):
-                storm = self._too_many()
+                storm = self._guard.too_many()
             if storm is not None:
                 return self._take_back(storm)
         except SlurmError as error:
@@ -178,25 +170,15 @@ class _Act:
         return outcome
 
     def _guarded(self, decision: DrainDecision) -> bool:
-        """Return whether the storm breaker refuses."""
+        """Return whether the storm breaker has a say."""
         return decision.action is Action.DRAIN and self._w._breaker
 
-    def _too_many(self) -> Storm | None:
-        return one_too_many(self._client.nodes(), self._node, self._w._clock(), self._w._policy, self._entry.check)
-
     def _came_too_late(self, decision: DrainDecision) -> Storm | None:
-        """Return the storm if this package's drain of a few minutes ago was one too many.
-
-        Nodes that drain in the same second do not see all others at once; later all see the same, and apply the same
-        order.
-        """
-        before, writer = self._before, self._w
-        ours = self._entry.act == "drain" and decision.action is Action.NOTHING and before is not None
-        if not ours or before is None or before.reason_time is None or not writer._breaker or writer._mode != ACT:
+        """Return the storm if the drain that this one would repeat was one too many."""
+        repeats = self._entry.act == "drain" and decision.action is Action.NOTHING
+        if not repeats or self._before is None or not self._w._breaker or self._w._mode != ACT:
             return None
-        if len(read_reason(before.reason) or ()) != 1:  # reworded since, so it is not known when it was drained
-            return None
-        return self._too_many() if abs(writer._clock() - before.reason_time) < _LOOKS_BACK_S else None
+        return self._guard.came_too_late(self._before)
 
     def _take_back(self, storm: Storm) -> DrainOutcome:
         self._carry_out(lambda now: decide_undrain(now, self._entry.check, 1, 1))
@@ -204,19 +186,6 @@ class _Act:
 
     def _held_back(self, storm: Storm, more: str = "") -> DrainOutcome:
         return self._outcome(DrainResult.SHARED if storm.check else DrainResult.STORM, f"{storm}{more}")
-
-    def _storm_ahead(self, decision: DrainDecision) -> Storm | None:
-        if not self._guarded(decision):
-            return None
-        self._sight = _Sight(self._client.node_updates(), self._client.nodes())
-        return no_room(self._sight.nodes, self._node, self._w._clock(), self._w._policy, self._entry.check)
-
-    def _others_were_drained(self) -> bool:
-        if self._sight is None:
-            return False
-        nodes = self._client.nodes()
-        now = _Sight(self._client.node_updates(), nodes)
-        return _only_drained_others(self._sight, now, self._node, self._orders)
 
     def _carry_out(self, decide: Callable[[Node | None], DrainDecision]) -> DrainOutcome:
         """Give one order: count, compare, write, count, look."""
@@ -232,7 +201,7 @@ class _Act:
         as_ordered = after.state.drain == (decision.action is not Action.UNDRAIN)
         if not as_ordered or (decision.reason and after.reason != decision.reason):
             return DrainOutcome(self._node, DrainResult.OVERTAKEN, f"now {after.state}: {after.reason or 'no reason'}")
-        if not alone and not self._others_were_drained():
+        if not alone and not self._guard.only_others_were_drained(self._orders):
             self._disown(decision, after)
             why = "another order came at the same moment: look before you resume it"
             return DrainOutcome(self._node, DrainResult.CONTESTED, why)
@@ -299,19 +268,3 @@ class _Act:
                 reason_after=after.reason if after else "",
             )
         )
-
-
-def _only_drained_others(before: _Sight, after: _Sight, target: str, own: int) -> bool:
-    """Return whether each order in between shows in another node's drain, except ``own`` orders to ``target``.
-
-    A drain of this package is an order to one node: so no other order was to ``target``.
-    """
-    if before.count is None or after.count is None:
-        return False
-    reasons = {node.name: node.reason for node in before.nodes}
-    drained = [node for node in after.nodes if node.name != target and _ours_since(node, reasons)]
-    return after.count - before.count - own == len(drained)
-
-
-def _ours_since(node: Node, reasons: dict[str, str]) -> bool:
-    return node.state.drain and node.reason != reasons.get(node.name, "") and read_reason(node.reason) is not None
