@@ -13,8 +13,8 @@ from typing import Literal, Protocol
 from resilio_hpc.autoparallel.search.choice import Choice
 from resilio_hpc.autoparallel.search.inventory import WAITS_FOR_NODES
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.slurm.client.commands import SubmitLimit, Unanswered
-from resilio_hpc.slurm.client.expected_start import Expected
+from resilio_hpc.slurm.client.slurm_errors import SubmitLimit, Unanswered
+from resilio_hpc.slurm.submit.expected_start import Expected
 from resilio_hpc.slurm.submit.trial import JobLook, SubmitRequest
 
 Event = Literal["passed", "would-submit", "submitted", "started", "queued", "taken-back"]

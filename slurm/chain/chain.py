@@ -22,6 +22,7 @@ from resilio_hpc.core.errors import SlurmError, Untrusted
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.slurm.chain.successor_options import EMPTY, arguments_unknown, successor_arguments
 from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 
 RUNS = "RESILIO_CHAIN_RUNS"  # what the earlier jobs launched with --chain, and where: JSON of ``KnownRun``s
 _JOB = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
@@ -140,8 +141,8 @@ def waiting_successor(links: Sequence[Link], number: int, job: str) -> str | Non
 def submit_successor(run_path: Path, job: str, nodes: int, program: Sequence[str] = ()) -> Link:
     """Submit the next job of the chain and note it; keep one that waits for this job already.
 
-    ``program``: which of the script's launches continues in ``run_path``. Raises SlurmError: commands.SubmitLimit where
-    no more jobs may be in the queue, commands.Unanswered where it may be tried again.
+    ``program``: which of the script's launches continues in ``run_path``. Raises SlurmError: SubmitLimit where
+    no more jobs may be in the queue, Unanswered where it may be tried again.
     """
     number = link_number(os.environ)
     links = read_links(run_path)
@@ -260,7 +261,7 @@ def job_description(job: str, text: str) -> dict[str, str]:
     """Return ``scontrol show job``'s fields, with the submit line from accounting where only that has it."""
     fields = commands.job_fields(job)
     if not fields:  # without them the next job would differ from this one
-        raise commands.Unanswered(f"scontrol show job {job}: no answer")
+        raise Unanswered(f"scontrol show job {job}: no answer")
     if fields.get("SubmitLine", "") in EMPTY:
         fields["SubmitLine"] = commands.submit_line(job)
     if arguments_unknown(fields, text):

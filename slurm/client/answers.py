@@ -11,7 +11,7 @@ import msgspec
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.slurm.client.commands import Unanswered
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 
 Record = TypeVar("Record")
 _NOT_THERE = re.compile(r"Invalid (?:job id|node name)|Node \S+ not found")

@@ -10,11 +10,12 @@ from typing import TypeVar
 from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.slurm.client import job_json, node_json, text_output
 from resilio_hpc.slurm.client.answers import Garbled
-from resilio_hpc.slurm.client.commands import TIMEOUT_S, Unanswered, refused
+from resilio_hpc.slurm.client.commands import TIMEOUT_S
 from resilio_hpc.slurm.client.model import Job, Node, Partition
 from resilio_hpc.slurm.client.order_writer import OrderWriter
 from resilio_hpc.slurm.client.orders import check_job, check_nodes
 from resilio_hpc.slurm.client.runner import READING, Runner, run_here
+from resilio_hpc.slurm.client.slurm_errors import Unanswered, refused
 from resilio_hpc.slurm.client.update_count import parse_update_count
 
 Record = TypeVar("Record")

@@ -13,51 +13,13 @@ from pathlib import Path
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.slurm.client.hostlist import told
 from resilio_hpc.slurm.client.runner import Runner, run_here
+from resilio_hpc.slurm.client.slurm_errors import SubmitLimit, Unanswered, is_away, limit_reached, refused
 
 TIMEOUT_S = 20.0
 UNKNOWN = "UNKNOWN"
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9/:_]*)=")
 _COMMAND = re.compile(r"(?<=\s)Command=(.*?)\s(?=(?:SubmitLine|WorkDir)=)")  # the script and its arguments: any text
 _SUBMIT_LINE = re.compile(r"(?<=\s)SubmitLine=(.*)\s(?=WorkDir=)")  # 26.05 has it; also any text
-_SUBMIT_LIMIT = re.compile(
-    r"AssocMaxSubmitJobLimit|AssocGrpSubmitJobsLimit|QOSMaxSubmitJobPerUserLimit|QOSGrpSubmitJobsLimit"
-    r"|MaxSubmitJobsPerAccount|QOSMaxSubmitJobPerAccountLimit|Slurm temporarily unable to accept job"
-    r"|Slurm job queue full"
-)
-
-
-# texts of Slurm's commands when slurmctld is away, starts, or is too busy (22.05 to 26.05)
-_AWAY = re.compile(
-    r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted"
-    r"|Connection (?:refused|reset|timed out)|Communication connection failure"
-    r"|backup controller in standby|temporarily unavailable|Transport endpoint|Unexpected message received",
-    re.IGNORECASE,
-)
-
-
-# ESLURM_ALREADY_DONE, and ESLURM_INVALID_JOB_ID once slurmctld has forgotten it
-_ENDS = re.compile(r"already complet(?:ing|ed)|Invalid job id", re.IGNORECASE)
-# their texts where no slurm.conf is found, by a path or from slurmctld
-_NOT_HERE = re.compile(
-    r"Could not establish a configuration source|[Uu]nable to (?:process|open) (?:configuration|.*slurm\.conf)"
-    r"|s_p_parse_file|resolve_ctls_from_dns_srv"
-)
-
-
-class Unanswered(SlurmError):
-    """slurmctld did not answer: whether the order was carried out is unknown; it may be given again later."""
-
-
-class Unreachable(Unanswered):
-    """No Slurm command exists here, or it finds no configuration: nothing was carried out."""
-
-
-class JobEnds(SlurmError):
-    """The job of an order has ended, or Slurm is ending it."""
-
-
-class SubmitLimit(SlurmError):
-    """sbatch refused a job since too many are in the queue already (limits of the account, the QOS, MaxJobCount)."""
 
 
 def address(job: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -65,17 +27,6 @@ def address(job: str, environment: Mapping[str, str] = os.environ) -> str:
     task = environment.get("SLURM_ARRAY_TASK_ID", "")
     own = job == environment.get("SLURM_JOB_ID") == environment.get("SLURM_ARRAY_JOB_ID")
     return f"{job}_{task}" if own and task.isdecimal() else job
-
-
-def refused(error: CommandError) -> SlurmError:
-    """Return the error that a failed command means: Unanswered, Unreachable, JobEnds, or a refusal. Pure."""
-    if (error.returncode is None and "cannot start" in str(error)) or _NOT_HERE.search(error.stderr):
-        return Unreachable(f"Slurm cannot be reached from here: {error}")
-    if _ENDS.search(error.stderr):
-        return JobEnds(str(error))
-    if (error.returncode is None and "no answer" in str(error)) or _AWAY.search(error.stderr):
-        return Unanswered(str(error))
-    return SlurmError(str(error))
 
 
 def job_nodes(job: str) -> list[str] | None:
@@ -119,11 +70,8 @@ def job_state(job: str) -> str:
     state = fields.get("JobState", "").split()[0:1]
     if state:
         return state[0]
-    try:
-        text = run_here(["sacct", "-n", "-X", "-P", "-D", "-j", address(job), "-o", "State"], TIMEOUT_S).stdout.strip()
-    except CommandError:
-        return UNKNOWN
-    return text.splitlines()[-1].split()[0] if text else UNKNOWN
+    ends = accounted_ends(job)
+    return ends[-1].state if ends else UNKNOWN
 
 
 def job_fields(job: str) -> dict[str, str]:
@@ -227,40 +175,32 @@ def submit_line(job: str) -> str:
 
 def requeue(job: str) -> None:
     """End a job's present run and queue it again under its number. Raises SlurmError."""
-    try:
-        run_here(["scontrol", "requeue", address(job)], TIMEOUT_S)
-    except CommandError as error:
-        raise refused(error) from error
+    _order(["scontrol", "requeue", address(job)])
 
 
 def release(job: str) -> None:
     """Let a job start that was submitted held. Raises SlurmError."""
-    try:
-        run_here(["scontrol", "release", address(job)], TIMEOUT_S)
-    except CommandError as error:
-        raise refused(error) from error
+    _order(["scontrol", "release", address(job)])
 
 
 def set_comment(job: str, text: str) -> None:
     """Write a job's Comment, which its user may. Raises SlurmError."""
-    try:
-        run_here(["scontrol", "update", f"JobId={address(job)}", f"Comment={text}"], TIMEOUT_S)
-    except CommandError as error:
-        raise refused(error) from error
+    _order(["scontrol", "update", f"JobId={address(job)}", f"Comment={text}"])
 
 
 def cancel(job: str, signal: str | None = None) -> None:
     """Cancel a job, or send a signal to all its steps. Raises SlurmError."""
-    try:
-        run_here(["scancel", *(["--signal", signal] if signal else []), address(job)], TIMEOUT_S)
-    except CommandError as error:
-        raise refused(error) from error
+    _order(["scancel", *(["--signal", signal] if signal else []), address(job)])
 
 
 def cancel_waiting(job: str) -> None:
     """Cancel a job if it still waits; one that has started is left alone. Raises SlurmError."""
+    _order(["scancel", "--state=PENDING", address(job)])
+
+
+def _order(argv: Sequence[str]) -> None:
     try:
-        run_here(["scancel", "--state=PENDING", address(job)], TIMEOUT_S)
+        run_here(argv, TIMEOUT_S)
     except CommandError as error:
         raise refused(error) from error
 
@@ -286,16 +226,6 @@ def pending_with_script(script: Path) -> str | None:
     return found[0] if found else None
 
 
-def limit_reached(stderr: str) -> str:
-    """Return the limit on submitted jobs by which sbatch refused one (seen on 22.05, 24.11, 26.05), or "". Pure.
-
-    These limits count pending jobs too, so a job cannot have its successor in the queue; other limits would only delay
-    it.
-    """
-    found = _SUBMIT_LIMIT.search(stderr)
-    return found.group(0) if found else ""
-
-
 def batch_script(job: str, target: Path) -> None:
     """Write the job's batch script to ``target``. Raises SlurmError."""
     try:
@@ -304,7 +234,7 @@ def batch_script(job: str, target: Path) -> None:
     except CommandError as error:
         raise refused(error) from error
     if not target.exists():  # its exit code is always 0
-        kind = Unanswered if _AWAY.search(said) else SlurmError
+        kind = Unanswered if is_away(said) else SlurmError
         raise kind(f"scontrol write batch_script {job}: {said.strip()}")
 
 
@@ -356,12 +286,3 @@ def version() -> str:
         return run_here(["sinfo", "-V"], TIMEOUT_S).stdout.split()[-1]
     except (CommandError, IndexError):
         return ""
-
-
-def sbatch_reason(error: CommandError) -> str:
-    """Return sbatch's error in one line. Pure."""
-    lines = [line.removeprefix("sbatch: error: ").strip() for line in error.stderr.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith("Batch job submission failed")] or lines
-    failed = re.search(r"Batch job submission failed: (.*)", error.stderr)
-    said = "; ".join(lines) or str(error)
-    return said if failed is None or failed[1] in said else f"{said} ({failed[1]})"

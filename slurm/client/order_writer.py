@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.slurm.client import orders
-from resilio_hpc.slurm.client.commands import TIMEOUT_S, refused
+from resilio_hpc.slurm.client.commands import TIMEOUT_S
 from resilio_hpc.slurm.client.runner import Runner, run_here
+from resilio_hpc.slurm.client.slurm_errors import refused
 
 
 class OrderWriter:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from resilio_hpc.slurm.client.answers import Garbled
 from resilio_hpc.slurm.client.command_client import CommandClient
-from resilio_hpc.slurm.client.commands import TIMEOUT_S, Unanswered
+from resilio_hpc.slurm.client.commands import TIMEOUT_S
 from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.client.node_json import parse_nodes
 from resilio_hpc.slurm.client.orders import check_nodes
 from resilio_hpc.slurm.client.pyslurm_reader import PyslurmLost, PyslurmReader
 from resilio_hpc.slurm.client.runner import Runner, run_here
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 
 # these change by themselves between two questions
 _CHANGES = {"state", "cpus_allocated", "memory_allocated_mb", "gres_used"}

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.answers import Garbled
-from resilio_hpc.slurm.client.commands import TIMEOUT_S, parse_fields, refused
+from resilio_hpc.slurm.client.commands import TIMEOUT_S, parse_fields
 from resilio_hpc.slurm.client.hostlist import NOTHING, expand
 from resilio_hpc.slurm.client.runner import READING, Runner, run_here
+from resilio_hpc.slurm.client.slurm_errors import refused
 
 LEAST_S = 600.0  # a shorter job is not worth its start
 MARGIN_S = 60.0  # Slurm's limits are whole minutes, and starting takes a moment

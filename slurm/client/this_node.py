@@ -7,8 +7,9 @@ import socket
 from collections.abc import Mapping
 
 from resilio_hpc.core.errors import CommandError, SlurmError
-from resilio_hpc.slurm.client.commands import TIMEOUT_S, refused
+from resilio_hpc.slurm.client.commands import TIMEOUT_S
 from resilio_hpc.slurm.client.runner import Runner, run_here
+from resilio_hpc.slurm.client.slurm_errors import refused
 
 VARIABLE = "SLURMD_NODENAME"
 """slurmd sets it for all that it starts; a site sets it for a service of its own."""

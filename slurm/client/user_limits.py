@@ -13,6 +13,7 @@ from resilio_hpc.core.errors import CommandError
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.model import Job
 from resilio_hpc.slurm.client.runner import Runner, run_here
+from resilio_hpc.slurm.client.slurm_errors import Unanswered, refused
 
 _ASSOCIATION = ("Account", "User", "GrpTRES")
 _QOS = ("Name", "GrpTRES", "MaxTRESPU", "MaxTRESPA")
@@ -36,7 +37,7 @@ def fetch_limits(user: str, account: str, qos: str, run: Runner = run_here) -> t
     """
     enforced = commands.config(run).get("AccountingStorageEnforce")
     if enforced is None:
-        raise commands.Unanswered("scontrol show config does not tell what accounting enforces")
+        raise Unanswered("scontrol show config does not tell what accounting enforces")
     if "limits" not in enforced.lower():
         return ()
     show = ["sacctmgr", "-n", "-P", "show"]
@@ -46,7 +47,7 @@ def fetch_limits(user: str, account: str, qos: str, run: Runner = run_here) -> t
         told = run(associations, commands.TIMEOUT_S, {}).stdout if account else ""
         qos_told = run(qualities, commands.TIMEOUT_S, {}).stdout if qos else ""
     except CommandError as error:
-        raise commands.refused(error) from error
+        raise refused(error) from error
     return (*parse_associations(told, user, account), *parse_qos(qos_told, user, account, qos))
 
 

@@ -19,8 +19,8 @@ import msgspec
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.client import SlurmClient
-from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.client.update_count import came_alone, count_with_ours
 from resilio_hpc.slurm.drain.drain import (
     PROLOG_ERROR,

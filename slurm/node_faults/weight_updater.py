@@ -13,8 +13,8 @@ from typing import Literal
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.slurm.client.client import SlurmClient
-from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.client.update_count import came_alone, count_with_ours
 from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.reason import Finding, read_reason

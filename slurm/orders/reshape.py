@@ -20,6 +20,7 @@ from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.hostlist import compress, expand
 from resilio_hpc.slurm.client.order_writer import OrderWriter
 from resilio_hpc.slurm.client.orders import check_nodes
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.client.text_output import duration_s
 
 _SUCCESSORS_SCRIPT = re.compile(r"(/.*)/batch-\d+\.sh(?: |$)")  # slurm/chain/chain.py
@@ -163,7 +164,7 @@ def _size(fields: Mapping[str, str], nodes: int) -> dict[str, str]:
 def _failed(
     job: str, error: SlurmError, wanted: Mapping[str, str], look: Callable[[str], Mapping[str, str]]
 ) -> Reshaped:
-    if isinstance(error, commands.Unanswered):
+    if isinstance(error, Unanswered):
         return Reshaped(job, "unanswered", f"it is not known whether job {job} was changed: {error}", wanted)
     state = state_of(look(job))
     if state not in ("PENDING", commands.UNKNOWN):

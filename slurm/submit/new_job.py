@@ -12,6 +12,7 @@ from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.gres import Gres, parse_gres
 from resilio_hpc.slurm.client.hostlist import compress, expand
 from resilio_hpc.slurm.client.model import Partition
+from resilio_hpc.slurm.client.slurm_errors import SubmitLimit, Unanswered
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion, choose, that_have
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
 from resilio_hpc.slurm.node_faults.policy import FaultPolicy, fault_policy
@@ -84,7 +85,7 @@ def submit(
     job, ours = excluding(excluded(plain, avoids)), {EXCLUDED_VARIABLE: compress(avoids.nodes)}
     try:
         return submission.submit(job.script, job.arguments, {**environment, **ours})
-    except (commands.Unanswered, commands.SubmitLimit):
+    except (Unanswered, SubmitLimit):
         raise
     except SlurmError as error:
         if "node configuration" not in str(error):

@@ -11,6 +11,14 @@ from pathlib import Path
 from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.runner import run_here
+from resilio_hpc.slurm.client.slurm_errors import (
+    SubmitLimit,
+    Unanswered,
+    Unreachable,
+    limit_reached,
+    refused,
+    sbatch_reason,
+)
 
 # Variables of the job in which a user submits another one, which is no part of its run. (LOCAL_NODES: of a rehearsal on
 # one machine; with it the new job would play its nodes on its first one.)
@@ -55,23 +63,23 @@ def launcher_directory(environment: Mapping[str, str]) -> str:
 def submit(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Submitted:
     """Run ``sbatch --parsable ARGUMENTS < script``.
 
-    Raises SlurmError: commands.Unanswered where it is unknown whether the job was submitted, commands.SubmitLimit.
+    Raises SlurmError: Unanswered where it is unknown whether the job was submitted, SubmitLimit.
     """
     argv = ["sbatch", "--parsable", *arguments]
     try:
         done = run_here(argv, commands.TIMEOUT_S, environment=environment, stdin=script)
     except CommandError as error:
-        why = commands.limit_reached(error.stderr)
+        why = limit_reached(error.stderr)
         if why:
-            raise commands.SubmitLimit(f"sbatch: {why}") from error
-        meant = commands.refused(error)
-        if isinstance(meant, commands.Unreachable):
+            raise SubmitLimit(f"sbatch: {why}") from error
+        meant = refused(error)
+        if isinstance(meant, Unreachable):
             raise SlurmError(f"{meant}: submit from a login node of the cluster") from error
-        if isinstance(meant, commands.Unanswered):
-            raise commands.Unanswered(
+        if isinstance(meant, Unanswered):
+            raise Unanswered(
                 f"{meant}; whether the job was submitted is not known: look with squeue --me before you try again"
             ) from error
-        raise SlurmError(f"sbatch refused the job: {commands.sbatch_reason(error)}") from error
+        raise SlurmError(f"sbatch refused the job: {sbatch_reason(error)}") from error
     return Submitted(parse_job(done.stdout), done.stderr.strip())
 
 

@@ -17,6 +17,7 @@ from resilio_hpc.core.errors import CommandError
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.commands import UNKNOWN
 from resilio_hpc.slurm.client.runner import run_here
+from resilio_hpc.slurm.client.slurm_errors import refused
 from resilio_hpc.slurm.submit import submitit_states
 from resilio_hpc.slurm.submit.submitit_states import RunEnd, chain_state
 
@@ -159,7 +160,7 @@ class ResilioJob(core.Job[R]):
                 run_here(["scancel", *living], commands.TIMEOUT_S)
         except CommandError as error:
             if check:
-                raise commands.refused(error) from error
+                raise refused(error) from error
 
     def _interrupt(self, timeout: bool = False) -> None:
         """Send, for tests, what Slurm sends before the time limit, or at preemption."""

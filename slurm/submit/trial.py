@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from resilio_hpc.slurm.client import commands
-from resilio_hpc.slurm.client.expected_start import Expected, expected_start
 from resilio_hpc.slurm.orders.reshape import state_of, value
 from resilio_hpc.slurm.submit import submission
+from resilio_hpc.slurm.submit.expected_start import Expected, expected_start
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from resilio_hpc.autoparallel.search.evaluate import (
     shapes_once,
 )
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.slurm.client.commands import SubmitLimit, Unanswered
-from resilio_hpc.slurm.client.expected_start import Expected
+from resilio_hpc.slurm.client.slurm_errors import SubmitLimit, Unanswered
+from resilio_hpc.slurm.submit.expected_start import Expected
 from resilio_hpc.slurm.submit.trial import JobLook, SubmitRequest
 
 NOW = 1_000_000.0

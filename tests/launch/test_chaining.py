@@ -19,6 +19,7 @@ from resilio_hpc.launch.rundir import chain_order, run_claim, run_directory
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
 from resilio_hpc.slurm.chain import chain as slurm_chain
 from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.slurm_errors import SubmitLimit, Unanswered
 from tests.support.waiting import PATIENCE_S, until
 
 Begin = Callable[..., Chain]
@@ -110,7 +111,7 @@ def test_where_no_successor_may_be_queued_the_job_requeues_itself_and_does_not_s
     begin: Begin, state: dict[str, str], stays: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> slurm_chain.Link:
-        raise commands.SubmitLimit("QOSMaxSubmitJobPerUserLimit")
+        raise SubmitLimit("QOSMaxSubmitJobPerUserLimit")
 
     requeued: list[str] = []
     monkeypatch.setattr(commands, "requeue", requeued.append)
@@ -192,7 +193,7 @@ def test_the_successor_is_queued_before_the_wait_for_nodes_of_the_part_before(
 def test_a_slurm_that_does_not_answer_at_the_start_is_asked_again(
     begin: Begin, state: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    answers: list[Exception | None] = [commands.Unanswered("Socket timed out"), commands.Unanswered("away"), None]
+    answers: list[Exception | None] = [Unanswered("Socket timed out"), Unanswered("away"), None]
 
     def submit(*_: object) -> slurm_chain.Link:
         error = answers.pop(0)
@@ -223,14 +224,14 @@ def test_a_job_that_requeues_itself_waits_for_slurm(
     begin: Begin, state: dict[str, str], stays: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object) -> slurm_chain.Link:
-        raise commands.Unanswered("away")
+        raise Unanswered("away")
 
     tries: list[str] = []
 
     def requeue(job: str) -> None:
         tries.append(job)
         if len(tries) < 3:
-            raise commands.Unanswered("away")
+            raise Unanswered("away")
 
     monkeypatch.setattr(commands, "requeue", requeue)
     chain = begin(submit=away)
@@ -247,7 +248,7 @@ def test_a_submission_that_hangs_is_not_begun_twice_and_the_end_waits_for_it(
     def submit(*_: object) -> slurm_chain.Link:
         calls.append(1)
         if len(calls) == 1:
-            raise commands.Unanswered("away")
+            raise Unanswered("away")
         under_way.set()
         assert answered.wait(PATIENCE_S)
         return slurm_chain.Link(2, "8")
@@ -291,7 +292,7 @@ def test_a_stop_that_comes_while_the_successor_is_submitted_is_not_lost(
 def test_after_a_stop_nothing_is_submitted_or_requeued_whatever_the_verdict(
     begin: Begin, state: dict[str, str], stays: list[str], tmp_path: Path
 ) -> None:
-    answers: list[Exception] = [commands.Unanswered("away")]
+    answers: list[Exception] = [Unanswered("away")]
 
     def submit(*_: object) -> slurm_chain.Link:
         raise answers.pop()

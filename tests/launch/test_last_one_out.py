@@ -20,6 +20,7 @@ from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.commands import Holding
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 
 QUICK = CleanupLimits(poll_s=0.01)
 LOST = Holding("n1", ("n2", "n3"), "RUNNING")
@@ -284,7 +285,7 @@ def test_the_jobs_comment_takes_the_record_and_names_the_part(
     def comment(job: str, text: str) -> None:
         comments.append(text)
         if len(comments) == 1:
-            raise commands.Unanswered("away")
+            raise Unanswered("away")
 
     monkeypatch.setattr(commands, "set_comment", comment)
     monkeypatch.setattr(commands, "cancel", ended.append)

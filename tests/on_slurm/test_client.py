@@ -16,8 +16,8 @@ from resilio_hpc.core.process import Completed
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from resilio_hpc.slurm.client.command_client import CommandClient
-from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.model import Job, Node
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.drain.policy import DrainPolicy
 from resilio_hpc.slurm.drain.reason import Finding, read_reason, write_reason
 from resilio_hpc.slurm.drain.writer import DrainWriter

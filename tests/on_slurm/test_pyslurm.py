@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.devtools.demo.stage import binds
-from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.pyslurm_client import PyslurmClient
 from resilio_hpc.slurm.client.pyslurm_reader import PyslurmReader
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.drain.policy import drain_policy
 from resilio_hpc.slurm.drain.reason import Finding
 from resilio_hpc.slurm.drain.writer import DrainWriter

@@ -13,7 +13,7 @@ from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.core.process import Completed
 from resilio_hpc.slurm.client.answers import Garbled
 from resilio_hpc.slurm.client.command_client import CommandClient, parse_series
-from resilio_hpc.slurm.client.commands import Unanswered
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.client.text_output import NODE_COLUMNS
 
 SAMPLES = Path(__file__).with_name("samples")

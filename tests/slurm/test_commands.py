@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.core.errors import CommandError, UsageError
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.devtools.devcluster.spec import SLURM_SERIES
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.chain import successor_options as options
@@ -213,24 +213,6 @@ def test_our_own_note_in_the_comment_is_not_repeated() -> None:
     assert not any(argument.startswith("--comment") for argument in arguments)
 
 
-REFUSALS = {  # from 22.05.8, 24.11.5 and 26.05.5
-    "AssocMaxSubmitJobLimit": "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job "
-    "violates accounting/QOS policy (job submit limit, user's size and/or time limits)\n",
-    "AssocGrpSubmitJobsLimit": "sbatch: error: AssocGrpSubmitJobsLimit\nsbatch: error: Batch job submission failed",
-    "QOSMaxSubmitJobPerUserLimit": "sbatch: error: QOSMaxSubmitJobPerUserLimit\n",
-    "QOSGrpSubmitJobsLimit": "sbatch: error: QOSGrpSubmitJobsLimit\n",
-    "MaxSubmitJobsPerAccount": "sbatch: error: MaxSubmitJobsPerAccount\nsbatch: error: Batch job submission failed: …",
-    "Slurm temporarily unable to accept job": "sbatch: error: Slurm temporarily unable to accept job, sleeping …",
-    "Slurm job queue full": "sbatch: error: Slurm job queue full, sleeping and retrying",  # 26.05, MaxJobCount
-    "": "sbatch: error: Batch job submission failed: Requested node configuration is not available",
-}
-
-
-@pytest.mark.parametrize("limit", REFUSALS)
-def test_a_limit_on_submitted_jobs_is_told_from_other_refusals(limit: str) -> None:
-    assert commands.limit_reached(REFUSALS[limit]) == limit
-
-
 def test_a_requeued_job_finds_the_successor_that_it_submitted_before() -> None:
     links = [chain.Link(1, "7"), chain.Link(2, "8")]
     assert chain.waiting_successor(links, 1, "7") == "8"
@@ -279,45 +261,6 @@ def test_the_task_that_bears_its_arrays_number_is_named_so_that_no_other_task_is
     assert commands.address("8", ARRAY) == "8"  # another job
     assert commands.address("8", ARRAY | {"SLURM_JOB_ID": "8"}) == "8"  # a task with a number of its own
     assert commands.address("7", {"SLURM_JOB_ID": "7"}) == "7"
-
-
-@pytest.mark.parametrize(
-    "stderr",
-    [
-        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
-        "scancel: error: Kill job error on job id 1: Unable to contact slurm controller (connect failure)",
-        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
-    ],
-)
-def test_no_answer_is_no_refusal(stderr: str) -> None:
-    assert isinstance(commands.refused(CommandError(["sbatch"], 1, "", stderr)), commands.Unanswered)
-
-
-def test_a_timeout_is_no_refusal_and_a_refusal_no_timeout() -> None:
-    late = CommandError(["sbatch"], None, why="no answer within 20 s")
-    assert isinstance(commands.refused(late), commands.Unanswered)
-    invalid = "sbatch: error: Batch job submission failed: Invalid account or account/partition"
-    assert not isinstance(commands.refused(CommandError(["sbatch"], 1, "", invalid)), commands.Unanswered)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        CommandError(["sbatch"], None, why="cannot start (No such file or directory)"),
-        CommandError(["sinfo"], 1, "", "sinfo: fatal: Could not establish a configuration source\n"),
-        CommandError(["sinfo"], 1, "", "sinfo: fatal: Unable to process configuration file\n"),
-    ],
-)
-def test_where_there_is_no_slurm_it_is_said(error: CommandError) -> None:
-    meant = commands.refused(error)
-    assert isinstance(meant, commands.Unreachable)
-    assert str(meant).startswith("Slurm cannot be reached from here: s")
-
-
-@pytest.mark.parametrize("said", ["Job/step already completing or completed", "Invalid job id specified"])
-def test_an_order_to_a_job_that_ends_is_no_failure_of_slurms(said: str) -> None:
-    error = CommandError(["scancel"], 1, "", f"scancel: error: Kill job error on job id 7: {said}")
-    assert isinstance(commands.refused(error), commands.JobEnds)
 
 
 NOON = 1795608000.0

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from resilio_hpc.core.errors import CommandError, SlurmError
-from resilio_hpc.slurm.client.expected_start import Expected, parse_start, refusal
+from resilio_hpc.slurm.submit.expected_start import Expected, parse_start, refusal
 
 
 @pytest.mark.parametrize(

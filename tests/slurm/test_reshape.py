@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import SlurmError, UsageError
-from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.orders.reshape import JobShape, changes, reshape
 
 RUN = Path("/shared/run")
@@ -105,7 +105,7 @@ def test_a_job_that_starts_in_between_is_said_to_have_started() -> None:
 
 
 def test_silence_is_not_taken_for_success() -> None:
-    slurm = FakeSlurm(WAITS, commands.Unanswered("Socket timed out"))
+    slurm = FakeSlurm(WAITS, Unanswered("Socket timed out"))
     assert reshape("8", JobShape(nodes=2), RUN, slurm, slurm.look).result == "unanswered"
 
 

@@ -14,8 +14,8 @@ from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.devtools.devcluster.spec import SLURM_SERIES
 from resilio_hpc.slurm.client import job_json, node_json, text_output
 from resilio_hpc.slurm.client.answers import Garbled
-from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.gres import Gres
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 
 SAMPLES = Path(__file__).with_name("samples")
 SERIES = tuple(SLURM_SERIES)

@@ -11,6 +11,7 @@ import pytest
 from resilio_hpc.core.errors import Untrusted
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_a_batch_script_that_could_not_be_had_is_an_error_whatever_the_exit_code
         "scontrol",
         "echo 'job script retrieval failed: Unable to contact slurm controller (connect failure)' >&2",  # seen: exit 0
     )
-    with pytest.raises(commands.Unanswered, match="retrieval failed"):
+    with pytest.raises(Unanswered, match="retrieval failed"):
         commands.batch_script("7", tmp_path / "batch.sh")
 
 
@@ -43,7 +44,7 @@ def test_a_successor_is_not_submitted_without_the_jobs_description(
 ) -> None:
     programs("scontrol", '[ "$1" = write ] && echo "#!/bin/sh" > "$4" && exit 0; exit 1')
     programs("sbatch", "echo 8")
-    with pytest.raises(commands.Unanswered, match="show job 7"):
+    with pytest.raises(Unanswered, match="show job 7"):
         chain.submit_successor(tmp_path, "7", 2)
 
 

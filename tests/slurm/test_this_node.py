@@ -8,7 +8,7 @@ import pytest
 
 from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.client.commands import Unanswered
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.client.this_node import node_name
 
 TOLD = "gpu001|host-a.example.org|\ngpu001|host-a.example.org|\ngpu002|host-b|\nn1|vm|\nn2|vm|\ntorn\n"

@@ -9,10 +9,10 @@ import pytest
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.gpu_utilisation import NO_ANSWER_S, GpuLooks, parse_utilisation
 from resilio_hpc.slurm.client.model import Job
 from resilio_hpc.slurm.client.runner import Runner
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.client.states import job_state
 from resilio_hpc.slurm.client.user_limits import NodeLimit, fetch_limits, nodes_left, parse_associations, parse_qos
 

@@ -15,8 +15,8 @@ from resilio_hpc.prolog_epilog.base import table as tables
 from resilio_hpc.prolog_epilog.base.check import REASON_PREFIX, Check, NodeVerdict
 from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.slurm.client import this_node
-from resilio_hpc.slurm.client.commands import refused
 from resilio_hpc.slurm.client.runner import run_here
+from resilio_hpc.slurm.client.slurm_errors import refused
 from resilio_hpc.slurm.drain.drain import slurms_own
 from resilio_hpc.slurm.drain.reason import BY_HAND, is_disowned, read_reason
 from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS

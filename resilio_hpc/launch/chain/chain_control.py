@@ -17,6 +17,7 @@ from resilio_hpc.launch.rundir import chain_order
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 from resilio_hpc.slurm.orders.reshape import foreign
 
 Look = Callable[[], ChainStatus]
@@ -79,7 +80,7 @@ def _cancel(run_path: Path, job: str, status: ChainStatus, said: list[str], resu
         commands.cancel_waiting(job)
         said.append(f"job {job}, which waited, is cancelled")
     except SlurmError as error:
-        if not isinstance(error, commands.Unanswered) and commands.job_state(job) == "CANCELLED":
+        if not isinstance(error, Unanswered) and commands.job_state(job) == "CANCELLED":
             said.append(f"job {job}, which waited, is cancelled")  # the running job had cancelled it before
             return result
         said.append(f"job {job} could not be cancelled ({error}): it ends when it starts")

@@ -29,6 +29,7 @@ from resilio_hpc.launch.rundir import chain_order, holder, run_claim, run_direct
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.slurm_errors import SubmitLimit, Unanswered
 
 USER_ENDED = ("CANCELLED",)
 LATE_S = 300.0  # before the end of a job whose successor could not be submitted at its start
@@ -198,10 +199,10 @@ class Chain:
             return
         try:
             self._submit()
-        except commands.SubmitLimit as error:
+        except SubmitLimit as error:
             self._refused(str(error))
             say(f"--chain: no further job may be in the queue ({error}): the next one is submitted near this one's end")
-        except commands.Unanswered as error:
+        except Unanswered as error:
             self._refused(str(error))
             self.late, self._unanswered = "Slurm does not answer", True
             say("--chain: Slurm does not answer: the next job is submitted as soon as it does")
@@ -265,7 +266,7 @@ class Chain:
             self._submit()
             say(f"--chain: the next job is {self.successor}")
         except SlurmError as error:
-            self._unanswered = isinstance(error, commands.Unanswered)
+            self._unanswered = isinstance(error, Unanswered)
             self._refused(str(error))
 
     # -- what its user orders meanwhile (chain_order) -----------------------------------------------------------
@@ -373,7 +374,7 @@ class Chain:
             try:
                 return commands.requeue(self._site.job)
             except SlurmError as error:
-                if not isinstance(error, commands.Unanswered) or time.monotonic() > deadline:
+                if not isinstance(error, Unanswered) or time.monotonic() > deadline:
                     say(f"--chain: job {self._site.job} could not be requeued: {error}; start the next one by hand")
                     return None
             time.sleep(poll_s)

@@ -28,6 +28,7 @@ from resilio_hpc.launch.rundir import run_claim, run_directory
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.chain.successor_options import handover_comment
 from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.slurm_errors import Unanswered
 
 STILL_S = 10.0  # within this time, a living controller moves its pulse several times
 LIMIT_S = 600.0  # Slurm needs SlurmdTimeout (300 s) to declare the batch host lost
@@ -246,7 +247,7 @@ def _note_in_comment(part: str, reason: str, patience: CleanupLimits) -> bool:
             commands.set_comment(job, handover_comment(part, reason))
             return True
         except SlurmError as error:
-            if not isinstance(error, commands.Unanswered) or time.monotonic() > deadline:
+            if not isinstance(error, Unanswered) or time.monotonic() > deadline:
                 say(f"job {job} is left alone: neither its run directory nor Slurm takes the handover record: {error}")
                 return False
         time.sleep(patience.poll_s)

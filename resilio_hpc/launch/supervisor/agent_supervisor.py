@@ -28,6 +28,7 @@ from resilio_hpc.launch.rundir import identity, node_directories, stale_director
 from resilio_hpc.launch.rundir.controller_view import ControllerView
 from resilio_hpc.launch.rundir.run_directory import RunIdentity
 from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.slurm_errors import JobEnds
 
 WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sbatch --signal=B:…: the time limit is near
 STATUS_INTERVAL_S = 1.0
@@ -331,7 +332,7 @@ class AgentKeeper:
             return
         try:  # srun turns SIGTERM into a kill; scancel reaches the agents themselves
             commands.cancel(self.site.job, "TERM" if name == "INT" else name)
-        except commands.JobEnds:
+        except JobEnds:
             pass  # Slurm has told the agents itself
         except SlurmError as error:
             say(f"could not pass on SIG{name}: {error}")

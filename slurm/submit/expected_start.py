@@ -16,6 +16,7 @@ from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.hostlist import told
 from resilio_hpc.slurm.client.runner import READING, run_here
+from resilio_hpc.slurm.client.slurm_errors import Unanswered, refused, sbatch_reason
 
 _START = re.compile(r"Job \S+ to start at (\S+)(?: \S+)? using \d+ \S+ on nodes (\S+)(?: in partition (\S+))?")
 _FAILURE = re.compile(r"^allocation failure: (.*)$", re.MULTILINE)
@@ -40,15 +41,15 @@ def expected_start(script: str, arguments: Sequence[str], environment: Mapping[s
     except CommandError as error:
         if error.returncode is None and "cannot start" in str(error):
             raise SlurmError("there is no sbatch on PATH: submit from a login node of the cluster") from error
-        meant = commands.refused(error)
-        if error.returncode is None or isinstance(meant, commands.Unanswered):
+        meant = refused(error)
+        if error.returncode is None or isinstance(meant, Unanswered):
             raise meant from error
         return Expected(None, why=refusal(error))
 
 
 def refusal(error: CommandError) -> str:
     """Return the reason of a failed test, in one line. Pure."""
-    lines = [_FAILURE.sub(r"\1", line) for line in commands.sbatch_reason(error).split("; ")]
+    lines = [_FAILURE.sub(r"\1", line) for line in sbatch_reason(error).split("; ")]
     return "; ".join(dict.fromkeys(line.strip() for line in lines))
 
 
