@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.ckpt.convert.whole_state import WholeState
-from resilio_hpc.ckpt.state import containers, tree
-from resilio_hpc.ckpt.state.tree import TensorRef
+from resilio_hpc.ckpt.state import containers, decoded_tree, tree
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
 
@@ -71,4 +71,4 @@ def state_from(text: bytes, tensors: dict[str, Any]) -> Any:
             raise CorruptCheckpoint(f"the plain values ask for tensor {leaf.index} ({name!r}), which is not there")
         return arrays[leaf.index] if leaf.index in arrays else tensors[name]
 
-    return containers.map_leaves(tree.decode(bytes(found.tree)), put)
+    return containers.map_leaves(decoded_tree.decode(bytes(found.tree)), put)

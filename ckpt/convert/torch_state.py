@@ -15,7 +15,7 @@ from typing import Any
 
 from resilio_hpc.ckpt.convert.whole_state import WholeState
 from resilio_hpc.ckpt.state import containers, tensors
-from resilio_hpc.ckpt.state.tree import TensorRef
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.extras import library
 

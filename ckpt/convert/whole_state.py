@@ -16,11 +16,12 @@ from resilio_hpc.ckpt.format.manifest import Manifest, TensorRecord
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.restore.committed_source import CommittedSource
 from resilio_hpc.ckpt.restore.slab_reader import Part, read_part
-from resilio_hpc.ckpt.state import containers, tree
+from resilio_hpc.ckpt.state import containers, decoded_tree
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef
 from resilio_hpc.ckpt.state.numpy_types import dtype_of
+from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.slab import Box, Shape, runs
 from resilio_hpc.ckpt.state.tensors import Kind
-from resilio_hpc.ckpt.state.tree import TensorRef, place
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
 
@@ -73,7 +74,7 @@ class WholeState:
         self._source = CommittedSource(step, manifest, rank or 0, manifest.world_size, manifest.layout)
         self._room = memoryview(mmap.mmap(-1, bulk_io.ROOM_BYTES))
         try:
-            state = tree.decode(self._source.tree)
+            state = decoded_tree.decode(self._source.tree)
             if rank is None and manifest.layout == "own":
                 for other in range(1, manifest.world_size):
                     self._merge(state, self._source.tree_of(other), ())
@@ -104,7 +105,7 @@ class WholeState:
             one, other = self._record(mine), self._record(theirs)
             if one.path != other.path and _content(one) != _content(other):  # one object here, two objects there
                 raise LayoutMismatch(f"{place(path)}: the processes saved different tensors{_CHOOSE}")
-        elif any(tree.refs(theirs)):
+        elif any(decoded_tree.refs(theirs)):
             raise LayoutMismatch(f"{place(path)}: some processes have a tensor there, and others have not{_CHOOSE}")
 
     def _record(self, ref: TensorRef) -> TensorRecord:

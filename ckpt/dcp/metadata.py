@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.metadata import (
 from resilio_hpc.ckpt.dcp import names as dcp_names
 from resilio_hpc.ckpt.format.manifest import Manifest, RankTable, TensorRecord
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
-from resilio_hpc.ckpt.state import tensors, tree
+from resilio_hpc.ckpt.state import decoded_tree, tensors
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef
 from resilio_hpc.ckpt.state.slab import Box
-from resilio_hpc.ckpt.state.tree import TensorRef
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 
@@ -54,7 +54,7 @@ class SavedTensor(NamedTuple):
 
 
 class SavedValue(NamedTuple):
-    """A plain value as ``tree.decode`` returns it, and the numbers of the tensors inside of it."""
+    """A plain value as ``decoded_tree.decode`` returns it, and the numbers of the tensors inside of it."""
 
     value: Any
     tensors: dict[int, SavedTensor]
@@ -144,8 +144,8 @@ def _places(step: _Step, text: bytes, table: RankTable) -> Iterator[tuple[str, d
     def is_torch(ref: TensorRef) -> bool:
         return table.tensors[ref.index].kind == "torch"
 
-    values, decoded = dcp_names.marked(text), tree.decode(text)
-    if any(ref.index >= len(table.tensors) for ref in tree.refs(decoded)):
+    values, decoded = dcp_names.marked(text), decoded_tree.decode(text)
+    if any(ref.index >= len(table.tensors) for ref in decoded_tree.refs(decoded)):
         raise CorruptCheckpoint(f"step {step.manifest.step}: a tree names a tensor that is not there")
     names: set[str] = set()
     for path, node in dcp_names.places(decoded, is_torch, values):
@@ -166,7 +166,7 @@ class _Value(NamedTuple):
 
 def _value(step: _Step, rank: int, value: _Value) -> SavedValue | Refused:
     inside: dict[int, SavedTensor] = {}
-    for ref in tree.refs(value.node):
+    for ref in decoded_tree.refs(value.node):
         mine = SavedTensor(rank, step.tables[rank].tensors[ref.index])
         there = [mine] if mine.record.offset >= 0 else step.held.get(mine.record.path, [])
         whole = [saved for saved in there if saved.whole == mine.whole and saved.box.shape == mine.whole[2]]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from resilio_hpc.ckpt.state.tree import TensorRef
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 Path = tuple[str | int, ...]

@@ -27,7 +27,7 @@ from resilio_hpc.ckpt.dcp.metadata import Refused, SavedTensor, SavedValue
 from resilio_hpc.ckpt.dcp.values import stream_of
 from resilio_hpc.ckpt.format.manifest import Manifest, TensorRecord
 from resilio_hpc.ckpt.snapshot.snapshot import copy_threads
-from resilio_hpc.ckpt.state import tensors, tree
+from resilio_hpc.ckpt.state import decoded_tree, tensors
 from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap, is_dtensor
 from resilio_hpc.ckpt.store import checkpoint_index, writers
 from resilio_hpc.ckpt.tiers import local_disk
@@ -242,4 +242,4 @@ def _empty_like(record: TensorRecord) -> Any:
 
 
 def _filled(saved: SavedValue, inside: dict[int, BoxRead]) -> Any:
-    return tree.replaced(saved.value, lambda ref: inside[ref.index].target)
+    return decoded_tree.replaced(saved.value, lambda ref: inside[ref.index].target)

@@ -18,9 +18,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from resilio_hpc.ckpt.dcp import names as dcp_names
 from resilio_hpc.ckpt.dcp.names import Path
 from resilio_hpc.ckpt.dcp.values import value_of
-from resilio_hpc.ckpt.state import containers, tensors, tree
+from resilio_hpc.ckpt.state import containers, decoded_tree, tensors, tree
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef
 from resilio_hpc.ckpt.state.slab import Slab
-from resilio_hpc.ckpt.state.tree import Flattened, TensorRef
+from resilio_hpc.ckpt.state.tree import Flattened
 from resilio_hpc.core.errors import UsageError
 
 _NUMBER = "0|[1-9][0-9]{0,17}"
@@ -111,7 +112,7 @@ def _finish(flat: Flattened, slabs: Mapping[Path, Sequence[Slab]], values: Mappi
     def is_torch(ref: TensorRef) -> bool:
         return leaves[ref.index].kind == "torch"
 
-    places = dcp_names.places(tree.decode(flat.tree), is_torch)
+    places = dcp_names.places(decoded_tree.decode(flat.tree), is_torch)
     found = {dcp_names.name_of(path): node for path, node in places}
     for path, parts in slabs.items():
         place = leaves[found[dcp_names.name_of(path)].index].path

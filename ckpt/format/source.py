@@ -62,7 +62,7 @@ class CheckpointSource(Protocol):
     def elsewhere(self, path: Sequence[Any]) -> Any:
         """Return what other ranks saved at a place where this rank saved nothing, else containers.NOTHING.
 
-        As ``tree.decode`` returns it; ``tensors`` grows by the tensors that it refers to.
+        As ``decoded_tree.decode`` returns it; ``tensors`` grows by the tensors that it refers to.
         """
         ...
 

@@ -19,7 +19,7 @@ from resilio_hpc.ckpt.restore.shard_files import ShardFiles
 from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks, name_of
 from resilio_hpc.ckpt.restore.slab_reader import Part, read_parts
 from resilio_hpc.ckpt.restore.whole_reader import read_whole
-from resilio_hpc.ckpt.state import containers, tensors, tree
+from resilio_hpc.ckpt.state import containers, decoded_tree, tensors
 from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers.peer_disks import PeerDisks, PeerFile
@@ -168,7 +168,7 @@ class CommittedSource:
         """Return the decoded tree of another rank; ``tensors`` grows by the tensors that it refers to."""
         if rank not in self._trees:
             reader, table = self._part(rank)
-            self._trees[rank] = tree.renumber(tree.decode(self._tree_bytes(rank)), len(self._tensors))
+            self._trees[rank] = decoded_tree.renumber(decoded_tree.decode(self._tree_bytes(rank)), len(self._tensors))
             self._tensors += table.tensors
             for held in table.tensors:
                 self._where.setdefault(held.path, reader)  # this rank's own part is not asked for here

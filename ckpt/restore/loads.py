@@ -17,8 +17,9 @@ from typing import Any
 from resilio_hpc.ckpt.state import saved_optimizer
 from resilio_hpc.ckpt.state.containers import holds_scalars_only
 from resilio_hpc.ckpt.state.overlap import is_optimizer
+from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.tensors import is_tensor
-from resilio_hpc.ckpt.state.tree import has_state, place
+from resilio_hpc.ckpt.state.tree import has_state
 from resilio_hpc.core.errors import LayoutMismatch
 
 _SMALL_BYTES = 64 << 10

@@ -9,8 +9,9 @@ from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.restore.targets import Path
 from resilio_hpc.ckpt.state import saved_optimizer, tensors
 from resilio_hpc.ckpt.state.containers import NOTHING
+from resilio_hpc.ckpt.state.decoded_tree import Shapes, TensorRef
+from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.slab import Shape
-from resilio_hpc.ckpt.state.tree import Shapes, TensorRef, place
 from resilio_hpc.core.errors import LayoutMismatch
 
 
@@ -20,7 +21,7 @@ class Optimizers:
     def __init__(self, records: Sequence[TensorRecord], parameters: Mapping[Path, Shapes]) -> None:
         """Begin with none.
 
-        ``records``: of the saved tensors, to which more may be added. ``parameters``: their shapes, see ``tree.read``.
+        ``records``: of the saved tensors, to which more may be added. ``parameters``: see ``decoded_tree.read``.
         """
         self._records, self._parameters = records, parameters
         self._with_state: list[Path] = []

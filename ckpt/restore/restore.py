@@ -18,11 +18,13 @@ from resilio_hpc.ckpt.format.source import CheckpointSource
 from resilio_hpc.ckpt.restore.loads import Loads, Undo
 from resilio_hpc.ckpt.restore.optimizers import Optimizers
 from resilio_hpc.ckpt.restore.targets import Path, Targets
-from resilio_hpc.ckpt.state import containers, overlap, tensors, tree
+from resilio_hpc.ckpt.state import containers, decoded_tree, meta_device, overlap, target_checks, tensors
 from resilio_hpc.ckpt.state.containers import NOTHING, SEQUENCES
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef, refs
+from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.plain_values import SCALARS
 from resilio_hpc.ckpt.state.slab import Box, Shape, Slab, slab_of
-from resilio_hpc.ckpt.state.tree import TensorRef, has_state, place, refs
+from resilio_hpc.ckpt.state.tree import has_state
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 
 Build = Callable[[], Any]
@@ -59,7 +61,7 @@ class _Matching:
         self._records: list[TensorRecord] = []
         self._mine = len(source.tensors)  # the others come from elsewhere
         self._learn()
-        self.saved, parameters = tree.read(source.tree)
+        self.saved, parameters = decoded_tree.read(source.tree)
         self._optimizers = Optimizers(self._records, parameters)
         self.targets = Targets(self._records)
         self.loads = Loads()
@@ -152,7 +154,7 @@ class _Matching:
     @staticmethod
     def _check_fits(live: Any, record: TensorRecord, shape: Shape, path: Path) -> None:
         try:
-            tensors.check_fits(live, record.kind, record.dtype, shape)
+            target_checks.check_fits(live, record.kind, record.dtype, shape)
         except (LayoutMismatch, UsageError) as error:
             raise type(error)(f"{place(path)}: {error}") from error
 
@@ -213,7 +215,7 @@ class _Matching:
 
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         """Match a module: its state_dict() shows its live tensors, so the bytes go straight into them."""
-        state = tensors.state_on_meta(live, place(path)) or live.state_dict()
+        state = meta_device.state_on_meta(live, place(path)) or live.state_dict()
         missing = [k for k in state if k not in saved and self._elsewhere((*path, k)) is NOTHING]
         unexpected = [k for k in saved if k not in state and not self._in_parts(saved[k])]
         if missing or unexpected:

@@ -14,9 +14,9 @@ from typing import Any
 from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.format.source import CheckpointSource, Piece, Wanted, WantedSlab
 from resilio_hpc.ckpt.restore.loads import Undo
-from resilio_hpc.ckpt.state import tensors
+from resilio_hpc.ckpt.state import meta_device, target_checks, tensors
+from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.slab import Shape, slab_of
-from resilio_hpc.ckpt.state.tree import place
 from resilio_hpc.core.errors import LayoutMismatch
 
 Path = tuple[Any, ...]
@@ -94,7 +94,7 @@ class Targets:
 
     def note_meta(self, live: Any) -> None:
         """Note a tensor that may have no memory yet."""
-        if tensors.is_meta(live):
+        if meta_device.is_meta(live):
             self._meta[id(live)] = live
 
     # -- before anything is changed ------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Targets:
     def _overlapping(self) -> list[tuple[_Target, _Target]]:
         """Return neighbours in memory that share bytes."""
         placed = sorted(
-            (*tensors.memory_range(target.tensor), number)
+            (*target_checks.memory_range(target.tensor), number)
             for number, target in enumerate(self._targets)
             if not target.early and target.record.size_bytes and target.tensor.nbytes
         )
@@ -134,8 +134,8 @@ class Targets:
     def give_memory(self, undo: Undo) -> None:
         """Allocate memory for live tensors that have none. Raises UsageError."""
         for live in self._meta.values():
-            made = tensors.give_memory(live)
-            undo.add(partial(tensors.exchange, live, made))
+            made = meta_device.give_memory(live)
+            undo.add(partial(meta_device.exchange, live, made))
         for target in self._targets if self._meta else ():
             target.tensor = _local(target.live)
 
@@ -236,7 +236,7 @@ def _memory(tensor: Any) -> memoryview:
 def _view(tensor: Any) -> Any:
     stride = tensor.stride() if hasattr(tensor, "stride") else tensor.strides
     flags = (tensor.is_conj(), tensor.is_neg()) if hasattr(tensor, "is_conj") else ()
-    return tensors.memory_range(tensor), tuple(tensor.shape), stride, tensor.dtype, flags
+    return target_checks.memory_range(tensor), tuple(tensor.shape), stride, tensor.dtype, flags
 
 
 def _local(live: Any) -> Any:

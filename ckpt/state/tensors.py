@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from resilio_hpc.ckpt.state import numpy_types
 from resilio_hpc.ckpt.state.slab import Slab, slab_of
-from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
 Kind = Literal["torch", "numpy"]
 LARGE_BYTES = 64 * 1024
@@ -100,13 +100,13 @@ def _describe_torch(value: Any, path: str) -> Leaf:
     if len(shape) > MAX_DIMENSIONS or not size:
         _check_shape(shape)
     if not size:
-        return Leaf(path, "torch", _name_of(dtype), shape, size, plain, None)
+        return Leaf(path, "torch", dtype_name(dtype), shape, size, plain, None)
     address, stride = plain.data_ptr(), plain.stride()
     end = plain.storage_offset() * plain.itemsize + size
     if not address or end > plain.untyped_storage().nbytes() or not plain.is_contiguous():
         _check_memory(plain, address, stride)
     identity = (device, address, shape, stride, dtype, plain.is_conj(), plain.is_neg())
-    return Leaf(path, "torch", _name_of(dtype), shape, size, plain, identity)
+    return Leaf(path, "torch", dtype_name(dtype), shape, size, plain, identity)
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:
@@ -129,7 +129,8 @@ def _check_memory(plain: Any, address: int, stride: tuple[int, ...]) -> None:
 
 
 @cache
-def _name_of(torch_dtype: Any) -> str:
+def dtype_name(torch_dtype: Any) -> str:
+    """Return the name of a torch dtype, such as "float32"."""
     return str(torch_dtype).removeprefix("torch.")
 
 
@@ -201,137 +202,12 @@ def copy_into(target: Any, source: Any) -> None:
         plain.copy_(source)
 
 
-def is_meta(value: Any) -> bool:
-    """Return whether it is a torch tensor without memory, on the meta device."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor) and value.device.type == "meta"
-
-
-def give_memory(value: Any) -> Any:
-    """Allocate memory for a tensor on the meta device, content not set, seen by all that refer to it.
-
-    It is on torch's default device, or that of a DTensor's mesh. Return what it was, for ``exchange`` to undo it.
-    Raises UsageError for a tensor that torch cannot exchange.
-    """
-    import torch
-
-    mesh = getattr(value, "device_mesh", None)
-    device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
-    with torch.no_grad():
-        made = torch.empty_like(value, device=device)
-    if isinstance(value, torch.nn.Parameter):
-        made = torch.nn.Parameter(made, value.requires_grad)
-    try:
-        exchange(value, made)
-    except RuntimeError as error:
-        raise UsageError(
-            f"a tensor on the meta device cannot be given memory ({error}); use to_empty() first"
-        ) from error
-    return made
-
-
-def exchange(one: Any, other: Any) -> None:
-    """Exchange two tensors, for all that refer to them. Raises RuntimeError where torch cannot do that."""
-    import torch
-
-    torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
-
-
-def memory_range(value: Any) -> tuple[str, int, int]:
-    """Return where the elements of a tensor lie: a device, the first address, and the address after the last."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        start, end = numpy.lib.array_utils.byte_bounds(value)
-        return "cpu", start, end
-    if is_meta(value):
-        return "meta", id(value), id(value) + 1
-    plain = value.detach()
-    start = plain.data_ptr()
-    last = 1 + sum(map(mul, (length - 1 for length in plain.shape), plain.stride()))
-    return str(plain.device), start, start + last * plain.itemsize
-
-
 def same_bytes(one: Any, other: Any) -> bool:
     """Return whether two tensors of one dtype and shape have the same content, to the last bit."""
     rooms = [memoryview(bytearray(one.nbytes)) for _ in range(2)]
     copy_out(one, rooms[0])
     copy_out(other, rooms[1])
     return rooms[0] == rooms[1]
-
-
-def state_on_meta(module: Any, name: str) -> Any:
-    """Return the state_dict of a module that has tensors on the meta device, with those tensors themselves.
-
-    None for other modules. Raises UsageError for a buffer there that is not in the state: it would never be filled.
-    """
-    if not any(map(is_meta, (*module.parameters(), *module.buffers()))):
-        return None
-    state = module.state_dict(keep_vars=True)
-    kept = set(map(id, state.values()))
-    for path, buffer in module.named_buffers():
-        if is_meta(buffer) and id(buffer) not in kept:
-            raise UsageError(
-                f"{name}: the buffer {path} is on the meta device, and no checkpoint holds what is not "
-                "persistent; make it again on a device before the restore"
-            )
-    return state
-
-
-def check_writable(target: Any) -> None:
-    """Raise UsageError if two elements of a live tensor share memory, so that it cannot be filled. Changes nothing."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(target, numpy.ndarray):
-        if not target.flags.writeable:
-            raise UsageError("the array in the state is read-only, nothing can be restored into it")
-        stride = [step // (target.itemsize or 1) for step in target.strides]
-    else:
-        stride = target.stride()
-    if _shares_elements(target.shape, stride):
-        raise UsageError(
-            "elements of the tensor in the state share memory (expand(), as_strided()), nothing can be restored into "
-            "it; give a tensor with memory for each, such as its clone()"
-        )
-
-
-def _shares_elements(shape: Any, stride: Any) -> bool:
-    used = sorted((abs(step), length) for step, length in zip(stride, shape, strict=True) if length > 1)
-    if 0 in shape or not used:
-        return False
-    extent = 1
-    for step, length in used:
-        if step < extent:
-            return step == 0 or _lands_twice(used)
-        extent += step * (length - 1)
-    return False
-
-
-def _lands_twice(used: list[tuple[int, int]]) -> bool:
-    """Check element by element, for the rare views that are neither simple nor expanded."""
-    import numpy
-
-    places = numpy.zeros(1, dtype=numpy.int64)
-    for step, length in used:
-        places = numpy.add.outer(places, step * numpy.arange(length)).ravel()
-    return len(numpy.unique(places)) != len(places)
-
-
-def check_fits(target: Any, kind: Kind, dtype: str, shape: tuple[int, ...]) -> None:
-    """Raise LayoutMismatch unless a saved tensor fits ``target`` as it is, UsageError for a read-only target."""
-    if is_meta(target):
-        live: tuple[Kind, str, tuple[int, ...]] = "torch", _name_of(target.dtype), tuple(target.shape)
-    else:
-        try:
-            leaf = describe(target, "")
-        except UsageError as error:
-            raise UsageError(f"nothing can be restored into it: {error}") from error
-        live = leaf.kind, leaf.dtype, leaf.shape
-    if live[0] != kind:
-        raise LayoutMismatch(f"the checkpoint holds a {kind} tensor, the state a {live[0]} tensor")
-    if live[2] != shape:
-        raise LayoutMismatch(f"the checkpoint holds shape {list(shape)}, the state {list(live[2])}")
-    if live[1] != dtype:
-        raise LayoutMismatch(f"the checkpoint holds dtype {dtype}, the state {live[1]}")
-    check_writable(target)
 
 
 def check_description(kind: Kind, dtype: str, shape: tuple[int, ...], size_bytes: int) -> None:

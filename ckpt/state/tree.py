@@ -1,24 +1,19 @@
 """A nested state as JSON text that restores types exactly; tensors are left out and numbered.
 
-Containers are here, their values in ``plain_values``. Nothing of it is code: decoding builds values of the types named
-in these modules and no others.
+Containers are here, their values in ``plain_values``. ``decoded_tree`` reads the text back.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import struct
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain
 from typing import Any
-from urllib.parse import quote
 
 from resilio_hpc.ckpt.state import containers, overlap, plain_values, tensors
-from resilio_hpc.ckpt.state.containers import map_leaves
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef, decode
+from resilio_hpc.ckpt.state.paths import joined, place
 from resilio_hpc.ckpt.state.plain_values import SCALARS
 from resilio_hpc.ckpt.state.slab import Slab
 from resilio_hpc.ckpt.state.tensors import Leaf
@@ -27,14 +22,6 @@ from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 MAX_DEPTH = 100
 """So that it can be read in a deep stack of calls, too."""
 _MANY = 50  # fewer are faster one by one
-Shapes = list[list[int] | None]
-
-
-@dataclass(frozen=True)
-class TensorRef:
-    """Stands for tensor number ``index`` of the table, in a decoded tree."""
-
-    index: int
 
 
 @dataclass(frozen=True)
@@ -64,32 +51,6 @@ def flatten(state: Any) -> Flattened:
 
 def _text(node: Any) -> bytes:
     return json.dumps(node, separators=(",", ":")).encode("ascii")
-
-
-def decode(tree: bytes) -> Any:
-    """Return the state with a TensorRef in each tensor's place. Raises CorruptCheckpoint."""
-    return read(tree)[0]
-
-
-def read(tree: bytes) -> tuple[Any, dict[tuple[Any, ...], Shapes]]:
-    """Do as ``decode``; return also, by the path of an optimizer, the shapes of its parameters, in their order.
-
-    Raises CorruptCheckpoint.
-    """
-    try:
-        node = json.loads(tree)
-        known = node.get("parameters", []) if isinstance(node, dict) and next(iter(node), "") == "$state" else []
-        return _decode(node), {tuple(map(_decode, path)): _shapes(shapes) for path, shapes in known}
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, struct.error) as error:
-        raise CorruptCheckpoint(f"the tree of plain values cannot be read: {error}") from error
-    except ArithmeticError as error:
-        raise CorruptCheckpoint(f"the tree of plain values has a number that is none: {error!r}") from error
-
-
-def _shapes(node: Any) -> Shapes:
-    if any(shape is not None and any(type(length) is not int for length in shape) for shape in node):
-        raise ValueError("the shapes of an optimizer's parameters are none")
-    return list(node)
 
 
 def encode(decoded: Any) -> bytes:
@@ -126,34 +87,6 @@ def _first_difference(one: Any, other: Any, at: str) -> str:
     return at
 
 
-def replaced(decoded: Any, by: Callable[[TensorRef], Any]) -> Any:
-    """Return a decoded tree with something else for each tensor."""
-    return map_leaves(decoded, lambda leaf: by(leaf) if isinstance(leaf, TensorRef) else leaf)
-
-
-def renumber(decoded: Any, by: int) -> Any:
-    """Return a decoded tree whose tensors have numbers higher by so many."""
-    return replaced(decoded, lambda ref: TensorRef(ref.index + by))
-
-
-def refs(node: Any) -> Iterator[TensorRef]:
-    """Yield all tensors of a decoded tree."""
-    if isinstance(node, TensorRef):
-        yield node
-    else:
-        for _, item in containers.parts(node):
-            yield from refs(item)
-
-
-def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, TensorRef]]:
-    """Yield all tensors of a decoded tree, each with its path as ``flatten`` names it."""
-    if isinstance(node, TensorRef):
-        yield _joined(path), node
-    else:
-        for key, item in containers.parts(node):
-            yield from places(item, (*path, key))
-
-
 def has_state(value: Any) -> bool:
     """Return whether ``value`` is saved as its state_dict() (module, optimizer, scheduler, scaler, loader)."""
     return (
@@ -161,33 +94,6 @@ def has_state(value: Any) -> bool:
         and callable(getattr(value, "state_dict", None))
         and callable(getattr(value, "load_state_dict", None))
     )
-
-
-def component(key: Any) -> str:
-    """Return one component of a path, unique among the keys of one dict; a legal name of an HDF5 link."""
-    if type(key) is str:
-        return _text_component(key)
-    if type(key) is int:
-        return str(key)
-    return f"${type(key).__name__}:" + quote(repr(key), safe="")
-
-
-@lru_cache(1 << 16)  # every save asks for the same ones
-def _text_component(key: str) -> str:
-    if key == "":
-        return "$empty"
-    if re.fullmatch(r"-?[0-9]+|\.\.?", key):  # the int 0 and the string "0" must differ; . is no name in HDF5
-        return f"%{ord(key[0]):02X}" + key[1:]
-    return quote(key, safe=" .:,;+=@()[]{}<>!#&'*-_~^|", errors="surrogatepass")
-
-
-def _joined(path: tuple[Any, ...]) -> str:
-    return "/".join(component(key) for key in path) or "value"
-
-
-def place(path: tuple[Any, ...]) -> str:
-    """Return a path as people read it in a message."""
-    return "state" + "".join(f"[{key!r}]" for key in path)
 
 
 class _Encoder:
@@ -265,7 +171,7 @@ class _Encoder:
 
     def _number(self, value: Any, path: tuple[Any, ...]) -> int:
         try:
-            leaf = tensors.describe(value, _joined(path))
+            leaf = tensors.describe(value, joined(path))
         except (UsageError, RuntimeError, ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"{place(path)}: {str(error).partition(chr(10))[0]}") from error
         if leaf.identity is not None and leaf.identity in self._seen:
@@ -321,68 +227,3 @@ def _shape_of(parameter: Any) -> list[int] | None:
         return list(parameter.shape)
     except RuntimeError:  # of a lazy module
         return None
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def _decode(node: Any) -> Any:
-    if isinstance(node, list):
-        return node if set(map(type, node)) <= SCALARS else [_decode(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    tag = next(iter(node), "")
-    if not tag.startswith("$"):
-        if set(map(type, node.values())) <= SCALARS:
-            return node
-        return {key: _decode(item) for key, item in node.items()}
-    if tag in _CONTAINERS:
-        return _CONTAINERS[tag](node)
-    return plain_values.decode(tag, node[tag], _decode)
-
-
-def _ordered(node: dict[str, Any]) -> OrderedDict[Any, Any]:
-    ordered: OrderedDict[Any, Any] = OrderedDict(_pairs(node["$odict"]))
-    if "metadata" in node:
-        ordered._metadata = OrderedDict(_decode(node["metadata"]))  # type: ignore[attr-defined]
-    return ordered
-
-
-def _counter(node: dict[str, Any]) -> Counter[Any]:
-    return Counter(dict(_pairs(node["$counter"])))
-
-
-def _defaultdict(node: dict[str, Any]) -> defaultdict[Any, Any]:
-    factory = plain_values.BUILTIN_TYPES[node["factory"]] if node["factory"] else None
-    return defaultdict(factory, _pairs(node["$defaultdict"]))
-
-
-def _deque(node: dict[str, Any]) -> deque[Any]:
-    length = node["maxlen"]
-    if length is not None and type(length) is not int:
-        raise ValueError("the length of a deque is none")
-    return deque(_decode(node["$deque"]), length)
-
-
-def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
-    if set(map(type, items)) <= {list} and set(map(type, chain.from_iterable(items))) <= SCALARS:
-        return items
-    return [(_decode(key), _decode(value)) for key, value in items]
-
-
-def _tensor(index: Any) -> TensorRef:
-    if type(index) is not int or index < 0:
-        raise ValueError(f"tensor number {index!r}")
-    return TensorRef(index)
-
-
-_CONTAINERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "$tensor": lambda node: _tensor(node["$tensor"]),
-    "$tuple": lambda node: tuple(_decode(node["$tuple"])),
-    "$dict": lambda node: dict(_pairs(node["$dict"])),
-    "$odict": _ordered,
-    "$counter": _counter,
-    "$defaultdict": _defaultdict,
-    "$deque": _deque,
-    "$state": lambda node: _decode(node["$state"]),  # beside it: see ``read`` and dcp_names
-}

@@ -21,7 +21,7 @@ import numpy
 from resilio_hpc.ckpt.format.manifest import FORMAT, VERSION, Manifest, RankTable, TensorRecord
 from resilio_hpc.ckpt.format.shard_metadata import dataset_names
 from resilio_hpc.ckpt.format.stored_types import stored_as
-from resilio_hpc.ckpt.state import tree
+from resilio_hpc.ckpt.state import decoded_tree
 from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 
@@ -170,6 +170,6 @@ class _Image:
 
 def _shared(table: RankTable, plain: bytes) -> Iterator[tuple[str, str]]:
     """Yield places of a tensor that was stored for another place, and that place."""
-    for path, ref in tree.places(tree.decode(plain)):
+    for path, ref in decoded_tree.places(decoded_tree.decode(plain)):
         if ref.index < len(table.tensors) and path != table.tensors[ref.index].path:
             yield path, table.tensors[ref.index].path

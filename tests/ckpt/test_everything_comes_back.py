@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc.ckpt import Checkpointer
-from resilio_hpc.ckpt.state.tree import check_reads_back, decode, flatten, replaced
+from resilio_hpc.ckpt.state.decoded_tree import decode, replaced
+from resilio_hpc.ckpt.state.tree import check_reads_back, flatten
 from resilio_hpc.core.errors import UsageError
 from tests.support.ckpt.any_state import REFUSED, bits, plain, same, states, views
 from tests.support.waiting import PATIENCE_S

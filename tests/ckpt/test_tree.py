@@ -14,7 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt.state.tree import TensorRef, component, decode, flatten
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef, decode
+from resilio_hpc.ckpt.state.paths import component
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
 
