@@ -82,7 +82,7 @@ class Ours(Method):
         from resilio_hpc.ckpt.restore.arena_source import ArenaSource
         from resilio_hpc.ckpt.restore.restore import restore
 
-        arenas = self.checkpointer._open_arenas()
+        arenas = self.checkpointer._arenas.open()
         path = arenas.held(self.step)
         assert path is not None
         with ArenaSource(path, memory=arenas.memory(self.step)) as source:

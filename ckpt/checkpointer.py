@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
-import hashlib
 import os
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any, Literal
 
 from resilio_hpc.ckpt.coordination import coordinator, world
@@ -22,19 +16,14 @@ from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.handle import OpenSaves, SaveHandle
-from resilio_hpc.ckpt.restore.arena_source import ArenaSource
-from resilio_hpc.ckpt.restore.committed_source import CommittedSource
-from resilio_hpc.ckpt.restore.restore import restore
-from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.snapshot.device_copy import CUDA, Device
+from resilio_hpc.ckpt.rank_arenas import RankArenas
+from resilio_hpc.ckpt.restore_points import RestorePoints
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.ckpt.state import tree
-from resilio_hpc.ckpt.state.expected import expected_bytes, holds_optimizer
+from resilio_hpc.ckpt.state.expected import holds_optimizer
 from resilio_hpc.ckpt.state.overlap import fence_before_steps
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.retention import Retention, is_number
-from resilio_hpc.ckpt.tiers import bounded_io, local_disk
 from resilio_hpc.core import errors
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
@@ -105,10 +94,9 @@ class Checkpointer:
         )
         self.place = self._coordinator.place
         world.check_place(self.place)
-        self._local = None if local is None else directory_path(local, "local")
-        self._memory = memory
-        self._arenas: ArenaPair | None = None
-        self._prefaulted = False
+        spill = None if local is None else directory_path(local, "local")
+        self._arenas = RankArenas(self._coordinator, self._layout, spill, memory, self._warn)
+        self._points = RestorePoints(self._coordinator, self.directory, self._layout, self._arenas, self._warn)
         self._structure: tuple[int, frozenset[Any]] | None = None
         self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(copy_threads(self.place.local_world_size), "resilio-copy")
@@ -121,13 +109,11 @@ class Checkpointer:
         self._fence_began: float | None = None
         self._saves = OpenSaves(self._warn)
         self._turns = Turns("Checkpointer")
-        self._device: Device = CUDA
-        self._patience = bounded_io.PATIENCE
         self._coordinator.on_stage(self._saves.reached)
         if why_portable and self.place.rank == 0:
             _tell_why_slower(why_portable)
         if self._coordinator.memory_step >= 0:
-            self._map_ahead(self._coordinator.memory_step)
+            self._arenas.map_ahead(self._coordinator.memory_step)
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +138,7 @@ class Checkpointer:
         try:
             self._coordinator.before_save(step)
             pool = self._copy_pool if self._overlapped else self._pool
-            taken = Snapshot(self._open_arenas(), step, flattened, pool, self._overlapped, self._device)
+            taken = Snapshot(self._arenas.open(), step, flattened, pool, self._overlapped, self._arenas.device)
         except (OSError, CheckpointError) as error:
             self._not_saved(handle, error)
             return handle
@@ -203,7 +189,7 @@ class Checkpointer:
         """Report a snapshot. ``blocked_s``: for how long training has waited for it; None: since ``started``."""
         try:
             path, size = taken.finish()
-            self._look_at_arenas()
+            self._arenas.look_after_save()
             now = time.monotonic()
             if blocked_s is None:
                 blocked_s = now - started
@@ -221,34 +207,6 @@ class Checkpointer:
         self._warn(f"step {handle.step} is not saved: {text}")
         self._saves.forget(handle)
         handle.fail(text, refused=isinstance(error, SaveRefused))
-
-    def _look_at_arenas(self) -> None:
-        arenas = self._open_arenas()
-        if arenas.on_disk and self._memory:
-            self._warn(f"no room for two snapshots in shared memory ({arenas.why_on_disk}); one or both go to disk")
-        if self._device.refusal:
-            self._warn(f"{self._device.refusal}: copies from the device take longer, and saves wait for them")
-        if not self._prefaulted:
-            self._prefaulted = True
-            arenas.prefault_beside()
-
-    def _open_arenas(self) -> ArenaPair:
-        if self._arenas is None:
-            self._coordinator.await_arenas()
-            place, directory = self.place, self._coordinator.arena_directory
-            name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
-            spill = (self._local or Path(tempfile.gettempdir())) / f"resilio-arenas-{os.getuid()}-{name}"
-            owner = Owner(
-                place.rank,
-                place.local_rank,
-                place.world_size,
-                place.local_world_size,
-                place.round,
-                self._layout,
-                place.run_id,
-            )
-            self._arenas = ArenaPair(directory, owner, spill, not self._memory, self._device.lock_pages)
-        return self._arenas
 
     def _warn(self, text: str) -> None:
         kind = text.partition(" is ")[2] or text  # the same trouble at every step is reported once
@@ -282,111 +240,33 @@ class Checkpointer:
     def _restore(self, state: Any, step: int | None, started: float) -> tuple[int, Any] | None:
         if step is not None:
             point = RestorePoint(Tier.COMMITTED, checkpoint_index.check_step(step))
-            return self._restored(point, *self._read(point, state), started)
+            return self._restored(point, *self._points.read(point, state, self._pool), started)
         failure: CorruptCheckpoint | OSError | None = None
-        for point in self._restore_points():
+        for point in self._points.all():
             try:
-                found, tier = self._read(point, state)
+                found, tier = self._points.read(point, state, self._pool)
             except (CorruptCheckpoint, OSError) as error:
                 if isinstance(error, OSError) and not errors.is_damage(error):
                     where = os_error_text(error, str(self.directory))
                     raise CheckpointError(f"step {point.step} cannot be read now, no fault of its: {where}") from error
                 failure = error
                 if point.source is Tier.MEMORY:
-                    self._forget(point.step)
+                    self._arenas.forget(point.step)
                 self._coordinator.restore_failed(point, str(error))
             else:
                 return self._restored(point, found, tier, started)
         if failure is not None:
             raise CorruptCheckpoint(f"no checkpoint could be restored; the last one tried: {failure}") from failure
-        self._drop_after(-1)
+        self._arenas.drop_after(-1)
         self._coordinator.restored(-1, None, time.monotonic() - started)
-        self._prepare(state, True)
+        self._arenas.prepare(state, True)
         return None
 
-    def _restore_points(self) -> Sequence[RestorePoint]:
-        try:
-            return self._coordinator.restore_points()
-        except OSError as error:
-            where = os_error_text(error, str(self.directory))
-            raise CheckpointError(f"it cannot be seen which checkpoints there are: {where}") from error
-
-    def _read(self, point: RestorePoint, state: Any) -> tuple[Any, Tier]:
-        """Return the state, and which tier it came from."""
-        try:
-            with self._source(point) as source:
-                return restore(source, state, self._pool), source.tier
-        except CorruptCheckpoint as error:
-            if point.source is Tier.COMMITTED:
-                checkpoint_index.note_damage(self.directory, point.step, str(error))
-            raise
-
-    def _source(self, point: RestorePoint) -> ArenaSource | CommittedSource:
-        place = self.place
-        if point.source is Tier.COMMITTED:
-            try:
-                manifest = checkpoint_index.manifest_of(self.directory, point.step)
-            except FileNotFoundError as error:
-                raise CorruptCheckpoint(f"step {point.step} is not in {self.directory}") from error
-            where = checkpoint_index.step_directory(self.directory, point.step)
-            return CommittedSource(
-                where, manifest, place.rank, place.world_size, self._layout,
-                alone=place.local_world_size == 1,
-                local_rank=place.local_rank,
-                copies=local_disk.copies_or_none(
-                    self._coordinator.local_directory, self.directory, manifest, self._warn, self._patience
-                ),
-                cached=coordinator.is_read_ahead(self._coordinator.read_ahead, point.step),
-                peers=self._coordinator.peer_disks,
-            )  # fmt: skip
-        arenas = self._open_arenas()
-        path = arenas.held(point.step)
-        if path is None:
-            raise CorruptCheckpoint(f"this node holds no snapshot of step {point.step} of rank {place.rank}")
-        return ArenaSource(path, memory=arenas.memory(point.step))
-
     def _restored(self, point: RestorePoint, state: Any, tier: Tier, started: float) -> tuple[int, Any]:
-        self._drop_after(point.step)
+        self._arenas.drop_after(point.step)
         self._coordinator.restored(point.step, tier, time.monotonic() - started)
-        self._prepare(state, holds_optimizer(state))
+        self._arenas.prepare(state, holds_optimizer(state))
         return point.step, state
-
-    def _prepare(self, state: Any, trains: bool) -> None:
-        """Make arenas ready by the time of the first saves: one under the launcher, else both while it trains."""
-        size = expected_bytes(state)
-        if self._memory and size and (trains or self._coordinator.arena_directory is not None):
-            size += size // 64 + (1 << 20)  # for tables, plain values and gaps
-            with contextlib.suppress(OSError):  # the save that needs them will report it
-                self._open_arenas().prefault_beside(size, 2 if self._coordinator.arena_directory is None else 1)
-
-    def _map_ahead(self, step: int) -> None:
-        """Map a snapshot while the model is built: from mapped memory, a restore is as fast as a copy."""
-        try:
-            arenas = self._open_arenas()
-        except OSError:
-            return  # the restore will report it
-
-        def act() -> None:
-            with contextlib.suppress(OSError):
-                arenas.map_held(step)
-
-        threading.Thread(target=act, name="resilio-map", daemon=True).start()
-
-    def _forget(self, step: int) -> None:
-        if self._arenas is not None and (path := self._arenas.held(step)) is not None:
-            arena.mark_empty(path, step)
-
-    def _drop_after(self, step: int) -> None:
-        """Drop snapshots of later steps, of a life that was rolled back: they must not mix with those of this one."""
-        if self._coordinator.arena_directory is None and self._arenas is None:
-            return
-        try:
-            arenas = self._open_arenas()
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return  # there is no room for an arena
-            raise
-        arenas.drop_after(step)
 
     def steps(self) -> list[int]:
         """Return every committed step; the one committed last comes last."""

@@ -169,7 +169,7 @@ BUILD_AND_RESTORE = """
     import numpy as np
     from resilio_hpc import ckpt
     checkpoint = ckpt.Checkpointer()
-    while not any(slot.present_bytes for slot in checkpoint._arenas._slots):
+    while not any(slot.present_bytes for slot in checkpoint._arenas.open()._slots):
         time.sleep(0.01)  # the model is built
     step, state = checkpoint.restore({"x": np.zeros(1000, dtype=np.int64), "step": 0})
     assert (state["x"] == np.arange(1000)).all() and state["step"] == step

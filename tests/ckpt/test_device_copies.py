@@ -23,7 +23,7 @@ def device() -> FakeDevice:
 
 def checkpointer(directory: Path, device: FakeDevice, overlap: bool = True) -> Checkpointer:
     made = Checkpointer(directory, overlap=overlap)
-    made._device = device
+    made._arenas.device = device
     return made
 
 
@@ -173,7 +173,7 @@ def test_memory_is_locked_once_and_unlocked_before_it_goes(device: FakeDevice, t
     for step, value in enumerate((values[0], values[0], values[0], values[1], values[1], values[1])):
         checkpoint.save(step, [value]).wait("committed", 60)
     assert len(device.locked) == 2 and min(size for _, size in device.locked) > 120_000_000
-    checkpoint._open_arenas().close()
+    checkpoint._arenas.open().close()
     assert device.locked == []
 
 

@@ -85,7 +85,7 @@ def test_without_a_launcher_both_are_ready_before_the_first_save(restored: bool,
         Checkpointer(tmp_path).save(1, state).wait("committed", 60)
     checkpoint = Checkpointer(tmp_path)
     assert (checkpoint.restore(state) is not None) == restored
-    arenas = checkpoint._arenas
+    arenas = checkpoint._arenas.pair
     assert arenas is not None
     until(lambda: all(slot.map is not None for slot in arenas._slots), "the arenas are mapped")
     maps = [slot.map for slot in arenas._slots]
@@ -100,13 +100,13 @@ def test_a_program_that_may_only_restore_takes_no_memory_for_saves(tmp_path: Pat
     Checkpointer(tmp_path).save(1, state).wait("committed", 60)
     checkpoint = Checkpointer(tmp_path)
     assert checkpoint.restore(state) is not None
-    assert checkpoint._arenas is None
+    assert checkpoint._arenas.pair is None
 
 
 def test_what_is_never_to_be_in_memory_is_not_made_ready_there(tmp_path: Path) -> None:
     checkpoint = Checkpointer(tmp_path, memory=False)
     assert checkpoint.restore({"x": np.ones(3_000_000)}) is None
-    assert checkpoint._arenas is None
+    assert checkpoint._arenas.pair is None
 
 
 def wait_for_size(path: Path) -> int:

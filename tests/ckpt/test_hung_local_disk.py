@@ -256,7 +256,7 @@ def test_a_disk_that_hangs_at_a_restore_is_passed_by(
 
     def restored() -> tuple[int, Any] | None:
         made = Checkpointer(tmp_path / "remote", local=local)
-        made._patience = waits.patience()
+        made._points.patience = waits.patience()
         return made.restore()
 
     with mounted(local, waits) as disk:
@@ -282,7 +282,7 @@ def test_a_copy_is_read_once_before_it_is_trusted(
     read = threading.Event()
     monkeypatch.setattr(bounded_io, "read_page", lambda path: read.wait(PATIENCE_S))
     made = Checkpointer(tmp_path / "remote", local=local)
-    made._patience = waits.patience()
+    made._points.patience = waits.patience()
     (manifest,) = checkpoint_index.committed(tmp_path / "remote")
     waits.hanging.set()
     with pytest.raises(TimeoutError):

@@ -44,7 +44,7 @@ def look(checkpointer):
         "rank": private("self"), "saver": sum(map(private, savers)), "savers": len(savers),
         "threads": threads(not_ours), "files": len(os.listdir("/proc/self/fd")),
         "saver's files": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in savers),
-        "arenas": [slot.path.stat().st_size for slot in checkpointer._arenas._slots],
+        "arenas": [slot.path.stat().st_size for slot in checkpointer._arenas.open()._slots],
         "on disk": sorted(path.name for path in checkpointer.directory.iterdir())[:3],
     }
 

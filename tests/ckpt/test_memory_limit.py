@@ -28,7 +28,7 @@ for step in range(1, 5):
     state["x"][:] = step
     handle = checkpoint.save(step, state)
     handle.wait("committed", 120) if not handle.error else None
-print(*(slot.on_disk for slot in checkpoint._arenas._slots))
+print(*(slot.on_disk for slot in checkpoint._arenas.open()._slots))
 """
 
 

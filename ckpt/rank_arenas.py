@@ -1,0 +1,127 @@
+"""The arenas of a Checkpointer: opened with their first use, made large ahead of it, emptied of lives that are over."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.ckpt.coordination.coordinator import Coordinator
+from resilio_hpc.ckpt.format.manifest import Layout
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.device_copy import CUDA, Device
+from resilio_hpc.ckpt.state.expected import expected_bytes
+from resilio_hpc.core.errors import CorruptCheckpoint
+
+
+class RankArenas:
+    """The arenas of this rank, where its coordinator wants them, or in files that end with the process."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        layout: Layout,
+        spill: Path | None,
+        memory: bool,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Open none yet.
+
+        ``spill``: where those lie that do not fit into memory (None: in the temporary directory), or all of them where
+        ``memory`` is False. ``warn``: called for what a user should know of them.
+        """
+        self._coordinator = coordinator
+        self._layout = layout
+        self._spill = spill
+        self._memory = memory
+        self._warn = warn
+        self._prefaulted = False
+        self.pair: ArenaPair | None = None
+        """Once they are open."""
+        self.device: Device = CUDA
+        """What copies from devices into them."""
+
+    def open(self) -> ArenaPair:
+        """Return the arenas. Raises OSError."""
+        if self.pair is None:
+            self._coordinator.await_arenas()
+            place, directory = self._coordinator.place, self._coordinator.arena_directory
+            name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
+            spill = (self._spill or Path(tempfile.gettempdir())) / f"resilio-arenas-{os.getuid()}-{name}"
+            owner = Owner(
+                place.rank,
+                place.local_rank,
+                place.world_size,
+                place.local_world_size,
+                place.round,
+                self._layout,
+                place.run_id,
+            )
+            self.pair = ArenaPair(directory, owner, spill, not self._memory, self.device.lock_pages)
+        return self.pair
+
+    def look_after_save(self) -> None:
+        """Warn of what makes saves slow; after the first one, make the other arena as large."""
+        arenas = self.open()
+        if arenas.on_disk and self._memory:
+            self._warn(f"no room for two snapshots in shared memory ({arenas.why_on_disk}); one or both go to disk")
+        if self.device.refusal:
+            self._warn(f"{self.device.refusal}: copies from the device take longer, and saves wait for them")
+        if not self._prefaulted:
+            self._prefaulted = True
+            arenas.prefault_beside()
+
+    def prepare(self, state: Any, trains: bool) -> None:
+        """Make arenas ready by the time of the first saves: one under the launcher, else both while it trains."""
+        size = expected_bytes(state)
+        if self._memory and size and (trains or self._coordinator.arena_directory is not None):
+            size += size // 64 + (1 << 20)  # for tables, plain values and gaps
+            with contextlib.suppress(OSError):  # the save that needs them will report it
+                self.open().prefault_beside(size, 2 if self._coordinator.arena_directory is None else 1)
+
+    def map_ahead(self, step: int) -> None:
+        """Map a snapshot while the model is built: from mapped memory, a restore is as fast as a copy."""
+        try:
+            arenas = self.open()
+        except OSError:
+            return  # the restore will report it
+
+        def act() -> None:
+            with contextlib.suppress(OSError):
+                arenas.map_held(step)
+
+        threading.Thread(target=act, name="resilio-map", daemon=True).start()
+
+    def source(self, step: int) -> ArenaSource:
+        """Return the snapshot of a step, to be restored. Raises CorruptCheckpoint where there is none, OSError."""
+        arenas = self.open()
+        path = arenas.held(step)
+        if path is None:
+            rank = self._coordinator.place.rank
+            raise CorruptCheckpoint(f"this node holds no snapshot of step {step} of rank {rank}")
+        return ArenaSource(path, memory=arenas.memory(step))
+
+    def forget(self, step: int) -> None:
+        """Drop a snapshot that is damaged."""
+        if self.pair is not None and (path := self.pair.held(step)) is not None:
+            arena.mark_empty(path, step)
+
+    def drop_after(self, step: int) -> None:
+        """Drop snapshots of later steps, of a life that was rolled back: they must not mix with those of this one."""
+        if self._coordinator.arena_directory is None and self.pair is None:
+            return
+        try:
+            arenas = self.open()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return  # there is no room for an arena
+            raise
+        arenas.drop_after(step)
