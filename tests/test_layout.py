@@ -41,6 +41,7 @@ FOREIGN_FORMATS = {  # what others write and read is made and read here, each by
     "ckpt/convert/dcp_metadata.py": {"pickle"},
     "ckpt/convert/torch_file.py": {"torch.load", "torch.save"},
     "ckpt/convert/torch_state.py": {"torch.save"},
+    "resilio_hpc/diagnose/hangs/flight_recorder.py": {"pickle"},
 }
 MAX_LINES = 400
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}

@@ -18,6 +18,9 @@ from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.diagnose.causes import cases, log_files
 from resilio_hpc.diagnose.causes.judge import LikelyCause, LogStream, judge
 from resilio_hpc.diagnose.causes.pattern_table import CauseClass, shipped
+from resilio_hpc.diagnose.hangs import flight_recorder
+from resilio_hpc.diagnose.hangs.blame import HangBlame, HangKind, blame, names_of
+from resilio_hpc.diagnose.hangs.flight_recorder import RecordedRank
 from resilio_hpc.events.event_text import words
 from resilio_hpc.slurm.chain.chain import is_job
 from resilio_hpc.slurm.client import commands
@@ -37,11 +40,20 @@ _FAULTS = {
     "store_died",
 }
 _PROGRESS = {"committed", "recovered", "first_step"}
+_HANG_TODO = {
+    HangKind.ABSENT: "look at that rank: its stack (py-spy dump), its node, its data",
+    HangKind.MISMATCH: "mend the program: all ranks must make the same calls, with the same sizes",
+    HangKind.DEADLOCK: "mend the program: all ranks must enter the communicators in the same order",
+    HangKind.STUCK: "look at the network (resilio check-nodes) and the GPUs of these ranks (resilio health run)",
+    HangKind.LAGGING: "look at the ranks that did not complete: their GPUs, their links",
+    HangKind.NONE: "look at the programs' own stacks (py-spy dump): the ranks do not wait for each other",
+}
 _EXAMPLES = """examples:
   resilio diagnose slurm-4711.out               a log, of any program
   resilio diagnose slurm-4711.out dmesg-n3.txt  with the kernel's log of a node beside it
   resilio diagnose 4711                         a job that Slurm still knows, or a run's
   resilio diagnose resilio-runs/4711            a run's directory, or any folder of logs
+  resilio diagnose /tmp/nccl_trace_rank_*       who holds up a hang: dumps of PyTorch's flight recorder
   resilio diagnose --cases cases.jsonl --out causes.jsonl     for programs; each line has id and lines[].text
 """
 
@@ -55,7 +67,10 @@ def main(argv: Sequence[str]) -> int:
         epilog=_EXAMPLES,
     )
     parser.add_argument(
-        "what", nargs="*", metavar="WHAT", help="a log file, a folder of logs, a run, or a job's number"
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help="a log file, a folder of logs or of flight recorder dumps, a run, or a job's number",
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--cases", type=Path, metavar="IN.jsonl", help="judge each line of this file")
@@ -70,12 +85,14 @@ def main(argv: Sequence[str]) -> int:
     if not options.what:
         parser.error("name a log, a run or a job")
     try:
-        streams = bounded.in_time(partial(_gather, options.what), READ_S)
+        dumps, streams = bounded.in_time(partial(_gather, options.what), READ_S)
     except TimeoutError as error:
         raise UsageError(f"the logs cannot be read: {error.strerror}") from None
-    cause = judge(streams)
-    _show(cause, streams, options.json)
-    return 1 if cause.label is CauseClass.UNKNOWN else 0
+    hang = blame([dump.calls for dump in dumps], flight_recorder.members_of(dumps)) if dumps else None
+    cause = judge(streams) if streams or hang is None else None
+    _show(cause, hang, streams, options.json)
+    found = hang is not None and hang.kind is not HangKind.NONE
+    return 0 if found or (cause is not None and cause.label is not CauseClass.UNKNOWN) else 1
 
 
 def _judge_cases(source: Path, target: Path | None) -> int:
@@ -92,18 +109,26 @@ def _judge_cases(source: Path, target: Path | None) -> int:
     return 0
 
 
-def _gather(what: Sequence[str]) -> list[LogStream]:
-    return [stream for word in what for stream in _streams_of(word)]
+def _gather(what: Sequence[str]) -> tuple[list[RecordedRank], list[LogStream]]:
+    dumps: list[RecordedRank] = []
+    streams: list[LogStream] = []
+    for word in what:
+        path = Path(word)
+        if path.is_dir():
+            found = [flight_recorder.read(one) for one in sorted(path.rglob("*")) if _is_dump(one)]
+            dumps += found
+            streams += _of_run(path) if (path / "run.json").exists() else _of_folder(path, required=not found)
+        elif _is_dump(path):
+            dumps.append(flight_recorder.read(path))
+        elif path.exists():
+            streams.append(log_files.read(path))
+        else:
+            streams += _of_name(word)
+    return dumps, streams
 
 
-def _streams_of(word: str) -> Iterator[LogStream]:
-    path = Path(word)
-    if path.is_dir():
-        yield from _of_run(path) if (path / "run.json").exists() else _of_folder(path)
-    elif path.exists():
-        yield log_files.read(path)
-    else:
-        yield from _of_name(word)
+def _is_dump(path: Path) -> bool:
+    return path.is_file() and flight_recorder.is_dump(path)
 
 
 def _of_name(word: str) -> Iterator[LogStream]:
@@ -121,9 +146,9 @@ def _of_name(word: str) -> Iterator[LogStream]:
                 yield log_files.read(Path(path))
 
 
-def _of_folder(folder: Path) -> Iterator[LogStream]:
+def _of_folder(folder: Path, required: bool) -> Iterator[LogStream]:
     paths = sorted(path for pattern in _LOGS for path in folder.rglob(pattern) if path.is_file())
-    if not paths:
+    if not paths and required:
         raise UsageError(f"{printable(str(folder), 200)} has no logs ({', '.join(_LOGS)})")
     if len(paths) > MOST_FILES:
         raise UsageError(
@@ -155,33 +180,56 @@ def _of_run(directory: Path) -> Iterator[LogStream]:
             yield log_files.read(path, str(path.relative_to(directory)), len(logs))
 
 
-def _show(cause: LikelyCause, streams: Sequence[LogStream], as_json: bool) -> None:
-    place = "" if cause.root is None else streams[cause.root.stream].place(cause.root.index)
-    statement = "" if cause.root is None else printable(cause.root.statement, 400)
-    todo = shipped().todo[cause.label]
+def _show(cause: LikelyCause | None, hang: HangBlame | None, streams: Sequence[LogStream], as_json: bool) -> None:
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "v": 1, "label": cause.label.value, "confidence": cause.confidence, "says": cause.evidence,
-                    "where": place, "line": statement, "overcome": cause.overcome, "todo": todo, "others": cause.others,
-                }
-            )
-        )  # fmt: skip
+        print(json.dumps({"v": 1, **_cause_fields(cause, streams), **_hang_fields(hang)}))
         return
-    for line in _paragraph(cause, place, statement, todo, sum(len(stream.lines) for stream in streams), len(streams)):
-        terminal.show(line)
+    for line in [*_hang_lines(hang), *_cause_lines(cause, streams)]:
+        for piece in terminal.wrapped(line, terminal.columns(WIDTH)):
+            terminal.show(piece)
 
 
-def _paragraph(cause: LikelyCause, place: str, statement: str, todo: str, lines: int, files: int) -> Iterator[str]:
-    width = terminal.columns(WIDTH)
+def _hang_fields(hang: HangBlame | None) -> dict[str, object]:
+    if hang is None:
+        return {}
+    fields: dict[str, object] = {"kind": hang.kind.value, "ranks": hang.ranks, "waiting": hang.waiting}
+    call = hang.call
+    return {"hang": {**fields, "call": None if call is None else msgspec.to_builtins(call), "says": hang.evidence}}
+
+
+def _hang_lines(hang: HangBlame | None) -> Iterator[str]:
+    if hang is None:
+        return
+    yield f"{'hang' if hang.kind is not HangKind.NONE else 'no hang'}: {printable(hang.evidence, 600)}"
+    if hang.waiting:
+        yield f"  {names_of(hang.waiting)} {'waits' if len(hang.waiting) == 1 else 'wait'} in a call"
+    yield f"to do: {_HANG_TODO[hang.kind]}"
+
+
+def _cause_fields(cause: LikelyCause | None, streams: Sequence[LogStream]) -> dict[str, object]:
+    if cause is None:
+        return {}
+    root = cause.root
+    return {
+        "label": cause.label.value, "confidence": cause.confidence, "says": cause.evidence,
+        "where": "" if root is None else streams[root.stream].place(root.index),
+        "line": "" if root is None else printable(root.statement, 400), "overcome": cause.overcome,
+        "todo": shipped().todo[cause.label], "others": cause.others,
+    }  # fmt: skip
+
+
+def _cause_lines(cause: LikelyCause | None, streams: Sequence[LogStream]) -> Iterator[str]:
+    if cause is None:
+        return
     sure = f"{cause.confidence:.0%} sure" if cause.label is not CauseClass.UNKNOWN else "the lines do not decide"
-    yield from terminal.wrapped(f"{cause.label.value}: {cause.evidence} ({sure})", width)
-    if place:
-        yield from terminal.wrapped(f"  {printable(place, 200)}: {statement}", width)
+    yield f"{cause.label.value}: {cause.evidence} ({sure})"
+    if cause.root is not None:
+        place = streams[cause.root.stream].place(cause.root.index)
+        yield f"  {printable(place, 200)}: {printable(cause.root.statement, 400)}"
     if cause.overcome:
-        yield from terminal.wrapped("  Progress followed that line, so it may not be why the work ended.", width)
+        yield "  Progress followed that line, so it may not be why the work ended."
     for says, count in list(cause.others.items())[:3]:
-        yield from terminal.wrapped(f"  beside it, {count} {'line' if count == 1 else 'lines'}: {says}", width)
-    yield from terminal.wrapped(f"  {lines} lines of {files} {'log' if files == 1 else 'logs'} were read", width)
-    yield from terminal.wrapped(f"to do: {todo}", width)
+        yield f"  beside it, {count} {'line' if count == 1 else 'lines'}: {says}"
+    lines = sum(len(stream.lines) for stream in streams)
+    yield f"  {lines} lines of {len(streams)} {'log' if len(streams) == 1 else 'logs'} were read"
+    yield f"to do: {shipped().todo[cause.label]}"

@@ -74,6 +74,31 @@ def test_a_run_says_it_from_its_ledger(tmp_path: Path, capsys: pytest.CaptureFix
     assert out.startswith("gpu_hardware")
 
 
+def test_dumps_of_the_flight_recorder_name_the_rank_that_holds_up_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, entered in enumerate((2, 1, 2)):
+        calls = [
+            {"process_group": ["0", "default_pg"], "collective_seq_id": number + 1, "profiling_name": "nccl:all_reduce",
+             "input_sizes": [[8]], "input_dtypes": ["Float"], "retired": number == 0}
+            for number in range(entered)
+        ]  # fmt: skip
+        config = {"0": {"ranks": "[0, 1, 2]"}}
+        (tmp_path / f"trace_{rank}").write_text(
+            json.dumps({"comm_lib_version": "", "entries": calls, "pg_config": config})
+        )
+    code, out, _ = run(capsys, tmp_path)
+    assert code == 0
+    assert out.startswith("hang: rank 1 did not enter all_reduce number 2 of group 0 (default_pg)")
+    assert "ranks 0, 2 wait in a call" in out
+    answer = json.loads(run(capsys, tmp_path, "--json")[1])
+    assert (answer["hang"]["kind"], answer["hang"]["ranks"]) == ("absent", [1])
+    (tmp_path / "train.log").write_text(ECC)
+    out = run(capsys, tmp_path)[1]
+    assert out.startswith("hang: rank 1")
+    assert "gpu_hardware: " in out
+
+
 def test_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     texts = {"a": [PEER, ECC], "b": [PEER], "c": []}

@@ -109,6 +109,13 @@ cat > slurm-4711.out <<'END'
 [rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15734, OpType=ALLREDUCE) ran for 600037 ms
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 END
+python - <<'END'
+import json
+call = {"process_group": ["0", ""], "collective_seq_id": 1, "profiling_name": "nccl:all_reduce"}
+for rank, calls in enumerate([[call], []]):
+    dump = {"comm_lib_version": "", "pg_config": {"0": {"ranks": "[0, 1]"}}, "entries": calls}
+    open(f"nccl_trace_rank_{rank}", "w").write(json.dumps(dump))
+END
 echo 'NVRM: Xid (PCI:0000:07:00): 48, pid=4711, DBE (double bit error)' > dmesg-n3.txt
 printf '{"id": "a", "lines": [{"text": "Disk quota exceeded"}]}\n' > cases.jsonl
 echo 'raise KeyError("lr")' > wrong.py
@@ -116,7 +123,7 @@ printf '#!/bin/sh\nexec resilio-launch --nproc-per-node 1 --no-torch --max-resta
 job=$(sbatch --parsable job.sh)
 wait_for test -s resilio-runs/$job/verdict.json
 """,
-        swaps={r"diagnose 4711": "diagnose $job", "resilio-runs/4711": "resilio-runs/$job"},
+        swaps={"/tmp/nccl": "nccl", r"diagnose 4711": "diagnose $job", "resilio-runs/4711": "resilio-runs/$job"},
     ),
     "doctor": Rehearsal(swaps={"/scratch/me/runs": "runs", "--local-checkpoints /local": "--local-checkpoints /tmp"}),
     "draining": Rehearsal(

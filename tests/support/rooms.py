@@ -87,7 +87,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "checks": "base",
         "base": "",
     },
-    "diagnose": {FACE: "", "causes": ""},
+    "diagnose": {FACE: "", "causes": "", "hangs": ""},
     "devtools": {"demo": "devcluster", "devcluster": ""},
 }
 DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog")

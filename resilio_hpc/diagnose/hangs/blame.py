@@ -1,0 +1,182 @@
+"""Which rank the others wait for.
+
+Per communicator: the ranks that have not entered the call in which others wait, and calls that do not agree. Across
+communicators: a rank that is absent from one may itself wait in another, so the walk along who waits for whom ends at
+the ranks that wait for no other. A walk that comes back to its start is a deadlock.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from resilio_hpc.diagnose.hangs.calls import CollectiveCall, RankCalls
+
+
+class HangKind(enum.Enum):
+    """What a hang is."""
+
+    ABSENT = "absent"
+    """A rank has not entered a call in which others wait: it computes, is stopped, or is dead."""
+    MISMATCH = "mismatch"
+    """Ranks entered calls that do not agree."""
+    DEADLOCK = "deadlock"
+    """Ranks wait for each other in several communicators."""
+    STUCK = "stuck"
+    """All ranks have entered the same call, and none has completed it: network or kernel."""
+    LAGGING = "lagging"
+    """All ranks have entered the same call, and some have completed it."""
+    NONE = "none"
+    """No rank waits."""
+
+
+class HangBlame(msgspec.Struct, frozen=True):
+    """Who holds up a hang. ``ranks``: those to look at; ``waiting``: those that wait for them, directly or not."""
+
+    kind: HangKind
+    ranks: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    communicator: str = ""
+    call: CollectiveCall | None = None
+    evidence: str = ""
+
+
+def blame(ranks: Sequence[RankCalls], members: Mapping[str, Sequence[int]]) -> HangBlame:
+    """Return who holds up the others. ``members``: all ranks of each communicator, also those that called nothing."""
+    known = {one.rank: one for one in ranks}
+    if differing := _mismatch(known, members):
+        return differing
+    edges = {rank: _waits_for(one, known, members) for rank, one in known.items()}
+    edges = {rank: found for rank, found in edges.items() if found}
+    if edges:
+        return _end_of_the_walk(edges, known)
+    return _all_entered(known, members)
+
+
+Edge = tuple[int, str, CollectiveCall]
+"""The rank that is waited for, and where."""
+
+
+def _waits_for(one: RankCalls, known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int]]) -> list[Edge]:
+    """Return the ranks that keep a rank in the calls that it has not completed."""
+    found: list[Edge] = []
+    for communicator, call in one.waits_in():
+        if call.peer >= 0:
+            if not _is_met(one.rank, call, communicator, known.get(call.peer)):
+                found.append((call.peer, communicator, call))
+            continue
+        for rank in members.get(communicator, ()):
+            other = known.get(rank)
+            if rank != one.rank and (other is None or other.entered(communicator) < call.sequence):
+                found.append((rank, communicator, call))
+    return found
+
+
+def _is_met(rank: int, call: CollectiveCall, communicator: str, other: RankCalls | None) -> bool:
+    """Return whether the peer of a send or receive has entered the other half of it."""
+    if other is None:
+        return False
+    return any(found.peer == rank and found.op != call.op for found in other.calls.get(communicator, []))
+
+
+def _end_of_the_walk(edges: Mapping[int, Sequence[Edge]], known: Mapping[int, RankCalls]) -> HangBlame:
+    """Follow who waits for whom to the ranks that wait for no other, or around a circle."""
+    ends: dict[int, tuple[str, CollectiveCall]] = {}
+    for target, communicator, call in (edge for rank in sorted(edges) for edge in edges[rank]):
+        if target not in ends or (call.place and not ends[target][1].place):
+            ends[target] = (communicator, call)
+    roots = sorted(rank for rank in ends if rank not in edges)
+    # one that is inside a call, too, waits there for a rank of which nothing is known
+    roots = [rank for rank in roots if rank not in known or not known[rank].waits_in()] or roots
+    if roots:
+        communicator, call = ends[roots[0]]
+        silent = [rank for rank in roots if rank not in known]
+        said = f"{names_of(roots)} did not enter {call.op} number {call.sequence} of {communicator}"
+        said += f", in which others wait at {call.place}" if call.place else ""
+        if silent:
+            said += f"; nothing is known of {names_of(silent)}"
+        return HangBlame(HangKind.ABSENT, tuple(roots), tuple(sorted(edges)), communicator, call, said)
+    circle = _circle(edges)
+    _, communicator, call = edges[circle[0]][0]
+    steps = ", ".join(f"rank {rank} in {edges[rank][0][1]} for rank {_next(edges, rank, circle)}" for rank in circle)
+    return HangBlame(
+        HangKind.DEADLOCK,
+        tuple(sorted(circle)),
+        tuple(sorted(edges)),
+        communicator,
+        call,
+        f"they wait in a circle: {steps}",
+    )
+
+
+def _next(edges: Mapping[int, Sequence[Edge]], rank: int, circle: Sequence[int]) -> int:
+    return next(target for target, _, _ in edges[rank] if target in circle)
+
+
+def _circle(edges: Mapping[int, Sequence[Edge]]) -> list[int]:
+    """Return a circle of ranks that wait for each other; there is one, since each rank that is waited for waits."""
+    path = [min(edges)]
+    while True:
+        following = min(target for target, _, _ in edges[path[-1]])
+        if following in path:
+            return path[path.index(following) :]
+        path.append(following)
+
+
+def _mismatch(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int]]) -> HangBlame | None:
+    """Return the first call of a communicator on which its ranks do not agree, with the fewer ranks to blame."""
+    for communicator, ranks in members.items():
+        here = [known[rank] for rank in ranks if rank in known]
+        if not any(call.completed is False for one in here for call in one.calls.get(communicator, [])):
+            continue
+        for sequence in sorted(
+            {call.sequence for one in here for call in one.calls.get(communicator, ()) if call.peer < 0}
+        ):
+            calls = {one.rank: call for one in here if (call := one.call(communicator, sequence)) is not None}
+            counts = Counter(call.signature for call in calls.values())
+            if len(counts) < 2:
+                continue
+            (most, _), *_ = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            odd = sorted(rank for rank, call in calls.items() if call.signature != most)
+            if counts[most] * 2 == len(calls):
+                odd = sorted(calls)  # one against one: either may be wrong
+            said = f"call {sequence} of {communicator} is {most} on {names_of(_with(calls, most))}"
+            others = "; ".join(f"{text} on {names_of(_with(calls, text))}" for text in sorted(counts) if text != most)
+            waiting = sorted(set(calls) - set(odd))
+            return HangBlame(
+                HangKind.MISMATCH, tuple(odd), tuple(waiting), communicator, calls[odd[0]], f"{said}, but {others}"
+            )
+    return None
+
+
+def _with(calls: Mapping[int, CollectiveCall], signature: str) -> list[int]:
+    return [rank for rank, call in calls.items() if call.signature == signature]
+
+
+def _all_entered(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int]]) -> HangBlame:
+    """Return what it is where no rank is absent from a call: stuck, lagging, or no hang."""
+    for communicator, ranks in members.items():
+        here = [known[rank] for rank in ranks if rank in known]
+        waiting = [(one, call) for one in here for name, call in one.waits_in() if name == communicator]
+        if not waiting:
+            continue
+        call = min((call for _, call in waiting), key=lambda call: call.sequence)
+        inside = sorted(one.rank for one, found in waiting if found.sequence == call.sequence)
+        past = sorted(one.rank for one in here if (found := one.call(communicator, call.sequence)) and found.completed)
+        which = f"{call.op} number {call.sequence} of {communicator}"
+        if past:
+            said = f"{names_of(past)} completed {which}, {names_of(inside)} did not"
+            return HangBlame(HangKind.LAGGING, tuple(inside), (), communicator, call, said)
+        said = f"all entered {which}, and none completed it: network or kernel"
+        return HangBlame(HangKind.STUCK, (), tuple(inside), communicator, call, said)
+    return HangBlame(HangKind.NONE, evidence="no rank waits in a call")
+
+
+def names_of(ranks: Iterable[int]) -> str:
+    """Return ``rank 3``, or ``ranks 0, 1, 5 and 20 more``."""
+    numbers = [str(rank) for rank in sorted(ranks)]
+    shown = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
