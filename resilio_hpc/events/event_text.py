@@ -341,6 +341,11 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "last_save": lambda f: f"all ranks have ended; the checkpoint of step {f.whole('step')} is still being written",
     "warned": _warned,
     "time_limit_near": lambda f: "the job's time limit is near",
+    "stalled": lambda f: (
+        f"no step for {seconds(f.number('silent_s'))} since step {f.whole('step')} (expected within "
+        f"{seconds(f.number('limit_s'))}); fewest steps: {names(f.texts('nodes'))}"
+    ),
+    "goes_on": lambda f: f"step {f.whole('step')} is done, after {seconds(f.number('waited_s'))} without one",
     "stopping": lambda f: f"stopping at the next step that all ranks agree on: {_reason(f)}",
     "stop_agreed": lambda f: f"all ranks stop after step {f.whole('step')}",
     "stop_overdue": lambda f: f"stopping took too long, ranks are killed: {_reason(f)}",

@@ -5,7 +5,8 @@
 **Total** time is the time that the run's jobs ran, from each job's launch to its end; time in Slurm's queue between the
 jobs of a chain is told apart (``queued_s``). **Useful** is the time of each round from the moment when all its ranks
 had done their first step until its end or its first failure, minus the part whose steps had to be done again because
-ranks were restored from an earlier step. What is left over is start-up, recovery and closing; the parts add up to the
+ranks were restored from an earlier step, and minus the time in which the controller saw no steps for too long
+(``stalled``), from the last step on. What is left over is start-up, recovery and closing; the parts add up to the
 total. Time that training itself spends on saving counts as useful: it is the price of a step.
 
 Where a script reports no steps, a round counts from the start of its ranks, and steps done again cannot be told
@@ -27,7 +28,7 @@ from resilio_hpc.core.ledger import Event
 class Goodput:
     """Goodput of a run. All times in seconds.
 
-    ``useful_s + redone_s + startup_s + recovery_s + closing_s == total_s``.
+    ``useful_s + redone_s + stalled_s + startup_s + recovery_s + closing_s == total_s``.
     """
 
     total_s: float
@@ -40,6 +41,7 @@ class Goodput:
     jobs: int
     rounds: int
     steps_known: bool
+    stalled_s: float = 0.0
 
     @property
     def share(self) -> float | None:
@@ -59,6 +61,7 @@ class _Round:
     failed: float = math.inf
     reached: int | None = None  # the last step that is known to be done
     commits: list[tuple[float, int]] = field(default_factory=list)
+    stalls: list[tuple[float, float]] = field(default_factory=list)  # without steps; the last may go on to the end
 
 
 @dataclass
@@ -89,13 +92,13 @@ def goodput(events: Iterable[Event], now: float | None = None) -> Goodput:
     queued = sum(max(0.0, later.began - earlier.ended) for earlier, later in pairwise(jobs))
     return Goodput(
         parts.total, parts.useful, parts.redone, parts.startup, parts.recovery, parts.closing, queued, len(jobs),
-        len(rounds), steps_known,
+        len(rounds), steps_known, parts.stalled,
     )  # fmt: skip
 
 
 class _Parts:
     def __init__(self, steps_known: bool) -> None:
-        self.total = self.useful = self.redone = self.startup = self.recovery = self.closing = 0.0
+        self.total = self.useful = self.redone = self.startup = self.recovery = self.closing = self.stalled = 0.0
         self._steps_known = steps_known
 
     def add(self, job: _Job, limit: float) -> float:
@@ -114,9 +117,12 @@ class _Parts:
         else:
             self.startup += job.ended - at
         for one, begin, end in reversed(spans):
-            useful = (end - begin) * (_kept(one, begin, end, limit) if self._steps_known else 1.0)
+            stalled = sum(max(0.0, min(until, end) - max(since, begin)) for since, until in one.stalls)
+            moving = max(0.0, end - begin - stalled)
+            useful = moving * (_kept(one, begin, end, limit) if self._steps_known else 1.0)
             self.useful += useful
-            self.redone += (end - begin) - useful
+            self.redone += moving - useful
+            self.stalled += end - begin - moving
             limit = min(limit, one.restored)
         return limit
 
@@ -192,6 +198,10 @@ def _note_round(job: _Job, current: _Round, event: Event, f: Fields) -> None:
         current.failed = min(current.failed, at - (f.number("silent_s") or 0.0))
     elif event.kind in ("agent_ended", "agent_left") and f.text("node") in current.members:
         current.failed = min(current.failed, at)
+    elif event.kind == "stalled" and number == current.number:
+        current.stalls.append((at - (f.number("silent_s") or 0.0), math.inf))
+    elif event.kind == "goes_on" and number == current.number and current.stalls:
+        current.stalls[-1] = (current.stalls[-1][0], at)
     elif event.kind == "committed":
         current.commits.append((at, f.whole("step") or 0))
     elif event.kind == "stop_agreed":

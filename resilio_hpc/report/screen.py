@@ -111,7 +111,7 @@ def _rows(o: Overview, narrow: bool) -> Iterator[tuple[str, Text]]:
                                 f"(epoch {s.epoch})")  # fmt: skip
         step = max(_known(s.step, o.checkpoint.step if o.checkpoint else None), default=None)
         if step is not None:
-            rate = s.steps_per_s if o.state == "running" else None
+            rate = s.steps_per_s if o.state == "running" and s.stalled_s is None else None
             yield "step", Text(f"{step}{f', {rate:.3g} steps/s' if rate else ''}")
     yield "checkpoint", Text(checkpoint_words(o).removesuffix(" for it" if narrow else ""))
     if o.restore is not None:
@@ -144,6 +144,8 @@ def state_words(o: Overview) -> str:
     if o.state == "stale":
         silent = seconds(o.silent_s)
         return f"stale: nothing was heard for {silent} (then: {phase}); look whether job {o.job or '?'} still runs"
+    if o.status is not None and o.status.stalled_s is not None:
+        return f"stalled {seconds(o.status.stalled_s + max(0.0, o.now - o.status.time))}: no step for so long"
     return phase
 
 
@@ -163,7 +165,8 @@ def goodput_words(o: Overview) -> str:
     g = o.goodput
     if g.share is None:
         return "unknown"
-    parts = (("start", g.startup_s), ("recovery", g.recovery_s), ("steps done again", g.redone_s), ("end", g.closing_s))
+    parts = (("start", g.startup_s), ("recovery", g.recovery_s), ("steps done again", g.redone_s),
+             ("stalled", g.stalled_s), ("end", g.closing_s))  # fmt: skip
     rest = ", ".join(f"{name} {seconds(value)}" for name, value in parts if value >= 0.005)
     bound = "" if g.steps_known else "at most "
     return f"{bound}{g.share:.1%} of {seconds(g.total_s)}{f' ({rest})' if rest else ''}"

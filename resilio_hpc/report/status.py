@@ -33,7 +33,10 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """The controller's status at ``time`` (Unix seconds). ``committed``: the newest durable step, None without one."""
+    """The controller's status at ``time`` (Unix seconds). ``committed``: the newest durable step, None without one.
+
+    ``stalled_s``: for how long there has been no step, where that is too long.
+    """
 
     time: float
     epoch: int
@@ -44,6 +47,7 @@ class Status:
     without_progress: int
     committed: int | None
     nodes: tuple[NodeStatus, ...]
+    stalled_s: float | None = None
 
     @property
     def world_size(self) -> int:
@@ -79,6 +83,7 @@ def parse_status(data: object) -> Status | None:
         without_progress=_count(f, "without_progress"),
         committed=committed if committed is not None and committed >= 0 else None,
         nodes=_nodes(f),
+        stalled_s=f.number("stalled_s"),
     )
 
 

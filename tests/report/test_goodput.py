@@ -49,6 +49,16 @@ CASES: dict[str, tuple[list[Event], tuple[float, ...]]] = {
          recovered(65, 1, 0, 50), *verdict(110)],
         (111, 95, 0, 10, 5, 1),
     ),
+    "a hang that ends by itself": (
+        [launch(0), round_(2, 0), first(10, 0, 1), event(50, "stalled", round=0, step=40, silent_s=2.0),
+         event(80, "goes_on", round=0, step=41, waited_s=32.0), *verdict(110)],
+        (111, 68, 0, 10, 0, 1),
+    ),
+    "a hang that ends with its round": (
+        [launch(0), round_(2, 0), first(10, 0, 1), event(30, "stalled", round=0, step=9, silent_s=2.0), failed(60, 0),
+         round_(60.1, 1), first(65, 1, 10, 9), recovered(65, 1, 0, 9), *verdict(110)],
+        (111, 63, 0, 10, 5, 1),
+    ),
     "half of a round done again": (
         [launch(0), round_(2, 0), first(10, 0, 0), failed(60, 0), round_(60.1, 1), first(65, 1, 26, 25),
          recovered(65, 1, 25, 25), *verdict(110)],
@@ -114,7 +124,7 @@ def test_every_second_is_in_one_part(name: str) -> None:
     events, expected = CASES[name]
     found = goodput(sorted(events, key=lambda event: event.time))
     assert parts(found) == pytest.approx(expected)
-    assert sum(parts(found)[1:]) == pytest.approx(found.total_s)
+    assert sum(parts(found)[1:]) + found.stalled_s == pytest.approx(found.total_s)
 
 
 def test_a_run_that_goes_on_counts_until_now() -> None:

@@ -124,6 +124,7 @@ class AgentCore:
             m.Heartbeat(
                 self.node, incarnation, self.ranks.epoch, now, number, self._echo, step, step_time, self.ranks.ready,
                 self._ports.copy_port(), self.ranks.local.has_attached if self.ranks.local else False,
+                self.ranks.local.finishing if self.ranks.local else False,
             )
         )  # fmt: skip
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from resilio_hpc.core.wire import Counters
 from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.state import Phase
 from resilio_hpc.launch.protocol import messages as m
 
 
-def status(run: RunState, pulse: int, counters: Counters) -> dict[str, Any]:
-    """Return JSON values. ``pulse`` moves while the controller leads."""
+def status(run: RunState, pulse: int, counters: Counters, stalled_s: float | None = None) -> dict[str, Any]:
+    """Return JSON values. ``pulse`` moves while the controller leads; ``stalled_s``: too long without a step."""
     now = time.monotonic()
     return {
         "v": 1,  # epoch and pulse come first: see run_directory.read_pulse
@@ -38,7 +39,16 @@ def status(run: RunState, pulse: int, counters: Counters) -> dict[str, Any]:
         },
         "lost": sorted(run.lost),
         "refused": asdict(counters),
+        "stalled_s": None if stalled_s is None else round(stalled_s, 2),
     }
+
+
+def steps(run: RunState) -> dict[str, int] | None:
+    """Return the steps done on each node that trains, -1 where they are not known; None while no steps are expected."""
+    agents = [run.agents.get(member.node) for member in run.members]
+    if run.phase is not Phase.RUNNING or run.stopping or any(agent is None or agent.finishing for agent in agents):
+        return None
+    return {member.node: run.agents[member.node].step for member in run.members}
 
 
 @lru_cache(maxsize=2)

@@ -19,8 +19,9 @@ from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.consensus.connections import Callers, speaks_for
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.controller_status import status
+from resilio_hpc.launch.controller.controller_status import status, steps
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
+from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.slow_saves import SlowSaves
 from resilio_hpc.launch.controller.state import (
     Action,
@@ -41,8 +42,10 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.rundir.run_claim import job_of
+from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
 
 STATUS_INTERVAL_S = 0.5
+STEPS_INTERVAL_S = 0.1
 STATUS_AGENTS_PER_S = 4000  # agents per second: the long status of thousands is written less often
 
 
@@ -96,6 +99,8 @@ class ControllerHost:
         self._slurm_job = "" if job.startswith("local-") else job_of(job)
         self._guard = LinkGuard("", 0.0, True)
         self._saves = SlowSaves()
+        self._steps = StepWatch()
+        self._steps_looked_at = 0.0
         self._behind = False  # unread messages are left from the last turn
         self._pulse = 0
         self._next_status = 0.0
@@ -110,7 +115,7 @@ class ControllerHost:
         controller = self.controller = Controller(config, term, Clock(time.monotonic, time.time))
         self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
         controller.run.suspended = not self._guard.may_lead(time.monotonic())
-        self._saves = SlowSaves()
+        self._saves, self._steps = SlowSaves(), StepWatch()
         self._carry_out(controller.begin())
         self._ask_past()
 
@@ -185,6 +190,7 @@ class ControllerHost:
         overdue = self._saves.overdue(now)
         if overdue is not None:
             self._write("save_overdue", **overdue)
+        self._watch_steps(run, now)
         if now >= self._next_status:
             self._next_status = now + max(STATUS_INTERVAL_S, len(run.agents) / STATUS_AGENTS_PER_S)
             self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
@@ -192,6 +198,18 @@ class ControllerHost:
         run.suspended = not self._guard.may_lead(now)
         if self._guard.changed(now):
             self._write("suspended" if run.suspended else "resumed", epoch=run.epoch)
+
+    def _watch_steps(self, run: RunState, now: float) -> None:
+        if now - self._steps_looked_at < max(STEPS_INTERVAL_S, len(run.members) / STATUS_AGENTS_PER_S):
+            return
+        self._steps_looked_at = now
+        match self._steps.look(run.round, run.world_size, steps(run), now):
+            case Stalled() as seen:
+                self._write("stalled", round=run.round, **asdict(seen))
+            case GoesOn() as seen:
+                self._write("goes_on", round=run.round, **asdict(seen))
+            case None:
+                pass
 
     def _saved(self, answer: m.StepPersisted | m.PersistFailed | m.ManifestWritten) -> None:
         resumed = self._saves.answered(answer, time.monotonic())
@@ -300,4 +318,4 @@ class ControllerHost:
     def _status(self) -> dict[str, Any]:
         assert self.controller is not None
         self._pulse += self.controller.run.leads
-        return status(self.controller.run, self._pulse, self._counters)
+        return status(self.controller.run, self._pulse, self._counters, self._steps.stalled_s(time.monotonic()))

@@ -84,6 +84,7 @@ class Presence:
             if beat.round == run.round:
                 agent.step = max(agent.step, beat.step)
                 agent.step_time = beat.step_time
+                agent.finishing = beat.finishing
         agent.sent = beat.sent
         agent.ready, agent.copy_port = beat.ready, beat.copy_port
         run.attached |= beat.attached

@@ -184,6 +184,7 @@ class KnownAgent:
     echo: float = NEVER  # when the newest Beat that it is known to have got was sent, on the controller's clock
     ready: bool = False  # as its last Heartbeat said
     copy_port: int = 0  # as its last Heartbeat said
+    finishing: bool = False  # as its last Heartbeat of this round said
     leaves_at: float | None = None  # when its own job ends, on the controller's clock
 
     def last_contact(self, patience_s: float) -> float:
@@ -195,3 +196,4 @@ class KnownAgent:
         self.first_step = self.done = None
         self.started = False
         self.round = self.step = -1
+        self.finishing = False

@@ -14,8 +14,8 @@ _stream = PatientStream()
 
 ANNOUNCED = frozenset({
     "waiting", "round", "rank_failed", "first_failure", "echoes", "node_lost", "decision", "recovered", "slow_start",
-    "persist_failed", "save_overdue", "save_resumed", "last_save", "stopping", "stop_overdue", "agent_left",
-    "node_returned", "regroup", "suspended", "resumed", "notify_failed",
+    "persist_failed", "save_overdue", "save_resumed", "stalled", "goes_on", "last_save", "stopping", "stop_overdue",
+    "agent_left", "node_returned", "regroup", "suspended", "resumed", "notify_failed",
 })  # fmt: skip
 
 

@@ -65,6 +65,7 @@ class Heartbeat(Struct, frozen=True):
     ready: bool = True  # ranks would start at once, since all imports are done
     copy_port: Port = 0  # where snapshots can be fetched; 0 without one
     attached: bool = False  # a local rank uses resilio_hpc.train, so it reports steps
+    finishing: bool = False  # a local rank has done its last step, so no more are expected
 
 
 class RanksStopped(Struct, frozen=True):

@@ -90,6 +90,11 @@ class LocalRound:
         """Return whether any rank uses resilio_hpc.train, those that have ended included."""
         return any(rank.attached for rank in self.ranks.values())
 
+    @property
+    def finishing(self) -> bool:
+        """Return whether a rank has finished training, was stopped or has ended: it does no more steps."""
+        return any(rank.may_exit or rank.done for rank in self.ranks.values())
+
     def said(self, local: int, message: rank_link.RankMessage, now: float) -> list[m.ToController]:
         """Take a rank's message. Return messages to the controller."""
         rank = self.ranks[local]

@@ -1,0 +1,72 @@
+"""Under the real launcher: a rank is stopped (SIGSTOP) while its peer waits for it, and goes on after a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from resilio_hpc.core.ledger import Event, read_ledger
+from resilio_hpc.core.terminal import plain
+from resilio_hpc.report.overview import RunReader
+from resilio_hpc.report.screen import state_words
+from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S, until
+
+# ranks in lock step, by files: each waits until all have done the step before
+SCRIPT = """
+import os, time
+from pathlib import Path
+from resilio_hpc import train
+
+run = train.attach()
+for step in run.steps(0, 100000):
+    Path(f"at.{run.rank}.new").write_text(str(step))
+    os.replace(f"at.{run.rank}.new", f"at.{run.rank}")
+    while not all(Path(f"at.{r}").exists() and int(Path(f"at.{r}").read_text()) >= step for r in range(run.world_size)):
+        time.sleep(0.002)
+    time.sleep(0.01)
+    if Path("end").exists():
+        break
+"""
+
+
+def events(run: Path, kind: str) -> list[Event]:
+    return [event for event in read_ledger(run / "ledger") if event.kind == kind]
+
+
+def test_it_is_said_and_is_no_goodput(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    run = tmp_path / "run"
+    launch = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-torch"),
+            *("--nproc-per-node", "2", "train.py"),
+        ],
+        cwd=tmp_path, env=scrubbed(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until(lambda: (tmp_path / "at.1").exists() and int((tmp_path / "at.1").read_text()) > 200, "200 steps")
+        (ranks,) = events(run, "ranks")
+        pid = ranks.fields["pids"]["1"]
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: bool(events(run, "stalled")), "the stall seen")
+        until(lambda: state_words(RunReader(run).overview(time.time())).startswith("stalled "), "the status says so")
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: bool(events(run, "goes_on")), "the next step seen")
+        (tmp_path / "end").touch()
+        _, said = launch.communicate(timeout=PATIENCE_S)
+    finally:
+        launch.terminate()
+    stalled, again = events(run, "stalled")[-1], events(run, "goes_on")[-1]
+    assert stalled.fields["step"] >= 100
+    assert stalled.fields["silent_s"] > stalled.fields["limit_s"] >= 2.0
+    assert again.fields["waited_s"] > stalled.fields["silent_s"]
+    assert again.fields["step"] > stalled.fields["step"]
+    assert "no step for" in plain(said)
+    goodput = RunReader(run).overview(time.time()).goodput
+    assert goodput.stalled_s > stalled.fields["silent_s"]
+    assert goodput.useful_s <= goodput.total_s - goodput.stalled_s
