@@ -10,8 +10,9 @@ import zmq
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch.consensus.succession_ports import LivesIn
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.host import ControllerHost, LivesIn
+from resilio_hpc.launch.controller.host import ControllerHost
 from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Clock, ControllerConfig

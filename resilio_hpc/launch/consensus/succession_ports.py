@@ -1,4 +1,4 @@
-"""Interfaces of an election: its effects, and the listener for its result."""
+"""Interfaces of an election: its effects, the listener for its result, and the agent beside a controller."""
 
 from __future__ import annotations
 
@@ -58,3 +58,16 @@ class LeadershipListener(Protocol):
 
     def step_down(self, reason: str) -> None:
         """Stop leading."""
+
+
+class LivesIn(Protocol):
+    """What the host of a controller needs of its agent (``agent_core``)."""
+
+    def peer_said(self, message: m.NoLeader | m.Vote) -> None:
+        """Take a message of an agent that called because of an election."""
+
+    def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
+        """Take a message of an agent that follows this node, though no controller runs here."""
+
+    def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
+        """Take note that the controller has ended."""

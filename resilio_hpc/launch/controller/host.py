@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 from typing_extensions import assert_never
@@ -18,6 +18,7 @@ from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.consensus.connections import Callers, speaks_for
+from resilio_hpc.launch.consensus.succession_ports import LivesIn
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.controller_status import status, steps
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
@@ -47,19 +48,6 @@ from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
 STATUS_INTERVAL_S = 0.5
 STEPS_INTERVAL_S = 0.1
 STATUS_AGENTS_PER_S = 4000  # agents per second: the long status of thousands is written less often
-
-
-class LivesIn(Protocol):
-    """What the host needs of its agent (``agent_core``)."""
-
-    def peer_said(self, message: m.NoLeader | m.Vote) -> None:
-        """Take a message of an agent that called because of an election."""
-
-    def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
-        """Take a message of an agent that follows this node, though no controller runs here."""
-
-    def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
-        """Take note that the controller has ended."""
 
 
 class ControllerHost:
