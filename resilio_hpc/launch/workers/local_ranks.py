@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resilio_hpc.ckpt.coordination.coordinator import ARRIVING
-from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.config.slurm_variables import SlurmTask
-from resilio_hpc.launch.process.process_tree import TOKEN_VARIABLE
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.launch.workers import spawner_messages as sm
@@ -22,14 +20,20 @@ from resilio_hpc.launch.workers.console import Console, RankLogs
 from resilio_hpc.launch.workers.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
-from resilio_hpc.launch.workers.rank_env import RankPlacement, RoundSetting, rank_argv, rank_variables
+from resilio_hpc.launch.workers.rank_env import (
+    RankPlacement,
+    RoundSetting,
+    cpu_share,
+    rank_argv,
+    rank_environment,
+    rank_variables,
+)  # fmt: skip
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, Devices, RankEvents, StopHow
 from resilio_hpc.launch.workers.rank_server import RankServer
 from resilio_hpc.launch.workers.spawner import Spawner
 
 MAX_SPAWNER_RESTARTS = 5
 SHOWS_S = 0.02  # of each turn of the agent's loop, at most, for the ranks' output
-INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
 
 
 class LocalRanks:
@@ -277,28 +281,6 @@ class LocalRanks:
             node = self._node.name
             self._node.record("left_running", pids=left)
             self._node.say(words("left_running", {"node": node, "pids": left}))
-
-
-def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, str]:
-    """Return the environment of the spawner, which its ranks inherit.
-
-    It is Slurm's and the user's, and holds the variables that are read at load time.
-    """
-    environment = {key: value for key, value in base.items() if not key.startswith(INTERNAL_PREFIXES)}
-    if slots > 1:
-        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-    environment.pop(process_title.OWNER_VARIABLE, None)
-    environment[TOKEN_VARIABLE] = token
-    return environment
-
-
-def cpu_share(cpus: list[int], local_rank: int, local_world_size: int) -> tuple[int, ...] | None:
-    """Return a rank's contiguous share of the CPUs that Slurm allotted; None where there are fewer CPUs than ranks."""
-    if len(cpus) < local_world_size:
-        return None
-    begin = len(cpus) * local_rank // local_world_size
-    end = len(cpus) * (local_rank + 1) // local_world_size
-    return tuple(cpus[begin:end])
 
 
 def last_line(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The environment and the command of one rank. Pure.
+"""The environment, the command and the CPUs of one rank. Pure.
 
 Variables are torchrun's (torch.distributed.elastic, LocalElasticAgent), so a script need not know its launcher, and
 this package's, which ``resilio_hpc.train`` and ``resilio_hpc.ckpt`` read.
@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.ckpt.coordination.coordinator import READ_AHEAD_VARIABLE
+from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.rank_layout import fill, layout_of, values_of
+from resilio_hpc.launch.process.process_tree import TOKEN_VARIABLE
+
+INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,19 @@ class RoundSetting:
     arena_dir: Path
     restore: str  # see ``ckpt.agent_link.parse_restore_point``
     read_ahead: Path  # the file that names the step which is being read ahead
+
+
+def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, str]:
+    """Return the environment of the spawner, which its ranks inherit.
+
+    It is Slurm's and the user's, and holds the variables that are read at load time.
+    """
+    environment = {key: value for key, value in base.items() if not key.startswith(INTERNAL_PREFIXES)}
+    if slots > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    environment.pop(process_title.OWNER_VARIABLE, None)
+    environment[TOKEN_VARIABLE] = token
+    return environment
 
 
 def rank_variables(
@@ -125,3 +142,12 @@ def rank_argv(options: LaunchOptions, local_rank: int, placement: RankPlacement 
         layout = layout_of(options.layouts, placement.world_size)
         arguments = fill(arguments, values_of(layout, placement.node_count, placement.local_world_size))
     return (options.script, *arguments)
+
+
+def cpu_share(cpus: list[int], local_rank: int, local_world_size: int) -> tuple[int, ...] | None:
+    """Return a rank's contiguous share of the CPUs that Slurm allotted; None where there are fewer CPUs than ranks."""
+    if len(cpus) < local_world_size:
+        return None
+    begin = len(cpus) * local_rank // local_world_size
+    end = len(cpus) * (local_rank + 1) // local_world_size
+    return tuple(cpus[begin:end])
