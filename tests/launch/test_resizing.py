@@ -14,7 +14,7 @@ from resilio_hpc.autoparallel import Inventory, Pool, Throughput, Waiting
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.resize.facts import JoinerJob, ResizeDecision, ResizeFacts, Successor
 from resilio_hpc.launch.resize.policy import resize_policy
-from resilio_hpc.launch.resize.resizing import decide, job_sizes
+from resilio_hpc.launch.resize.resizing import decide
 
 POLICY = resize_policy()
 NODES = tuple(f"n{number}" for number in range(1, 13))
@@ -144,24 +144,6 @@ def test_no_more_nodes_than_bring_half_of_a_linear_gain() -> None:
 def test_a_restart_has_to_pay_before_the_job_ends() -> None:
     assert made(facts(ends_in_s=130.0), restart_s=60.0).action == "grow"  # 100 % of 130 s against twice 60 s
     assert made(facts(ends_in_s=130.0, restart_s=70.0), restart_s=0.0).action == "stay"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "unit", "most", "sizes"),
-    [
-        (4, 1, 8, (1, 1, 1, 1)),
-        (10, 1, 4, (3, 3, 2, 2)),
-        (12, 4, 8, (4, 4, 4)),
-        (12, 4, 2, (8, 4)),
-        (4, 4, 0, (4,)),
-        (1, 2, 8, (1,)),
-        (3, 2, 8, (1, 2)),
-        (3, 2, 1, (3,)),
-        (7, 3, 2, (4, 3)),
-    ],
-)
-def test_joiners_are_small_but_few(nodes: int, unit: int, most: int, sizes: tuple[int, ...]) -> None:
-    assert job_sizes(nodes, unit, most) == sizes
 
 
 # -- giving way ------------------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError, os_err
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.chain import node_exclusion
 from resilio_hpc.launch.resize.facts import ResizeDecision, ResizeFacts
+from resilio_hpc.launch.resize.growth_limits import fitting_pools
 from resilio_hpc.launch.resize.policy import ResizePolicy
-from resilio_hpc.launch.resize.resizing import decide, fitting_pools
+from resilio_hpc.launch.resize.resizing import decide
 from resilio_hpc.launch.resize.view import ResizeView
 from resilio_hpc.launch.rundir import run_claim
 from resilio_hpc.slurm.client import commands

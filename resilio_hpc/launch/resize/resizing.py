@@ -7,11 +7,12 @@ only then the run looks at its own gain.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from resilio_hpc.autoparallel import Constraints, Pool, Waiting, sizes
+from resilio_hpc.autoparallel import Constraints, Waiting, sizes
 from resilio_hpc.events.event_text import plural, seconds
 from resilio_hpc.launch.resize.facts import JoinerJob, ResizeDecision, ResizeFacts
+from resilio_hpc.launch.resize.growth_limits import job_sizes, room_for
 from resilio_hpc.launch.resize.policy import ResizePolicy
 
 # a pending joiner with one of these words in Slurm's reason will not start, however long it waits
@@ -199,7 +200,7 @@ def _grow(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision:
     others = _others(facts)
     if others:
         return _stay(facts, "others_wait", f"job {others[0].job} of {others[0].user} waits for nodes")
-    room, limit = _room(facts, policy)
+    room, limit = room_for(facts, policy)
     if room < facts.unit:
         return _stay(facts, limit[0], limit[1])
     larger = _larger(facts, room)
@@ -209,43 +210,6 @@ def _grow(facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecision:
     nearest = min(larger, default=None)
     why = _worth(nearest, facts, policy) if nearest else "no larger number of ranks fits model and batch"
     return _stay(facts, "no_gain" if nearest else "no_fit", why)
-
-
-def _room(facts: ResizeFacts, policy: ResizePolicy) -> tuple[int, tuple[str, str]]:
-    """Return how many more nodes may be taken, and which limit sets that: its code and its text."""
-    free = {node for pool in fitting_pools(facts) for node in pool.idle if node not in facts.held}
-    idle = free - facts.avoided
-    settled = [n for n in idle if facts.idle_for_s is None or facts.idle_for_s.get(n, 0.0) >= policy.settle_s]
-    spare_jobs = max(0, policy.max_joiner_jobs - len(facts.joiners))
-    most_per_job = min((pool.max_nodes for pool in fitting_pools(facts) if pool.max_nodes is not None), default=1 << 30)
-    count = len(settled)
-    code = "nothing_idle" if len(idle) < facts.unit else "not_settled"
-    words = f"{plural(len(idle), 'node')} of the kind are idle, {count} of them for {policy.settle_s:g} s"
-    if len(free) > len(idle):
-        words += f"; {', '.join(sorted(free - idle)[:8])} failed lately"
-    bounds = [
-        (count, code, words),
-        (facts.most - facts.nodes, "at_most", f"at most {plural(facts.most, 'node')} may train"),
-        (spare_jobs * most_per_job, "joiner_jobs", f"{len(facts.joiners)} joiner jobs are in the queue"),
-    ]  # fmt: skip
-    if policy.max_user_nodes:
-        left = policy.max_user_nodes - facts.user_nodes
-        bounds.append(
-            (left, "user_limit", f"this user's jobs have {facts.user_nodes} of {policy.max_user_nodes} nodes")
-        )
-    if facts.quota_nodes is not None:
-        bounds.append((facts.quota_nodes, "quota", f"quotas leave {plural(facts.quota_nodes, 'node')}"))
-    least = min(bounds, key=lambda bound: bound[0])
-    return max(0, least[0]) // facts.unit * facts.unit, (least[1], least[2])
-
-
-def fitting_pools(facts: ResizeFacts) -> Iterator[Pool]:
-    """Yield the pools whose nodes are like those of the run."""
-    for pool in facts.inventory.pools:
-        same_type = facts.gpu_type is None or pool.gpu_type == facts.gpu_type
-        same_count = facts.gpus_per_node is None or pool.gpus_per_node == facts.gpus_per_node
-        if pool.partition in facts.partition.split(",") and same_type and same_count:
-            yield pool
 
 
 def _larger(facts: ResizeFacts, room: int) -> list[int]:
@@ -293,19 +257,6 @@ def _grow_to(best: int, facts: ResizeFacts, policy: ResizePolicy) -> ResizeDecis
     jobs = job_sizes(more, facts.unit, policy.max_joiner_jobs - len(facts.joiners))
     expected = {"step_s": round(speed.step_s(best), 6), "step_s_now": round(now, 6)}
     return ResizeDecision("grow", "idle_nodes", reason, best, (), jobs, expected)
-
-
-def job_sizes(nodes: int, unit: int, most_jobs: int) -> tuple[int, ...]:
-    """Return joiner jobs for so many nodes: small ones, so few nodes can be given back, but at most ``most_jobs``.
-
-    Sizes are multiples of ``unit``; the first one is less where ``nodes`` is no multiple, which completes a unit that
-    has lost nodes.
-    """
-    units = -(-nodes // unit)
-    jobs = max(1, min(units, most_jobs))
-    sizes = [unit * (units // jobs + (place < units % jobs)) for place in range(jobs)]
-    sizes[0] -= units * unit - nodes
-    return tuple(sizes)
 
 
 def _jobs(jobs: Sequence[str]) -> str:
