@@ -19,7 +19,7 @@ from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.controller.state import ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
-from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.rundir.storage import Storage
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
 from scale_process import JOB, Process, tell

@@ -22,7 +22,7 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.controller.host import ControllerHost
 from resilio_hpc.launch.process.process_tree import die_with_parent
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.rundir.storage import Storage
 from scale_agents import SimulatedAgent
 from scale_process import JOB, Plan, Process, tell
 

@@ -19,7 +19,7 @@ from resilio_hpc.launch.controller.state import Clock, ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import first_membership
 from resilio_hpc.launch.protocol.vote import Term
-from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.rundir.storage import Storage
 
 KEYS = wire.Keys.derive(b"s" * 32)
 

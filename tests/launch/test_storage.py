@@ -14,7 +14,8 @@ import pytest
 from resilio_hpc.launch.consensus.follower import EpochRecord
 from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.launch.rundir.holder import pulse_file
-from resilio_hpc.launch.rundir.io_worker import LOOK_S, MAX_QUEUED, DirectoryPresence, Storage
+from resilio_hpc.launch.rundir.io_worker import LOOK_S, DirectoryPresence
+from resilio_hpc.launch.rundir.storage import MAX_QUEUED, Storage
 from resilio_hpc.launch.rundir.time_limit import read_end_time
 from tests.support.waiting import until
 

@@ -19,7 +19,7 @@ from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.controller.host import ControllerHost
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.rundir.storage import Storage
 from tests.support.waiting import PATIENCE_S, until
 
 KEYS = wire.Keys.derive(b"a" * 64)

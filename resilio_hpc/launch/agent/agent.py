@@ -42,8 +42,8 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import Membership, first_membership
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 from resilio_hpc.launch.rundir import directory_locks, identity, stale_directories
-from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.rundir.node_memory import NodeMemory
+from resilio_hpc.launch.rundir.storage import Storage
 from resilio_hpc.launch.workers import open_files
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.mpi.ranks import local_ranks

@@ -13,7 +13,7 @@ from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.protocol.vote import EpochRecord
-from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.rundir.storage import Storage
 
 
 class AgentFiles:

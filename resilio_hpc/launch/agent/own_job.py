@@ -8,7 +8,7 @@ from typing import Any
 
 from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.config.agent_settings import AgentSettings
-from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.rundir.storage import Storage
 
 LOOK_S = 60.0  # seconds between two looks at the job's end, which may be changed
 LEAVES_BEFORE_S = 60.0  # seconds before its job ends at which a joiner says so

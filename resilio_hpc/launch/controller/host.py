@@ -41,8 +41,8 @@ from resilio_hpc.launch.controller.verdict_writer import VerdictWriter
 from resilio_hpc.launch.process.announce import announcement
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term
-from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.rundir.run_claim import job_of
+from resilio_hpc.launch.rundir.storage import Storage
 from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
 
 STATUS_INTERVAL_S = 0.5

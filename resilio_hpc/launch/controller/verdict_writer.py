@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.rundir.storage import Storage
 
 TIMEOUT_S = 120.0  # most hung file systems come back within this time; without a verdict the run's result is unknown
 RETRY_S = 1.0

@@ -16,8 +16,8 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.process.announce import say
 from resilio_hpc.launch.rundir import chain_order, directory_locks, node_directories, stale_directories
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
-from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.rundir.run_directory import RunIdentity
+from resilio_hpc.launch.rundir.storage import Storage
 
 LOOK_S = 0.3
 LAST_LOOK_S = 5.0
