@@ -17,7 +17,7 @@ from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.common.steps import size_text
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.events.event_text import plural
+from resilio_hpc.events.phrases import plural
 from resilio_hpc.launch.rundir import node_directories, stale_directories
 from resilio_hpc.launch.rundir.stale_directories import ABANDONED_S, IN_USE, DeadLaunch
 from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, gather

@@ -5,14 +5,14 @@ There is one table for the launcher's console, ``resilio ledger`` and the live v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from resilio_hpc.core.json_fields import Fields, printable
-from resilio_hpc.events.failure_text import exit_words, rank_failed, signal_name
+from resilio_hpc.events.failure_text import exit_words, rank_failed
+from resilio_hpc.events.launch_text import LAUNCH_EVENTS, verdict_of
+from resilio_hpc.events.phrases import names, plural, restored, seconds
 from resilio_hpc.events.rungs import rung_words
-
-MAX_NAMES = 4
 
 FAULTS = {
     "rank_killed": "a killed rank",
@@ -35,45 +35,6 @@ def words(kind: str, fields: Mapping[str, Any]) -> str:
     f = Fields(fields)
     tell = _TABLE.get(kind)
     return printable(tell(f) if tell else _anything(f), 300)
-
-
-def names(all_names: Sequence[str]) -> str:
-    """Return ``n1, n2``; of many the first few, and how many more."""
-    shown = ", ".join(all_names[:MAX_NAMES])
-    more = len(all_names) - MAX_NAMES
-    return f"{shown} and {more} more" if more > 0 else shown or "no node"
-
-
-def plural(count: int | None, noun: str) -> str:
-    """Return ``1 rank``, ``2 ranks``."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{'?' if count is None else count} {noun}{ending}"
-
-
-def seconds(value: float | None) -> str:
-    """Return a duration with two or three significant digits.
-
-    ``0.07 s``, ``12.5 s``, ``3 min 20 s``, ``2 h 05 min``.
-    """
-    if value is None:
-        return "? s"
-    if value < 10:
-        return f"{value:.2f} s"
-    if value < 100:
-        return f"{value:.1f} s"
-    if value < 3600:
-        return f"{int(value) // 60} min {int(value) % 60:02d} s"
-    return f"{int(value) // 3600} h {int(value) % 3600 // 60:02d} min"
-
-
-def restored(source: str, step: int | None) -> str:
-    """Return where ranks go on: ``step 40 from memory``, ``step 40 from the committed checkpoint``."""
-    places = {
-        "memory": "memory", "local": "the nodes' own disks", "peer": "each other's disks",
-        "committed": "the committed checkpoint",
-    }  # fmt: skip
-    place = places.get(source, source)
-    return f"step {step} from {place}" if place else f"step {step}"
 
 
 def _anything(f: Fields) -> str:
@@ -139,7 +100,7 @@ def _recovered(f: Fields) -> str:
 
 
 def _verdict(f: Fields) -> str:
-    return f"{f.text('verdict', 'unknown').replace('_', ' ')}: {f.text('reason')}"
+    return f"{verdict_of(f)}: {f.text('reason')}"
 
 
 def _warned(f: Fields) -> str:
@@ -150,87 +111,11 @@ def _reason(f: Fields) -> str:
     return f.text("reason").replace("_", " ")
 
 
-def _signal(f: Fields) -> str:
-    name = f.text("signal", "?").removeprefix("SIG")
-    return f"SIG{name} arrived{', passed on to the agents' if f.text('to') else ' on ' + f.text('node', '?')}"
-
-
-def _launch(f: Fields) -> str:
-    where = {"local": "on this machine", "batch": "in a batch job", "step": "in a job step"}.get(f.text("mode"), "")
-    return f"job {f.text('job', '?')} starts {where}, link {f.whole('link')}: {names(f.texts('nodes'))}"
-
-
-def _nodes_checked(f: Fields) -> str:
-    if f.text("no_result"):
-        return f"pair check without a result: {f.text('no_result')}"
-    parts = [
-        f"{word} {names(f.texts(field))}"
-        for word, field in (("bad:", "bad"), ("slow:", "slow"), ("left out:", "left_out"))
-        if f.texts(field)
-    ]
-    found = ", ".join(parts) or f.text("why") or "nothing found"
-    return f"pair check in {plural(f.whole('rounds'), 'round')}, {seconds(f.number('seconds'))}: {found}"
-
-
-def _resize(f: Fields) -> str:
-    action, jobs = f.text("action", "?"), names(f.texts("jobs"))
-    what = {
-        "grow": f"grow to {plural(f.whole('nodes'), 'node')} by jobs {jobs}",
-        "shrink": f"shrink to {plural(f.whole('nodes'), 'node')}, jobs {jobs} leave",
-        "end": f"end jobs {jobs}",
-        "withdraw": f"withdraw jobs {jobs}",
-        "reshape": f"next job {jobs} gets another size: {f.data.get('sizes')}",
-        "stay": f"stay at {plural(f.whole('nodes'), 'node')}",
-    }.get(action, action)
-    failed = f"; {f.text('error')}" if f.text("error") else ""
-    return f"resize: {what} ({f.text('reason')}){failed}"
-
-
 _TABLE: dict[str, Callable[[Fields], str]] = {
-    # the supervisor
-    "launch": _launch,
-    "launch_ends": lambda f: f"launch ends: {_reason_of(f, 'verdict')}, exit code {f.whole('exit_code')}",
-    "agent_ended": lambda f: f"agent of {f.text('node', '?')} ended with {_code(f)} after start {f.whole('starts')}",
-    "launch_failed": lambda f: (
-        f"srun could not start the agent of {f.text('node', '?')} ({_code(f)}, start {f.whole('starts')}): tried again"
-    ),
-    "own_srun": lambda f: f"{f.text('node', '?')} gets an srun of its own",
-    "end_time": lambda f: f"Slurm has moved the end of job {f.text('job', '?')}",
-    "joins": lambda f: f"{names(f.texts('nodes'))} of job {f.text('job', '?')} join the run's part {f.text('part')}",
-    "joiner_ends": lambda f: f"joining job ends with exit code {f.whole('exit_code')}",
-    "nodes_checked": _nodes_checked,
-    "node_left_job": lambda f: f"node {f.text('node', '?')} has left the job",
-    "signal": _signal,
-    "predecessor": lambda f: f"job {f.text('job', '?')} before this one: {_predecessor(f)}",
-    "successor": lambda f: (
-        f"job {f.text('job', '?')} submitted as link {f.whole('link')}"
-        if f.data.get("acted", True)
-        else f"link {f.whole('link')} would have been submitted (--mode observe)"
-    ),
-    "excludes": lambda f: (
-        f"job {f.text('job', '?')} avoids {names(f.texts('nodes'))}: {f.text('why')}"
-        if f.texts("nodes")
-        else f"job {f.text('job', '?')} avoids no node any more on our account{_because(f)}"
-    ),
-    "successor_refused": lambda f: f"no next job could be submitted yet: {f.text('limit')}",
-    "requeued_instead": lambda f: f"job {f.text('job', '?')} is requeued, since no next job could be submitted",
-    "stayed_for_requeue": lambda f: (
-        f"job {f.text('job', '?')} stayed {seconds(f.number('seconds'))} for Slurm to requeue it after its preemption"
-    ),
-    "waited_for_predecessor": lambda f: (
-        f"waited {seconds(f.number('seconds'))} until nothing of {f.text('part', '?')} can train any more"
-    ),
-    "chain_stopped": lambda f: f"{f.text('by', 'its user')} has stopped the chain: job {f.text('job', '?')} ends",
-    "maintenance": lambda f: (
-        f"reservation {f.text('reservation', '?')} is in the way of job {f.text('job', '?')}: "
-        + ("it waits" if f.number("time_limit_s") is None else f"it may run for {seconds(f.number('time_limit_s'))}")
-    ),
-    "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
-    "resize": _resize,
-    "notify_failed": lambda f: f"{f.text('target', '?')} could not be told: {f.text('error')}",
+    **LAUNCH_EVENTS,
     # agents
     "agent": lambda f: f"agent starts on {f.text('node', '?')} with {plural(f.whole('slots'), 'slot')}",
-    "agent_ends": lambda f: f"agent on {f.text('node', '?')} ends: {_reason_of(f, 'verdict')}",
+    "agent_ends": lambda f: f"agent on {f.text('node', '?')} ends: {verdict_of(f)}",
     "controller": lambda f: f"{f.text('node', '?')} becomes controller of epoch {f.whole('epoch')}",
     "stepped_down": lambda f: f"controller of epoch {f.whole('epoch')} steps down: {_reason(f)}",
     "suspended": lambda f: (
@@ -354,23 +239,6 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
 
 
 KINDS = frozenset(_TABLE)
-
-
-def _reason_of(f: Fields, name: str) -> str:
-    return f.text(name, "unknown").replace("_", " ")
-
-
-def _because(f: Fields) -> str:
-    return f": {f.text('why')}" if f.text("why") else ""
-
-
-def _code(f: Fields) -> str:
-    code = f.whole("exit_code")
-    return signal_name(-code) if code is not None and code < 0 else f"exit code {code}"
-
-
-def _predecessor(f: Fields) -> str:
-    return _reason_of(f, "verdict") if f.text("verdict") else f"no verdict, Slurm says {f.text('state') or 'nothing'}"
 
 
 def _pids(f: Fields) -> str:

@@ -9,8 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from resilio_hpc.core.json_fields import Fields, printable
-from resilio_hpc.events.event_text import plural, restored, seconds
 from resilio_hpc.events.failure_text import signal_name
+from resilio_hpc.events.phrases import plural, restored, seconds
 from resilio_hpc.report.overview import Overview
 from resilio_hpc.report.screen_tables import domain_of, event_lines, fault_lines, node_lines
 

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.terminal import local_time
-from resilio_hpc.events.event_text import FAULTS, plural, seconds, words
+from resilio_hpc.events.event_text import FAULTS, words
+from resilio_hpc.events.phrases import plural, seconds
 from resilio_hpc.events.rungs import rung_words
 from resilio_hpc.report.faults import RunFault
 from resilio_hpc.report.overview import Overview

@@ -15,7 +15,7 @@ from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import read_ledger
-from resilio_hpc.events.event_text import seconds
+from resilio_hpc.events.phrases import seconds
 from resilio_hpc.launch.chain.suspect_nodes import suspect_nodes
 from resilio_hpc.prolog_epilog.base import reports
 from resilio_hpc.slurm.client import commands, this_node

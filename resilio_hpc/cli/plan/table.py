@@ -18,7 +18,7 @@ from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candida
 from resilio_hpc.cli.plan.setting import PlanAnswer, PlanSetting
 from resilio_hpc.core import terminal
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.events.event_text import plural, seconds
+from resilio_hpc.events.phrases import plural, seconds
 
 BAR = 10
 WIDE = 168  # for files and pipes: nothing is folded

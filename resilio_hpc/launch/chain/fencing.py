@@ -22,7 +22,7 @@ from pathlib import Path
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import LaunchError
 from resilio_hpc.core.json_fields import Fields
-from resilio_hpc.events.event_text import names
+from resilio_hpc.events.phrases import names
 from resilio_hpc.launch.protocol.job_lease import JOB_LEASE_S
 from resilio_hpc.launch.protocol.vote import EpochRecord
 from resilio_hpc.launch.rundir import run_directory

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resilio_hpc.events.event_text import plural
+from resilio_hpc.events.phrases import plural
 from resilio_hpc.launch.allocation.placements import Site
 from resilio_hpc.launch.chain.joining import Facts
 from resilio_hpc.launch.workers.rank_env import rank_argv

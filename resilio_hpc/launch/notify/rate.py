@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from resilio_hpc.events.event_text import plural
+from resilio_hpc.events.phrases import plural
 from resilio_hpc.launch.notify.events import Notice
 
 SHORTEST_PAUSE_S = 1.0

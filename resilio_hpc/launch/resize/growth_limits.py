@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resilio_hpc.autoparallel import Pool
-from resilio_hpc.events.event_text import plural
+from resilio_hpc.events.phrases import plural
 from resilio_hpc.launch.resize.facts import ResizeFacts
 from resilio_hpc.launch.resize.policy import ResizePolicy
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from resilio_hpc.autoparallel import Constraints, Waiting, sizes
-from resilio_hpc.events.event_text import plural, seconds
+from resilio_hpc.events.phrases import plural, seconds
 from resilio_hpc.launch.resize.facts import JoinerJob, ResizeDecision, ResizeFacts
 from resilio_hpc.launch.resize.growth_limits import job_sizes, room_for
 from resilio_hpc.launch.resize.policy import ResizePolicy

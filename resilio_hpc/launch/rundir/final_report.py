@@ -11,8 +11,8 @@ from typing import Any
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.core.terminal import local_time
-from resilio_hpc.events.event_text import plural, seconds
 from resilio_hpc.events.failure_text import exit_words
+from resilio_hpc.events.phrases import plural, seconds
 
 MAX_TRACEBACK_LINES = 40
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.events.event_text import names, words
+from resilio_hpc.events.event_text import words
+from resilio_hpc.events.phrases import names
 from resilio_hpc.launch.allocation import placements as p
 from resilio_hpc.launch.allocation import srun_groups
 from resilio_hpc.launch.allocation.job_watch import JobView, JobWatch, known_end

@@ -12,7 +12,7 @@ import time
 from functools import partial
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.events.event_text import names
+from resilio_hpc.events.phrases import names
 from resilio_hpc.launch.allocation import placements as p
 from resilio_hpc.launch.allocation.job_watch import known_end
 from resilio_hpc.launch.allocation.placements import SiteMode

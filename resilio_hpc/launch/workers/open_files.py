@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from resilio_hpc.core.errors import LaunchError, UsageError
-from resilio_hpc.events.event_text import plural
+from resilio_hpc.events.phrases import plural
 
 _LEAST, _LEAST_PER_RANK = 32, 4
 
