@@ -1,4 +1,4 @@
-"""Keeps the agents of one job (or of one node) running, and passes signals on to them.
+"""Keeps the agents of one job (or of one node) running.
 
 A leading supervisor does this until there is a verdict, a joiner until its nodes have left the run. Nothing here waits
 for Slurm or for the run directory: one dead srun, a slurmctld that does not answer, or a shared file system that hangs
@@ -8,11 +8,9 @@ does not delay other agents.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any, Protocol
 
-from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.events.event_text import words
 from resilio_hpc.events.phrases import names
@@ -28,15 +26,11 @@ from resilio_hpc.launch.process.output_relay import Outputs
 from resilio_hpc.launch.rundir import identity, node_directories, stale_directories
 from resilio_hpc.launch.rundir.controller_view import ControllerView
 from resilio_hpc.launch.rundir.run_directory import RunIdentity
-from resilio_hpc.slurm.client import commands
-from resilio_hpc.slurm.client.slurm_errors import JobEnds
+from resilio_hpc.launch.supervisor.agent_signals import AgentSignals
 
-WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sbatch --signal=B:…: the time limit is near
 STATUS_INTERVAL_S = 1.0
 GROUP_RESTART_S = 1.0  # Slurm needs this time to end the rest of a group whose srun was killed
 OWN_STARTS = 3  # starts of a node's own srun, for a node of a group
-STOP_LIMIT_S = 60.0  # for a stop, after --stop-grace: by then the verdict is written
-STOP_AGAIN_S = 30.0  # repeats a stop that Slurm did not pass on, or that came before an agent ran
 LOOK_PATIENCE_S = 0.5  # for a look at the run directory, before a crashed agent is started again
 
 
@@ -91,10 +85,7 @@ class AgentKeeper:
         self._next_look = 0.0
         self._own_starts: dict[str, int] = {}
         self._said: set[str] = set()
-        self._received: list[int] = []
-        self._orders = 0  # orders to stop, by signals
-        self.stop_order = ""  # "TERM" or "INT": the launch is to end, whatever else happens
-        self._ordered_at = self._next_stop = 0.0
+        self.signals = AgentSignals(site, self.placements, self._ledger)
         self._helpers = HelperWatch(self._helper_stopped)
         if site.mode is SiteMode.BATCH or (site.mode is SiteMode.STEP and site.leads):
             self._watch.start()
@@ -108,7 +99,7 @@ class AgentKeeper:
             self._job_seen(self._watch.view)
         if not over:
             self._look_after_groups(now)
-            self._stop_again(now)
+            self.signals.repeat(now)
         for placement in list(self.placements):
             code = placement.exit_code()
             if code is not None:
@@ -120,14 +111,14 @@ class AgentKeeper:
                     self._ended(placement, code, now)
         for placement in self.placements:
             if not over and placement.due(now) and self._may_start(placement, now):
-                placement.start(now, self._outputs, self.stop_order)
+                placement.start(now, self._outputs, self.signals.stop_order)
         return any(placement.process is not None or self._may_come(placement) for placement in self.placements)
 
     def _may_come(self, placement: p.Placement) -> bool:
         """Return whether an agent that does not run may still be started, or its end is not handled yet."""
         if placement in self._ended_now and self._files.verdict is None:
             return True
-        if placement.done or self._files.verdict is not None or self.stop_order:
+        if placement.done or self._files.verdict is not None or self.signals.stop_order:
             return False
         return not (self._files.gone and placement.attempts.in_order)  # it knew of a verdict that cannot be read
 
@@ -137,7 +128,7 @@ class AgentKeeper:
             return False
         if attempts.in_order and not self._no_verdict(attempts, now):
             return False
-        if self.stop_order and not self.running:
+        if self.signals.stop_order and not self.running:
             return False  # one more agent could not bring the run to a good end
         return self.site.mode is not SiteMode.BATCH or self._pace.take(now, self._watch.answering)
 
@@ -279,64 +270,6 @@ class AgentKeeper:
             placement.kill()  # an srun to a lost node may hang
         else:
             placement.nodes = tuple(each for each in placement.nodes if each != node)
-
-    # -- signals -----------------------------------------------------------------------------------------------
-
-    def catch_signals(self, handled: tuple[str, ...]) -> None:
-        """From now on, pass signals on to the agents."""
-        for number in {*WARNINGS, *(signal.Signals[name] for name in handled)}:
-            signal.signal(number, lambda received, _frame: self._received.append(received))
-
-    def stop_in_order(self, now: float) -> None:
-        """Do as after SIGTERM: all ranks save and end."""
-        if not self.stop_order:
-            self._order_stop("TERM", now)
-
-    def stop_overdue(self, now: float) -> bool:
-        """Return whether the agents had time enough to end after the order to stop."""
-        limit_s = self.placements[0].recipe.settings.options.stop_grace_s + STOP_LIMIT_S
-        return bool(self.stop_order) and now - self._ordered_at > limit_s
-
-    def forward_signals(self) -> frozenset[int]:
-        """Pass on and return the signals that came. Raise KeyboardInterrupt at a SIGINT after another order to stop."""
-        received, self._received = self._received, []
-        for number in received:
-            self._ledger.append("signal", signal=signal.Signals(number).name, to="agents")
-            if number in WARNINGS:
-                self._signal_agents("USR2")
-                continue
-            self._orders += 1
-            name = "INT" if number == signal.SIGINT else "TERM"
-            if name == "INT" and self._orders > 1:
-                self.stop_order = name
-                say("interrupted again: everything is killed at once")
-                raise KeyboardInterrupt
-            self._order_stop(name, time.monotonic())
-        return frozenset(received)
-
-    def _order_stop(self, name: str, now: float) -> None:
-        """Order a stop, also of agents that start later, and repeat it: it may get lost."""
-        if not self.stop_order:
-            self._ordered_at = now
-        self.stop_order = name
-        self._next_stop = now + STOP_AGAIN_S
-        self._signal_agents(name)
-
-    def _stop_again(self, now: float) -> None:
-        if self.stop_order and now >= self._next_stop:
-            self._order_stop(self.stop_order, now)
-
-    def _signal_agents(self, name: str) -> None:
-        if self.site.mode is not SiteMode.BATCH:
-            for placement in self.placements:
-                placement.signal(signal.Signals[f"SIG{name}"])
-            return
-        try:  # srun turns SIGTERM into a kill; scancel reaches the agents themselves
-            commands.cancel(self.site.job, "TERM" if name == "INT" else name)
-        except JobEnds:
-            pass  # Slurm has told the agents itself
-        except SlurmError as error:
-            say(f"could not pass on SIG{name}: {error}")
 
     # -- the end -----------------------------------------------------------------------------------------------
 

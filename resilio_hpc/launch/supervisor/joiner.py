@@ -26,8 +26,9 @@ from resilio_hpc.launch.process.bounded import bounded
 from resilio_hpc.launch.rundir import final_report, run_claim, run_directory
 from resilio_hpc.launch.rundir.controller_view import ControllerView
 from resilio_hpc.launch.supervisor.agent_supervisor import AgentKeeper
+from resilio_hpc.launch.supervisor.farewell import Farewell
 from resilio_hpc.launch.supervisor.owner_watch import OwnerWatch, state_of
-from resilio_hpc.launch.supervisor.supervisor import POLL_S, Farewell
+from resilio_hpc.launch.supervisor.supervisor import POLL_S
 from resilio_hpc.launch.supervisor.supervisor_files import SupervisorFiles
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.allocation import detect
@@ -101,7 +102,7 @@ class Joiner:
         if self.site.leads:
             say(f"{names(self.site.nodes)} of job {self.site.job} join run {self.run.run_id} in {self.run.path}")
         keeper = AgentKeeper(self.site, self.run, recipe, files, leaves=True)
-        keeper.catch_signals(record.options.signals_to_handle)
+        keeper.signals.catch(record.options.signals_to_handle)
         owner = OwnerWatch(partial(state_of, self.path, record.key))
         if self.site.mode is not SiteMode.LOCAL and self.site.leads:
             owner.start()
@@ -145,11 +146,11 @@ class Joiner:
                 owner.look_now()
             if farewell is None and owner.cancelled:
                 return
-            keeper.forward_signals()
+            keeper.signals.forward()
             alive = keeper.tend(now)
             if farewell is None and files.verdict is not None:
                 farewell = Farewell(now, keeper.kept)
-            if not alive or (farewell is None and (keeper.hopeless or keeper.stop_overdue(now))):
+            if not alive or (farewell is None and (keeper.hopeless or keeper.signals.stop_overdue(now))):
                 return
             if farewell is not None and farewell.over(now, keeper.running, self.site):
                 return

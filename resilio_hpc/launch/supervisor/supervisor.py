@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,30 +36,15 @@ from resilio_hpc.launch.resize.keeper import ResizeKeeper
 from resilio_hpc.launch.rundir import final_report, notify_targets, run_directory
 from resilio_hpc.launch.rundir.notify_targets import Target, masked
 from resilio_hpc.launch.supervisor import node_check
-from resilio_hpc.launch.supervisor.agent_supervisor import WARNINGS, AgentKeeper
+from resilio_hpc.launch.supervisor.agent_signals import WARNINGS
+from resilio_hpc.launch.supervisor.agent_supervisor import AgentKeeper
+from resilio_hpc.launch.supervisor.farewell import Farewell
+from resilio_hpc.launch.supervisor.greeting import greet
 from resilio_hpc.launch.supervisor.supervisor_files import SupervisorFiles
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.allocation import detect
 
 POLL_S = 0.05
-FAREWELL_S = 20.0  # time for agents to end after the verdict
-LOST_S = 5.0  # when other agents have left and one has not: an srun to a lost node does not end by itself
-
-
-@dataclass(frozen=True)
-class Farewell:
-    """The time after the verdict. ``since``: when it came; ``kept``: placements that had not been given up then.
-
-    Pure.
-    """
-
-    since: float
-    kept: int
-
-    def over(self, now: float, running: int, site: p.Site) -> bool:
-        """Return whether to stop waiting for the agents that still run."""
-        waited = now - self.since
-        return waited > FAREWELL_S or (waited > LOST_S and site.mode is SiteMode.BATCH and running < self.kept)
 
 
 class Supervisor:
@@ -107,9 +92,9 @@ class Supervisor:
         ends = EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", ""), clock=self._slurm_time)
         watch = JobWatch(self.site.job, ends)
         keeper = AgentKeeper(self.site, self.run, recipe, self.files, watch=watch if self.chain.active else None)
-        keeper.catch_signals(self.options.signals_to_handle)
+        keeper.signals.catch(self.options.signals_to_handle)
         if self.site.leads:
-            self._greet()
+            greet(self.site, self.run, self.chain)
         for number in signals:
             os.kill(os.getpid(), number)
         resizer = self._keep_resizer()
@@ -125,7 +110,7 @@ class Supervisor:
             if resizer is not None:
                 resizer.close()
         keeper.clean_up()
-        return self._close(verdict or self._own_verdict(hopeless, keeper.stop_order), verdict is None)
+        return self._close(verdict or self._own_verdict(hopeless, keeper.signals.stop_order), verdict is None)
 
     def _check_nodes(self) -> list[int]:
         """Run the pair check, if it is asked for: nodes that it finds bad get no agent.
@@ -176,24 +161,6 @@ class Supervisor:
             with open(0, "rb", closefd=False) as source:
                 run_directory.keep_stdin(self.run.path, source)
 
-    def _greet(self) -> None:
-        where = "on this machine" if self.site.mode is SiteMode.LOCAL else f"in job {self.site.job}"
-        link = f", link {self.chain.number}" if self.chain.number > 1 or self.chain.active else ""
-        say(f"run {self.run.run_id} {where}{link}; everything is kept in {self.run.path}")
-        if self.site.mode is SiteMode.STEP:
-            self._warn_of_the_step()
-
-    def _warn_of_the_step(self) -> None:
-        command = p.our_srun(os.environ)
-        missing = p.missing_survival_flags(command) if command else []
-        if missing:
-            say(f"warning: this srun lacks {' '.join(missing)}: the loss of one node or task will end them all")
-        after = "the next job carries on then" if self.chain.active else "with --chain a next job would carry on"
-        say(
-            f"note: the death of this srun ends all agents; {after}; "
-            "plain resilio-launch in the batch script survives that"
-        )
-
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _supervise(self, keeper: AgentKeeper) -> dict[str, Any] | None:
@@ -213,7 +180,7 @@ class Supervisor:
             self._tell_if_gone()
             if alone_since is not None and (verdict is not None or self._none_will_come(alone_since, now)):
                 return verdict
-            if verdict is None and (keeper.hopeless or keeper.stop_overdue(now)):
+            if verdict is None and (keeper.hopeless or keeper.signals.stop_overdue(now)):
                 return None
             if farewell is not None and farewell.over(now, keeper.running, self.site):
                 return verdict
@@ -235,8 +202,8 @@ class Supervisor:
     def _keep_chain(self, keeper: AgentKeeper) -> None:
         """Do the chain's work in bounded time: submitting a job reads and writes the run directory, which may hang."""
         if self.files.order is not None and self.files.verdict is None and self.chain.heed(self.files.order):
-            keeper.stop_in_order(time.monotonic())
-        if keeper.forward_signals() & WARNINGS:
+            keeper.signals.stop_in_order(time.monotonic())
+        if keeper.signals.forward() & WARNINGS:
             bounded(lambda: self.chain.submit_late(self._slurm_time()), None)
         if self.chain.late:
             bounded(lambda: self.chain.tick(self._slurm_time(), keeper.end_time), None)
