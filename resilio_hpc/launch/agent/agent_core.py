@@ -7,24 +7,18 @@ with virtual ones.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import msgspec
 from typing_extensions import assert_never
 
 from resilio_hpc.launch.agent.agent_ports import NO_GRACE, Ports
+from resilio_hpc.launch.agent.heartbeat_rate import beat_interval_s
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.stop_warnings import StopWarnings
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.consensus.follower import Succession
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
-
-BEATS_PER_TIMEOUT = 8  # of one agent; thousands of agents send fewer, so that their controller has time for other work
-FEWEST_BEATS_PER_TIMEOUT = 5
-BEATS_PER_S = 4000  # of all agents of a job together
-STOP_LIMIT_S = 60.0  # to wait for a verdict, after --stop-grace: the controller may be gone, or its message lost
-LEAVE_WITHIN_S = 60.0  # a joiner that does not know its job's end leaves so many seconds after the warning
 
 
 class AgentCore:
@@ -42,7 +36,7 @@ class AgentCore:
         self.node = hello.node
         self.ranks = NodeRanks(hello.node, hello.local_world_size, hello.last, ports, graces)
         self.joiner = joiner
-        self.warnings: list[str] = []
+        self.warnings = StopWarnings(joiner, stop_grace_s)
         self._ports = ports
         self._hello = msgspec.structs.replace(hello, joiner=joiner)
         self._leaderless_limit_s = leaderless_limit_s
@@ -54,9 +48,6 @@ class AgentCore:
         self._welcomed = False
         self._led: tuple[int, float] = (0, 0.0)  # this node's own last epoch, and since when it had no quorum
         self._echo = NEVER  # the newest stamp of this epoch's controller
-        self._leaves_at: float | None = None
-        self._stop_limit_s = stop_grace_s + STOP_LIMIT_S
-        self._stops_by: float | None = None  # the agent was told to end; from then on it ends without a verdict, too
         self._lost_at: float | None = None  # since when no controller is known to live
         self._next_abandon = 0.0
 
@@ -68,7 +59,7 @@ class AgentCore:
         if self.ranks.ending is None:
             self._succession.tick(now)
             self._abandon_when_alone(now)
-            if self._stops_by is not None and now > self._stops_by and self.ranks.ending is None:
+            if self.warnings.overdue(now) and self.ranks.ending is None:
                 self.ranks.end(m.End(self.ranks.epoch, "terminated", 143))
         if now >= self._next_beat and self._may_follow() and self.ranks.ending is None:
             self._next_beat = now + self.beat_interval_s
@@ -286,7 +277,7 @@ class AgentCore:
         self._welcomed = True
         if self._echo == NEVER:
             self._beat(self._ports.monotonic())
-        for signal in self.warnings:
+        for signal in self.warnings.signals:
             self._warn(signal)
         for fact in self.ranks.facts.values():
             self._ports.to_controller(fact)
@@ -296,25 +287,10 @@ class AgentCore:
 
         ``within_s``: seconds that a joiner's own job still has, where known.
         """
-        if self.joiner and self._leaves_at is None:
-            self._leaves_at = self._ports.monotonic() + (LEAVE_WITHIN_S if within_s is None else within_s)
-        if signal != "USR2" and self._stops_by is None:
-            self._stops_by = self._ports.monotonic() + self._stop_limit_s
-        if signal not in self.warnings:
-            self.warnings.append(signal)
+        self.warnings.take(signal, self._ports.monotonic(), within_s)
         if self._welcomed:
             self._warn(signal)
 
     def _warn(self, signal: str) -> None:
-        if self.joiner and self._leaves_at is not None:
-            left = max(0.0, self._leaves_at - self._ports.monotonic())
-            self._ports.to_controller(m.Leaving(self.node, self.ranks.epoch, left))
-        else:
-            self._ports.to_controller(m.Warned(self.node, self.ranks.epoch, signal))
-
-
-@lru_cache(maxsize=16)  # called at every tick
-def beat_interval_s(heartbeat_timeout_s: float, agents: int) -> float:
-    """Return the seconds between two Heartbeats of one agent, in a job of ``agents`` agents. Pure."""
-    often, seldom = heartbeat_timeout_s / BEATS_PER_TIMEOUT, heartbeat_timeout_s / FEWEST_BEATS_PER_TIMEOUT
-    return min(1.0, max(often, min(seldom, agents / BEATS_PER_S)))
+        now = self._ports.monotonic()
+        self._ports.to_controller(self.warnings.message(self.node, self.ranks.epoch, signal, now))

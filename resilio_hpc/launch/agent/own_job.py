@@ -43,7 +43,7 @@ class OwnJob:
         if now >= self._next_look:
             self._next_look = now + LOOK_S
             self._storage.request("end_time", self._learn, job=self._settings.own_job)
-        if self._left_s() < LEAVES_BEFORE_S and not core.warnings:
+        if self._left_s() < LEAVES_BEFORE_S and not core.warnings.signals:
             core.warned("USR2", self._left_s())
 
     def _learn(self, reply: dict[str, Any] | None) -> None:
