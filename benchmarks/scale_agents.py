@@ -276,6 +276,11 @@ class SimulatedAgent:
         """Implements ``ElectionFiles``, too."""
         return self
 
+    @property
+    def services(self) -> SimulatedAgent:
+        """Implements ``ServicePorts``, too."""
+        return self
+
     def monotonic(self) -> float:
         """Seconds."""
         return time.monotonic()

@@ -59,6 +59,11 @@ class FakeCore:
         self.told: list[tuple[Any, ...]] = []
         self.local = SimpleNamespace(number=0, attached=[0])
 
+    @property
+    def saves(self) -> FakeCore:
+        """Stands for the orders to save, too."""
+        return self
+
     def persist_failed(self, round_number: int, step: int, error: str) -> None:
         self.told.append(("failed", round_number, step, error))
 

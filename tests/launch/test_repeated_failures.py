@@ -124,7 +124,7 @@ def test_the_true_failure_is_named_though_its_rank_was_stopped_before_it_could_e
     world.sites["n2"].stop_s = 1.0
     began = world.unix()
     world.fail_rank(0, exit_code=1, signal=None, message="RuntimeError: Connection closed by peer", traceback=RAISED)
-    world.run(lambda: world.agents["n2"].core.ranks._stopping)
+    world.run(lambda: world.agents["n2"].core.ranks.stop.under_way)
     world.agents["n2"].core.ranks.rank_exited(0, None, 9, began, ("KeyError: 1", RAISED))
     world.run(lambda: world.records("recovered") != [])
     assert world.records("recovered")[0]["rank"] == 1
@@ -152,6 +152,6 @@ def test_ranks_that_handle_sigterm_have_a_grace_which_ends_with_their_lease() ->
     assert world.now - failed_at >= 0.5
     world.sites["n2"].heeds_s = 100.0
     world.fail_rank(0)
-    world.run(lambda: world.agents["n2"].core.ranks._stopping)
+    world.run(lambda: world.agents["n2"].core.ranks.stop.under_way)
     world.cut("n2")
     world.run(lambda: not world.agents["n2"].rank_rounds(), limit_s=6.0)

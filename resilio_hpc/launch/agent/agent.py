@@ -15,9 +15,8 @@ from typing import Any
 
 import zmq
 
-from resilio_hpc.ckpt.coordination.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.ckpt.restore import shared_blocks
-from resilio_hpc.core import process_title, rank_link, wire
+from resilio_hpc.core import process_title, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Ledger
@@ -27,10 +26,8 @@ from resilio_hpc.launch.agent.agent_files import AgentFiles, tell_supervisor
 from resilio_hpc.launch.agent.controller_connection import ControllerConnection
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
 from resilio_hpc.launch.agent.disk_link import DiskLink
-from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.agent.local_services import LocalServices
 from resilio_hpc.launch.agent.own_job import OwnJob
-from resilio_hpc.launch.agent.partner_copies import PartnerCopies
-from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
 from resilio_hpc.launch.chain import orphaned_job
 from resilio_hpc.launch.config.agent_settings import AGENT_FAILED, AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.controller.host import ControllerHost
@@ -45,10 +42,7 @@ from resilio_hpc.launch.rundir import directory_locks, identity, stale_directori
 from resilio_hpc.launch.rundir.node_memory import NodeMemory
 from resilio_hpc.launch.rundir.storage import Storage
 from resilio_hpc.launch.workers import open_files
-from resilio_hpc.launch.workers.local_round import LocalRound
-from resilio_hpc.launch.workers.mpi.ranks import local_ranks
 from resilio_hpc.launch.workers.node_context import NodeContext
-from resilio_hpc.launch.workers.rank_owner import StopHow
 
 SIGNALS = {
     signal.SIGUSR1: "USR2", signal.SIGUSR2: "USR2",  # sbatch --signal: either means that the time limit is near
@@ -112,14 +106,8 @@ class Agent:
             min(ABANDON_S, settings.options.join_timeout_s), settings.begins, settings.graces(os.environ),
             settings.options.stop_grace_s,
         )  # fmt: skip
-        self._devices.attach(self._core, self._start_ranks)
-        self._snapshots = LocalSnapshots(self.node, self._core.ranks, self.tell_rank)
-        self._copies = PartnerCopies(self.node, self._core.ranks)
-        self._read_ahead = ReadAheadLink(self.node, self._disks)
-        os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints  # ranks inherit both variables
-        os.environ[PEER_DISKS_VARIABLE] = str(self._disks.known)
-        self._ranks = local_ranks(self.node, self._core.ranks, self._devices, self._read_ahead.begun, token, spool)
-        self._helpers = HelperWatch(self._helper_stopped, lambda: self._snapshots.saver.paused_pids)
+        self.services = LocalServices(self.node, self._core, self._devices, self._disks, token, spool)
+        self._helpers = HelperWatch(self._helper_stopped, lambda: self.services.paused_pids)
         if settings.stop:
             self._core.warned(settings.stop, self._own_job.lasts_s(settings.stop))
         self._signals = self._catch_signals()
@@ -145,15 +133,11 @@ class Agent:
 
     def run_forever(self) -> int:
         """Run until End. Return the exit code."""
-        self._ranks.start()
-        self._copies.start()
-        self._disks.start()
-        self._read_ahead.guess(self._core.ranks.slots, self._snapshots.held())
+        self.services.start()
         while self._exit_code is None:
             self._poll()
             for part in (
-                self._host, self._notifier, self._core, self._ranks, self._snapshots.saver, self._copies, self._disks,
-                self._held_directories, self._read_ahead, self._devices, self._helpers,
+                self._host, self._notifier, self._core, self.services, self._held_directories, self._helpers,
             ):  # fmt: skip
                 part.tick()
             self._own_job.tick(self._core)
@@ -163,14 +147,10 @@ class Agent:
         poller = zmq.Poller()
         for watched in (self._host.socket, self._gatekeeper.socket, *self._controller.sockets):
             poller.register(watched, zmq.POLLIN)
-        helpers = {child: child.fileno() for child in (self._snapshots.saver, self._copies.link)}
-        descriptors = {
-            self._signals.fileno(), self._storage.fileno(), *self._ranks.filenos(), *self._devices.filenos()
-        }  # fmt: skip
-        for descriptor in descriptors | {known for known in helpers.values() if known is not None}:
-            poller.register(descriptor, zmq.POLLIN)
         full = self._storage.full_fileno
-        for waits in (full, *(child.full_fileno for child in helpers)):
+        for descriptor in {self._signals.fileno(), self._storage.fileno(), *self.services.filenos()}:
+            poller.register(descriptor, zmq.POLLIN)
+        for waits in (full, *self.services.full_filenos()):
             if waits is not None:
                 poller.register(waits, zmq.POLLOUT)
         ready = dict(poller.poll(int(self._core.next_wakeup_s * 1000)))
@@ -180,12 +160,7 @@ class Agent:
             self._on_signals()
         if self._storage.fileno() in ready or full in ready:
             self._storage.serve()
-        for child, serve in ((self._snapshots.saver, self._snapshots.serve), (self._copies.link, self._copies.serve)):
-            if helpers[child] in ready:
-                serve()
-            if child.full_fileno in ready:
-                child.push()
-        self._ranks.serve({fd for fd in ready if isinstance(fd, int)})
+        self.services.serve({fd for fd in ready if isinstance(fd, int)})
         if self._host.socket in ready:
             self._host.serve()
         if any(socket in ready for socket in self._controller.sockets):
@@ -204,10 +179,7 @@ class Agent:
     def _close(self) -> int:
         """End all processes of this node, copy the ledger to the run directory, and return the exit code."""
         node = self.node
-        for part in (
-            self._ranks, self._snapshots, self._copies, self._disks, self._devices, self._read_ahead, self._controller,
-            self._notifier,
-        ):  # fmt: skip
+        for part in (self.services, self._controller, self._notifier):
             part.close()
         if not self._storage.close(10.0):
             identity.forget(node.local_dir)
@@ -244,7 +216,7 @@ class Agent:
     def to_controller(self, message: m.ToController) -> None:
         """Queue a message to the controller that this agent follows."""
         if isinstance(message, m.FirstStep):  # the restart is complete
-            self._snapshots.saver.resume()
+            self.services.resume_saves()
         self._controller.send(message)
 
     def follow(self, record: EpochRecord) -> None:
@@ -284,65 +256,6 @@ class Agent:
     def keep_vote_record(self, vote_record: VoteRecord) -> None:
         """Write the vote record to this node's disk, before any answer that depends on it is sent."""
         self._memory.keep("vote_record", vote_record)
-
-    def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
-        """End all ranks and their descendants, so that no process competes with their restart."""
-        self._snapshots.ranks_stop()
-        self._copies.give_up()
-        self._devices.ranks_stop(how.for_good)
-        self._ranks.stop(how, keep_stores_from)
-
-    def judge(self, cause: m.Cause | None) -> None:
-        """Take what ended the last round: the console shows no echoes of it."""
-        self._ranks.judge(cause)
-
-    def terminate_ranks(self) -> None:
-        """Send SIGTERM to ranks that do not use ``resilio_hpc.train``; they end by themselves."""
-        self._ranks.terminate()
-
-    def open_store(self, round_number: int) -> None:
-        """Open the rendezvous store of a round."""
-        self._ranks.open_store(round_number)
-
-    def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """Start the local ranks of a round, after their devices were looked at."""
-        if not self._devices.holds(local, start):
-            self._start_ranks(local, start)
-
-    def _start_ranks(self, local: LocalRound, start: m.Start) -> None:
-        """Start the ranks of a round, whose snapshots from other nodes have arrived meanwhile (RES-16)."""
-        self._disks.begin(start)
-        self._read_ahead.begin(local, start)
-        if self._copies.fetch(local, start):
-            self._ranks.spawn(local, start)
-
-    def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
-        """Send a message to an attached rank."""
-        local = self._core.ranks.local
-        if local is not None:
-            self._ranks.server.tell(local.number, local_rank, message)
-
-    def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
-        """Write this node's file of a step, and copy the partner's snapshots of it."""
-        self._copies.when_brought(message.step, lambda: self._snapshots.persist(message, member, world_size))
-        self._copies.keep(message, world_size)
-
-    def commit(self, message: m.CommitStep) -> None:
-        """Write the manifest of a step."""
-        self._snapshots.commit(message)
-
-    def held(self) -> tuple[m.Held, ...]:
-        """Return the whole snapshots in this node's memory, its own and copies of its partner's."""
-        return self._snapshots.held() + self._copies.held()
-
-    def copy_port(self) -> int:
-        """Return the port at which other nodes may fetch copies; 0 without one."""
-        return self._copies.port
-
-    def forget_snapshots_after(self, step: int, life: m.Life) -> None:
-        """Drop snapshots of later steps: that life computes them again."""
-        self._snapshots.forget_after(step)
-        self._copies.begin(life, step)
 
     def record(self, kind: str, **fields: Any) -> None:
         """Write to the ledger."""

@@ -114,7 +114,7 @@ class AgentCore:
         self._ports.to_controller(
             m.Heartbeat(
                 self.node, incarnation, self.ranks.epoch, now, number, self._echo, step, step_time, self.ranks.ready,
-                self._ports.copy_port(), self.ranks.local.has_attached if self.ranks.local else False,
+                self._ports.services.copy_port(), self.ranks.local.has_attached if self.ranks.local else False,
                 self.ranks.local.finishing if self.ranks.local else False,
             )
         )  # fmt: skip
@@ -128,8 +128,8 @@ class AgentCore:
 
     def _say_hello(self, now: float) -> None:
         hello = msgspec.structs.replace(
-            self._hello, epoch=self.ranks.epoch, committed=tuple(sorted(self.ranks.committed)), last=self.ranks.state,
-            prepared=self.ranks.highest_round, silent_s=self._succession.state.silent_s(now),
+            self._hello, epoch=self.ranks.epoch, committed=tuple(sorted(self.ranks.saves.committed)),
+            last=self.ranks.state, prepared=self.ranks.highest_round, silent_s=self._succession.state.silent_s(now),
         )  # fmt: skip
         self._ports.to_controller(hello)
 
@@ -279,8 +279,7 @@ class AgentCore:
             self._beat(self._ports.monotonic())
         for signal in self.warnings.signals:
             self._warn(signal)
-        for fact in self.ranks.facts.values():
-            self._ports.to_controller(fact)
+        self.ranks.reports.repeat()
 
     def warned(self, signal: str, within_s: float | None = None) -> None:
         """Take a signal that this agent got. It is kept, so that the next controller hears of it too.

@@ -18,20 +18,8 @@ AT_ONCE = StopHow()
 NO_GRACE = Graces()
 
 
-class Ports(SuccessionPorts, Protocol):
-    """What an agent's decisions can do to the outside. No call blocks; answers come back as events."""
-
-    def unix(self) -> float:
-        """Return Unix seconds, for what is written down."""
-
-    def follow(self, record: EpochRecord) -> None:
-        """Connect to a controller."""
-
-    def become_controller(self, term: Term) -> None:
-        """Become the controller of the epoch that this node was elected for."""
-
-    def step_down(self, reason: str) -> None:
-        """End the controller of this process."""
+class ServicePorts(Protocol):
+    """What an agent's decisions do on its own node. No call blocks; answers come back as events."""
 
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and their descendants → ``all_stopped``; stores of older rounds end too."""
@@ -68,6 +56,26 @@ class Ports(SuccessionPorts, Protocol):
 
     def forget_snapshots_after(self, step: int, life: m.Life) -> None:
         """Drop the snapshots of later steps: that life goes on from ``step``."""
+
+
+class Ports(SuccessionPorts, Protocol):
+    """What an agent's decisions can do to the outside. No call blocks; answers come back as events."""
+
+    @property
+    def services(self) -> ServicePorts:
+        """Return what runs on this node for its ranks."""
+
+    def unix(self) -> float:
+        """Return Unix seconds, for what is written down."""
+
+    def follow(self, record: EpochRecord) -> None:
+        """Connect to a controller."""
+
+    def become_controller(self, term: Term) -> None:
+        """Become the controller of the epoch that this node was elected for."""
+
+    def step_down(self, reason: str) -> None:
+        """End the controller of this process."""
 
     def record(self, kind: str, **fields: Any) -> None:
         """Write to the ledger."""

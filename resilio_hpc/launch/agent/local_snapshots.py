@@ -50,7 +50,7 @@ class LocalSnapshots:
         """Pin the step's arenas and order the saver to write them."""
         pin = arena.pin(self._node.arena_dir, message.step)
         if pin is None:
-            self._ranks.persist_failed(message.round, message.step, "overwritten by a newer snapshot")
+            self._ranks.saves.persist_failed(message.round, message.step, "overwritten by a newer snapshot")
             return
         options = self._node.options
         sent = self.saver.send(
@@ -65,7 +65,7 @@ class LocalSnapshots:
             self._pins.append(pin)
         else:
             pin.release()
-            self._ranks.persist_failed(message.round, message.step, REFUSED)
+            self._ranks.saves.persist_failed(message.round, message.step, REFUSED)
 
     def commit(self, message: m.CommitStep) -> None:
         """Order the saver to write the manifest."""
@@ -77,7 +77,7 @@ class LocalSnapshots:
             )
         )  # fmt: skip
         if not sent:
-            self._ranks.persist_failed(message.round, message.step, REFUSED)
+            self._ranks.saves.persist_failed(message.round, message.step, REFUSED)
 
     def ranks_stop(self) -> None:
         """Stop the saver's work on the round.
@@ -97,9 +97,9 @@ class LocalSnapshots:
             if not request.commits:
                 self._pins.popleft().release()
             if isinstance(answer, messages.Persisted):
-                ranks.persisted(request.round, request.step, answer.record)
+                ranks.saves.persisted(request.round, request.step, answer.record)
             elif isinstance(answer, messages.Committed):
-                ranks.commit_done(request.round, request.step, answer.seconds)
+                ranks.saves.commit_done(request.round, request.step, answer.seconds)
                 if answer.short:
                     self._node.record("space_short", step=request.step, why=answer.short)
                     self._node.say(words("space_short", {"why": answer.short}))
@@ -108,7 +108,7 @@ class LocalSnapshots:
                     self._node.record("replicas_differ", step=request.step, place=answer.differs)
                     self._node.say(words("replicas_differ", {"place": answer.differs}))
             else:
-                ranks.persist_failed(request.round, request.step, answer.error)
+                ranks.saves.persist_failed(request.round, request.step, answer.error)
         if self.saver.fileno() is None:
             self._node.record("saver_died")
 

@@ -103,7 +103,7 @@ class VirtualAgent(Process):
     def store_dies(self) -> None:
         """The process with the newest rendezvous store is killed."""
         self.stores.clear()
-        self.core.ranks.store_died(self.core.ranks._store[0], "killed", self.unix())
+        self.core.ranks.store_died(self.core.ranks.store.round, "killed", self.unix())
 
     def spawner_dies(self) -> None:
         """The process that forks ranks is killed, and they go with it; what it was doing is not answered."""
@@ -162,6 +162,11 @@ class VirtualAgent(Process):
     @property
     def files(self) -> VirtualAgent:
         """Implements ``ElectionFiles``, too."""
+        return self
+
+    @property
+    def services(self) -> VirtualAgent:
+        """Implements ``ServicePorts``, too."""
         return self
 
     def monotonic(self) -> float:
@@ -320,11 +325,11 @@ class VirtualAgent(Process):
             site.pinned = -1
             if None in copies or (self.node, message.step) in world.saver_fails:
                 error = "no space left on device"
-                self.event(lambda: self.core.ranks.persist_failed(message.round, message.step, error))
+                self.event(lambda: self.core.ranks.saves.persist_failed(message.round, message.step, error))
             else:
                 content = [[list(entry) for entry in copy.history] for copy in copies if copy is not None]
                 record = ShardRecord(member.node_rank, json.dumps(content), 0, "own", ())
-                self.event(lambda: self.core.ranks.persisted(message.round, message.step, record))
+                self.event(lambda: self.core.ranks.saves.persisted(message.round, message.step, record))
 
         world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
 
@@ -334,7 +339,7 @@ class VirtualAgent(Process):
         def write() -> None:
             if self.is_fenced(message.epoch) or (message.epoch, message.round) < directory.newest_commit:
                 self.event(
-                    lambda: self.core.ranks.persist_failed(message.round, message.step, "a newer epoch has begun")
+                    lambda: self.core.ranks.saves.persist_failed(message.round, message.step, "a newer epoch has begun")
                 )
                 return
             contents = {tuple(map(tuple, rank)) for record in message.records for rank in json.loads(record.file)}
@@ -342,7 +347,7 @@ class VirtualAgent(Process):
             directory.committed[message.step] = contents.pop()
             directory.newest_commit = (message.epoch, message.round)  # what earlier rounds staged is swept away
             directory.commit_times.append((self._world.now, message.step))
-            self.event(lambda: self.core.ranks.commit_done(message.round, message.step, 0.01))
+            self.event(lambda: self.core.ranks.saves.commit_done(message.round, message.step, 0.01))
 
         self._world.storage.save(self, 0.02, write)
 

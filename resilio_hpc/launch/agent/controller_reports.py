@@ -1,0 +1,44 @@
+"""What an agent reports to its controller of a round, and says again to the next controller. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from resilio_hpc.launch.agent.agent_ports import Ports
+from resilio_hpc.launch.protocol import messages as m
+
+FACTS: dict[type, str] = {  # what the controller must not miss of a round: the newest message of each name is repeated
+    m.RanksStarted: "started", m.FirstStep: "first step", m.RanksDone: "done", m.RankFailed: "failed",
+    m.SnapshotWhole: "snapshot", m.StepPersisted: "file", m.PersistFailed: "file", m.ManifestWritten: "manifest",
+}  # fmt: skip
+
+
+class ControllerReports:
+    """The reports of one node. ``epoch``: that of the controller which gets them."""
+
+    def __init__(self, node: str, ports: Ports) -> None:
+        self.node = node
+        self.epoch = 0
+        self._ports = ports
+        self._facts: dict[tuple[str, int], m.ToController] = {}
+
+    def tell(self, message: m.ToController) -> None:
+        """Send to the controller; send again if the connection breaks."""
+        name = FACTS.get(type(message))
+        if name is not None:
+            self._facts[name, message.failure.local_rank if isinstance(message, m.RankFailed) else 0] = message
+        self._ports.to_controller(message)
+
+    def tell_all(self, messages: Iterable[m.ToController]) -> None:
+        """Send these to the controller, in this order."""
+        for message in messages:
+            self.tell(message)
+
+    def repeat(self) -> None:
+        """Send the facts of this round again: the controller may have missed them."""
+        for fact in self._facts.values():
+            self._ports.to_controller(fact)
+
+    def clear(self) -> None:
+        """Forget the facts: another round or another controller begins."""
+        self._facts.clear()

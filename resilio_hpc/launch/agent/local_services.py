@@ -1,0 +1,158 @@
+"""What runs on an agent's node for its ranks: spawner, saver, replicator, disk giver, and looks at devices.
+
+The real ``agent_ports.ServicePorts``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from resilio_hpc.ckpt.coordination.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.device_eviction import DeviceEviction
+from resilio_hpc.launch.agent.disk_link import DiskLink
+from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.agent.partner_copies import PartnerCopies
+from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.mpi.ranks import local_ranks
+from resilio_hpc.launch.workers.node_context import NodeContext
+from resilio_hpc.launch.workers.rank_owner import StopHow
+
+
+class LocalServices:
+    """The ranks of one node and what they need there. No call blocks."""
+
+    def __init__(
+        self, node: NodeContext, core: AgentCore, devices: DeviceEviction, disks: DiskLink, token: str, spool: Path
+    ) -> None:
+        """Take the parts whose state the agent's first Hello tells. ``token`` marks the node's ranks in ``/proc``."""
+        self._core = core.ranks
+        self._devices = devices
+        self._disks = disks
+        devices.attach(core, self._start_ranks)
+        self._snapshots = LocalSnapshots(node, core.ranks, self.tell_rank)
+        self._copies = PartnerCopies(node, core.ranks)
+        self._read_ahead = ReadAheadLink(node, disks)
+        os.environ[LOCAL_VARIABLE] = node.options.local_checkpoints  # ranks inherit both variables
+        os.environ[PEER_DISKS_VARIABLE] = str(disks.known)
+        self._ranks = local_ranks(node, core.ranks, devices, self._read_ahead.begun, token, spool)
+
+    # -- the agent's loop ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the spawner and the helpers."""
+        self._ranks.start()
+        self._copies.start()
+        self._disks.start()
+        self._read_ahead.guess(self._core.slots, self._snapshots.held())
+
+    def tick(self) -> None:
+        """Do what is due."""
+        for part in (
+            self._ranks, self._snapshots.saver, self._copies, self._disks, self._read_ahead, self._devices,
+        ):  # fmt: skip
+            part.tick()
+
+    def filenos(self) -> Iterator[int]:
+        """Return the descriptors to poll."""
+        yield from self._ranks.filenos()
+        yield from self._devices.filenos()
+        for child in (self._snapshots.saver, self._copies.link):
+            descriptor = child.fileno()
+            if descriptor is not None:
+                yield descriptor
+
+    def full_filenos(self) -> Iterator[int | None]:
+        """Return the descriptors to poll for writing; None where nothing waits."""
+        yield self._snapshots.saver.full_fileno
+        yield self._copies.link.full_fileno
+
+    def serve(self, ready: set[int]) -> None:
+        """Serve descriptors that are ready."""
+        serves: tuple[Callable[[], None], ...] = (self._snapshots.serve, self._copies.serve)
+        for child, serve in zip((self._snapshots.saver, self._copies.link), serves, strict=True):
+            if child.fileno() in ready:
+                serve()
+            if child.full_fileno in ready:
+                child.push()
+        self._ranks.serve(ready)
+
+    def close(self) -> None:
+        """End all processes of this node."""
+        for part in (self._ranks, self._snapshots, self._copies, self._disks, self._devices, self._read_ahead):
+            part.close()
+
+    @property
+    def paused_pids(self) -> tuple[int, ...]:
+        """Return the helpers that are stopped on purpose."""
+        return self._snapshots.saver.paused_pids
+
+    def resume_saves(self) -> None:
+        """Let the saver work again: the restart is complete."""
+        self._snapshots.saver.resume()
+
+    # -- ports ---------------------------------------------------------------------------------------------------
+
+    def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
+        """End all ranks and their descendants, so that no process competes with their restart."""
+        self._snapshots.ranks_stop()
+        self._copies.give_up()
+        self._devices.ranks_stop(how.for_good)
+        self._ranks.stop(how, keep_stores_from)
+
+    def judge(self, cause: m.Cause | None) -> None:
+        """Take what ended the last round: the console shows no echoes of it."""
+        self._ranks.judge(cause)
+
+    def terminate_ranks(self) -> None:
+        """Send SIGTERM to ranks that do not use ``resilio_hpc.train``; they end by themselves."""
+        self._ranks.terminate()
+
+    def open_store(self, round_number: int) -> None:
+        """Open the rendezvous store of a round."""
+        self._ranks.open_store(round_number)
+
+    def spawn(self, local: LocalRound, start: m.Start) -> None:
+        """Start the local ranks of a round, after their devices were looked at."""
+        if not self._devices.holds(local, start):
+            self._start_ranks(local, start)
+
+    def _start_ranks(self, local: LocalRound, start: m.Start) -> None:
+        """Start the ranks of a round, whose snapshots from other nodes have arrived meanwhile (RES-16)."""
+        self._disks.begin(start)
+        self._read_ahead.begin(local, start)
+        if self._copies.fetch(local, start):
+            self._ranks.spawn(local, start)
+
+    def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
+        """Send a message to an attached rank."""
+        local = self._core.local
+        if local is not None:
+            self._ranks.server.tell(local.number, local_rank, message)
+
+    def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
+        """Write this node's file of a step, and copy the partner's snapshots of it."""
+        self._copies.when_brought(message.step, lambda: self._snapshots.persist(message, member, world_size))
+        self._copies.keep(message, world_size)
+
+    def commit(self, message: m.CommitStep) -> None:
+        """Write the manifest of a step."""
+        self._snapshots.commit(message)
+
+    def held(self) -> tuple[m.Held, ...]:
+        """Return the whole snapshots in this node's memory, its own and copies of its partner's."""
+        return self._snapshots.held() + self._copies.held()
+
+    def copy_port(self) -> int:
+        """Return the port at which other nodes may fetch copies; 0 without one."""
+        return self._copies.port
+
+    def forget_snapshots_after(self, step: int, life: m.Life) -> None:
+        """Drop snapshots of later steps: that life computes them again."""
+        self._snapshots.forget_after(step)
+        self._copies.begin(life, step)

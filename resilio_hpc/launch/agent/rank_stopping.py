@@ -1,0 +1,61 @@
+"""How this node's ranks stop: after a step that all ranks agree on, or because they are ended. Pure."""
+
+from __future__ import annotations
+
+from typing_extensions import assert_never
+
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch.agent.agent_ports import AT_ONCE, ServicePorts
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.rank_owner import StopHow
+
+
+class StopState:
+    """Whether ranks are being ended. ``since``: Unix seconds."""
+
+    def __init__(self) -> None:
+        self.under_way = False
+        self.since = 0.0
+        self._in_grace = False  # some may still run
+
+    def order(self, how: StopHow, now: float) -> bool:
+        """Take an order to end the ranks. Return whether it says more than the one before: no grace any more."""
+        if self.under_way and not (self._in_grace and how == AT_ONCE):
+            return False
+        if not self.under_way:
+            self.since = now
+        self.under_way = True
+        self._in_grace = how.grace_s > 0
+        return True
+
+    @property
+    def at_once(self) -> bool:
+        """Return whether they are being killed, without a grace."""
+        return self.under_way and not self._in_grace
+
+    def over(self) -> None:
+        """Take note that every rank is gone."""
+        self.under_way = self._in_grace = False
+
+
+def carry_out(
+    message: m.ProposeStop | m.ConfirmStop | m.TerminateRanks, local: LocalRound, services: ServicePorts
+) -> list[m.ToController]:
+    """Pass an order to stop in good order on to the ranks. Return what the controller hears of it."""
+    match message:
+        case m.ProposeStop():
+            for rank in local.attached:
+                services.tell_rank(rank, rank_link.StopAt(message.target))
+            return local.propose_stop(message.target)
+        case m.ConfirmStop():
+            local.stop_confirmed = local.target == message.target
+            for rank in local.attached:
+                services.tell_rank(rank, rank_link.StopConfirmed(message.target))
+        case m.TerminateRanks():
+            if not local.terminating:
+                local.terminating = True
+                services.terminate_ranks()
+        case _:
+            assert_never(message)
+    return []
