@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.consensus.follower import EpochRecord
+from resilio_hpc.launch.protocol.vote import EpochRecord
 from resilio_hpc.launch.rundir import run_directory as rd
 from tests.support.waiting import PATIENCE_S
 

@@ -66,8 +66,8 @@ def test_whoever_takes_the_first_pulse_that_it_reads_for_a_new_one_is_late(monke
     scanned = Succession.scanned
 
     def eager(self: Succession, record: EpochRecord | None, pulse: int | None, now: float) -> None:
-        if self._pulse[1] is None:
-            self._pulse = (self._pulse[0], -1)
+        if self._scans._pulse[1] is None:
+            self._scans._pulse = (self._scans._pulse[0], -1)
         scanned(self, record, pulse, now)
 
     monkeypatch.setattr(Succession, "scanned", eager)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch.consensus.follower import EpochRecord
+from resilio_hpc.launch.protocol.vote import EpochRecord
 from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.launch.rundir.holder import pulse_file
 from resilio_hpc.launch.rundir.io_worker import LOOK_S, DirectoryPresence

@@ -13,20 +13,15 @@ find the controller's name there. The witness decides where exactly half of the 
 
 from __future__ import annotations
 
+from resilio_hpc.launch.consensus.calls import TURN_S, Calls
 from resilio_hpc.launch.consensus.candidate import Election, Won
+from resilio_hpc.launch.consensus.epoch_scans import EpochScans
 from resilio_hpc.launch.consensus.state import ElectionState
 from resilio_hpc.launch.consensus.succession_ports import LeadershipListener, SuccessionPorts
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 
-SCAN_S = 0.1  # between two scans of the run directory
-SCANS_PER_S = 5000  # of all agents of a job together, since they share one file system
-CALL_S = 0.1  # between two calls to the node that is contacted
-CALLS_PER_S = 5000  # of all callers together, since one candidate gets them
 SETTLE_S = 0.25  # long enough to connect again and hear an answer
-TURN_S = 1.0  # how long the next candidate may take to answer
-PATIENCE_S = 3.0  # how long a candidate that answers may take to win
-STILL_S = 2.0  # a pulse that does not change for so long has stopped
 
 
 class Succession:
@@ -45,22 +40,15 @@ class Succession:
         self._limit = silence_limit_s
         self._ports = ports
         self._listener = listener
-        now = self._heard_before = self.state.heard  # when controllers before the present one were heard
+        self._heard_before = self.state.heard  # when controllers before the present one were heard
         self._lost = True
         self._fresh_start = True
         self._closed = False  # the other end closed the connection: its process is gone
         self._led = 0  # the epoch in which this node leads
         self._outvoted = False  # the other half has the witness: this node claims nothing
-        self._next_scan = self._next_call = now
-        self._scanning = False
-        self._pulse: tuple[int, int | None] = (0, None)
-        self._pulse_seen = now
         self._election = Election(self.state, ports)
-        self._next_refusal = now
-        self._turn = 0
-        self._avoid = ""  # contacted last, since it was lost
-        self._contacted = ""  # connected to for an election
-        self._contacted_at = self._called_at = self._answered_at = now
+        self._calls = Calls(self.state, ports)
+        self._scans = EpochScans(self.state, ports)
 
     @property
     def in_contact(self) -> bool:
@@ -70,34 +58,31 @@ class Succession:
     @property
     def contacts(self) -> bool:
         """Return whether this node is connected to another one for an election."""
-        return bool(self._contacted)
+        return bool(self._calls.node)
 
     # -- the controller that we follow -------------------------------------------------------------------------
 
     def heard(self, epoch: int, now: float) -> None:
         """Take note that the controller of ``epoch`` spoke."""
         if self.following is not None and epoch == self.following.epoch and epoch >= self.state.vote_record.promised:
-            if (
-                epoch > self.state.vote_record.promised
-            ):  # it counts as a vote, so a later process of this node must know it
+            # it counts as a vote, so a later process of this node must know it
+            if epoch > self.state.vote_record.promised:
                 self.state.promise(epoch, self.following.node)
             self._outvoted = self._outvoted and self.following.node == self._node
             self.state.heard = now
             self._lost = self._fresh_start = self._closed = False
             self._election.over()
-            self._contacted = ""
+            self._calls.hang_up()
 
     def lose(self, now: float, closed: bool = True, alive: bool = False) -> None:
         """Lose the controller: its connection ``closed``, or it is ``alive`` and leads no more."""
         if not self._lost:
             self._lost = True
             self._closed = closed
-            self._avoid = self.following.node if self.following is not None and not alive else ""
-            self.state.lost_at = self._next_scan = self._next_call = now
+            self.state.lost_at = now
             self.state.patient_until = now + (SETTLE_S if closed else 0.0)
-            self._turn = 0
-            self._contacted = ""
-            self._pulse = (self._pulse[0], None)  # while no scan was made, the pulse may have moved
+            self._calls.begin(self.following.node if self.following is not None and not alive else "", now)
+            self._scans.begin(now)
 
     def stepped_down(self, epoch: int, since: float, now: float, outvoted: bool = False) -> None:
         """Take note that the controller of ``epoch`` leads no more and had no quorum since ``since``.
@@ -120,12 +105,8 @@ class Succession:
             self.lose(now, closed=False)
         if not self._lost:
             return
-        if not self._scanning and now >= self._next_scan:
-            self._scanning = True
-            self._next_scan = now + max(SCAN_S, len(self.state.membership.voters.nodes) / SCANS_PER_S)
-            self._ports.files.scan_epochs()
-        if now >= self._next_call and now >= self.state.patient_until and not self._leads:
-            self._next_call = now + max(CALL_S, len(self.state.membership.voters.nodes) / CALLS_PER_S)
+        self._scans.tick(now)
+        if now >= self.state.patient_until and not self._leads and self._calls.due(now):
             self._seek(now)
 
     @property
@@ -138,57 +119,13 @@ class Succession:
 
     def _seek(self, now: float) -> None:
         """Become a candidate if possible, else call the next candidate."""
-        if not self._knows_others or not self._lost:
+        if not self.state.knows_others or not self._lost:
             return  # the run directory names the first controller
         self._won(self._election.stand_if_possible(now), now)
         if self._lost and not self._election.stands and now >= self.state.patient_until:
-            self._contact(now)
+            self._calls.further(now)
 
     # -- finding a controller ----------------------------------------------------------------------------------
-
-    @property
-    def _knows_others(self) -> bool:
-        """Return whether this node has an address of another voter, or knows that it is the only one."""
-        voters = self.state.membership.voters
-        if not self.state.membership.epoch:
-            return False
-        return len(voters.nodes) == 1 or any(entry.number for entry in voters.entries() if entry.node != self._node)
-
-    def _candidates(self) -> list[str]:
-        """Return the voters in the order of succession. The controller that was lost comes last: it may come back."""
-        nodes = [node for node in self.state.membership.voters.nodes if node != self._avoid]
-        return [*nodes, self._avoid] if self._avoid in self.state.membership.voters.nodes else nodes
-
-    def _contact(self, now: float) -> None:
-        if self._contacted:
-            answered = self._answered_at > self._contacted_at or self._contacted == self._node
-            if now - self._contacted_at < (PATIENCE_S if answered else TURN_S) + self.state.crowd_s:
-                heard = self._answered_at >= self._called_at  # else it is busy with other calls
-                if self._contacted != self._node and (heard or now - self._called_at >= self.state.repeat_s):
-                    self._call(now)
-                return
-        candidates = self._candidates()
-        if self._contacted == candidates[self._turn % len(candidates)]:
-            self._turn += 1  # otherwise another node was contacted meanwhile
-        for step in range(len(candidates)):
-            node = candidates[(self._turn + step) % len(candidates)]
-            endpoint = self.state.membership.endpoint(node)
-            if node == self._node or endpoint:
-                self._turn += step
-                self._address(node, endpoint, now)
-                return
-
-    def _address(self, node: str, endpoint: str, now: float) -> None:
-        self._contacted, self._contacted_at = node, now
-        if node != self._node:
-            self._ports.contact(node, endpoint)
-            self._call(now)
-
-    def _call(self, now: float) -> None:
-        self._called_at = now
-        self._ports.to_controller(
-            m.NoLeader(self._node, self.state.newest, self.state.membership, self.state.silent_s(now))
-        )
 
     def answered(
         self, message: m.Candidate | m.RequestVote | m.Redirect | m.NotLeading | m.Welcome, now: float
@@ -197,7 +134,7 @@ class Succession:
         if isinstance(message, m.NotLeading):
             self.stepped_down(message.epoch, now - message.silent_s, now)
             return
-        self._answered_at = now
+        self._calls.answered(now)
         if isinstance(message, m.RequestVote):
             self._asked_to_vote(message, now)
         elif isinstance(message, m.Redirect | m.Welcome) and not self.state.superseded:
@@ -215,19 +152,18 @@ class Succession:
         if granted:
             self.state.patient_until = now + SETTLE_S
             self._ports.to_controller(m.Vote(self._node, message.epoch, self.state.silent_s(now)))
-        elif now >= self._next_refusal:  # at a bounded rate: two candidates would call without end
-            self._next_refusal = now + CALL_S
-            self._call(now)
+        else:
+            self._calls.refuse(now)
 
     def _pointed_to(self, message: m.Redirect | m.Welcome, now: float) -> None:
         known = self.following.epoch if self.following is not None else 0
         record = EpochRecord(message.epoch, message.node, message.endpoint, self._job)
         if message.epoch < self.state.vote_record.promised:
-            if self._lost and message.node != self._contacted:  # the node must learn of the promise
-                self._address(message.node, message.endpoint, now)
-        elif self._claimed_after_update(message.epoch) and message.node != self._contacted:
+            if self._lost and message.node != self._calls.node:  # the node must learn of the promise
+                self._calls.address(message.node, message.endpoint, now)
+        elif self.state.claimed_after_update(message.epoch) and message.node != self._calls.node:
             self._tell_what_we_know(message.node, message.endpoint, now)
-        elif message.epoch > known or (self._contacted and isinstance(message, m.Redirect) and message.epoch == known):
+        elif message.epoch > known or (self._calls.node and isinstance(message, m.Redirect) and message.epoch == known):
             self._follow(record, now)  # once: each call gets an answer, and a connection costs a handshake
 
     # -- the election: see ``candidate`` --------------------------------------------------------------------------
@@ -277,47 +213,40 @@ class Succession:
 
     def scanned(self, record: EpochRecord | None, pulse: int | None, now: float) -> None:
         """Take the result of a scan: the newest epoch of any job, or None, and the pulse of its controller."""
-        self._scanning = False
+        self._scans.over()
         if record is not None and record.epoch < self._begins:
             record = None  # a cached directory: this job's epoch was there before this process
         if record is not None:
             known = self.following.epoch if self.following else self._begins
+            news = self._scans.is_news(record.epoch, pulse)
             ours = record.job == self._job or not self._job  # a joiner takes part in another job's run
             self.state.superseded = self.state.superseded or (not ours and record.epoch > self._begins)
             newer = (
                 record.epoch > known and record.epoch >= self.state.vote_record.promised and not self.state.superseded
             )
             if ours and newer and record.node and not self._is_dead_self(record):
-                if not self._claimed_after_update(record.epoch):
+                if not self.state.claimed_after_update(record.epoch):
                     self._follow(record, now)
                     return
-                if (record.epoch, pulse) != self._pulse:  # else it is dead, or knows already
+                if news:  # else it is dead, or knows already
                     self._tell_what_we_know(record.node, record.endpoint, now)
-            if (record.epoch, pulse) != self._pulse:
-                moves = record.epoch == self._pulse[0] and self._pulse[1] is not None
-                self._pulse, self._pulse_seen = (record.epoch, pulse), now
-                if ours and moves and record.epoch < self.state.vote_record.promised:
-                    self._tell_what_we_know(record.node, record.endpoint, now)
+            moves = news and self._scans.moved(record.epoch, pulse, now)
+            if ours and moves and record.epoch < self.state.vote_record.promised:
+                self._tell_what_we_know(record.node, record.endpoint, now)
         if self._may_claim_first(record, now):
-            self._scanning = True
-            known = max(self.state.newest, record.epoch if record else 0)
-            self._ports.files.claim_epoch(known + 1 + known % 2)
-
-    def _claimed_after_update(self, epoch: int) -> bool:
-        """Return whether ``epoch`` was claimed after voters were set: its controller may count former voters."""
-        return epoch % 2 == 1 and 0 < self.state.membership.epoch < epoch
+            self._scans.claim_next(max(self.state.newest, record.epoch if record else 0))
 
     def _tell_what_we_know(self, node: str, endpoint: str, now: float) -> None:
         """Tell a controller of a newer promise or later voters. It is elected anew, or steps down."""
-        if self._lost and not self._election.stands and node not in (self._node, self._contacted):
-            self._address(node, endpoint, now)
+        if self._lost and not self._election.stands and node not in (self._node, self._calls.node):
+            self._calls.address(node, endpoint, now)
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
         """Return whether this node may claim a job's first epoch by creating its file: normally the first node does."""
-        if not self._lost or self._knows_others or self.state.superseded or self._outvoted:
+        if not self._lost or self.state.knows_others or self.state.superseded or self._outvoted:
             return False
         others = record is not None and record.job == self._job and record.node != self._node
-        if others and not self._closed and now <= self._pulse_seen + STILL_S:
+        if others and not self._closed and not self._scans.still(now):
             return False  # of thousands of nodes, most go no further
         if self._node not in self.state.membership.nodes:
             return False
@@ -329,7 +258,7 @@ class Succession:
 
     def claimed(self, epoch: int, won: bool, now: float) -> None:
         """Take the result of a claim. If won, this node leads, though no agent follows yet."""
-        self._scanning = False
+        self._scans.over()
         self.state.newest = max(self.state.newest, epoch)
         if won and epoch > self.state.vote_record.promised and self._lost:
             self.state.promise(epoch, self._node)
@@ -339,12 +268,11 @@ class Succession:
 
     def has_leader(self, now: float) -> bool:
         """Return whether the pulse in the run directory moves, so that others go on without this node."""
-        return now < self._pulse_seen + 10 * STILL_S
+        return self._scans.has_leader(now)
 
     def storage_failed(self, now: float) -> None:
         """Try again later: the run directory did not answer."""
-        self._scanning = False
-        self._next_scan = now + 1.0
+        self._scans.failed(now)
         self._election.storage_failed()
 
     def _is_dead_self(self, record: EpochRecord) -> bool:
@@ -352,12 +280,11 @@ class Succession:
         return self._fresh_start and record.node == self._node
 
     def _follow(self, record: EpochRecord, now: float) -> None:
-        connected = self._contacted == record.node and record.node != self._node
+        connected = self._calls.node == record.node and record.node != self._node
         patience = self._limit / 2 + (self.state.crowd_s if self._fresh_start else 0.0)
         if self.following is not None and record.epoch == self.following.epoch:
-            patience = min(
-                patience, TURN_S + self.state.crowd_s
-            )  # the node that named it may not know yet that it is gone
+            # the node that named it may not know yet that it is gone
+            patience = min(patience, TURN_S + self.state.crowd_s)
         if self.following is None or record.epoch != self.following.epoch:
             self._heard_before = self.state.heard
         self.following = record
@@ -366,8 +293,7 @@ class Succession:
         self.state.lost_at = now  # until it sends something
         self._closed = False
         self._election.withdraw()
-        self._contacted = ""
-        self._turn = 0
-        self._pulse, self._pulse_seen = (record.epoch, None), now
-        self._next_scan = self.state.patient_until = now + patience
+        self._calls.start_over()
+        self.state.patient_until = now + patience
+        self._scans.follow(record.epoch, now, patience)
         self._listener.follow(record, connected)

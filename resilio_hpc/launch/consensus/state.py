@@ -33,6 +33,18 @@ class ElectionState:
         return self.vote_record.membership
 
     @property
+    def knows_others(self) -> bool:
+        """Return whether this node has an address of another voter, or knows that it is the only one."""
+        voters = self.membership.voters
+        if not self.membership.epoch:
+            return False
+        return len(voters.nodes) == 1 or any(entry.number for entry in voters.entries() if entry.node != self.node)
+
+    def claimed_after_update(self, epoch: int) -> bool:
+        """Return whether ``epoch`` was claimed after voters were set: its controller may count former voters."""
+        return epoch % 2 == 1 and 0 < self.membership.epoch < epoch
+
+    @property
     def crowd_s(self) -> float:
         """Return how long it takes until all voters have connected to one of them."""
         return len(self.membership.voters.nodes) / HANDSHAKES_PER_S
