@@ -11,7 +11,7 @@ import pytest
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.allocation.placements import Site, SiteMode
-from resilio_hpc.launch.chain import chaining, fencing, maintenance, preemption
+from resilio_hpc.launch.chain import chaining, fencing, maintenance, preemption, successor
 from resilio_hpc.launch.chain.chaining import Chain
 from resilio_hpc.launch.chain.continuation_policy import PredecessorEvidence
 from resilio_hpc.launch.config.options import LaunchOptions
@@ -203,13 +203,13 @@ def test_a_slurm_that_does_not_answer_at_the_start_is_asked_again(
 
     chain = begin(submit=submit)
     assert "the next job is submitted as soon as it does" in capfd.readouterr().err
-    chain.tick(1000.0, None)
-    assert chain.successor is None
-    chain.tick(1000.0 + chaining.UNANSWERED_RETRY_S - 1, None)
+    chain.successor.tick(1000.0, None)
+    assert chain.successor.job is None
+    chain.successor.tick(1000.0 + successor.UNANSWERED_RETRY_S - 1, None)
     assert len(answers) == 1  # not at every tick
-    chain.tick(1000.0 + chaining.UNANSWERED_RETRY_S, None)
-    assert chain.successor == "8"
-    assert not chain.late
+    chain.successor.tick(1000.0 + successor.UNANSWERED_RETRY_S, None)
+    assert chain.successor.job == "8"
+    assert not chain.successor.late
 
 
 def test_what_slurm_refuses_for_good_ends_the_launch_at_once(begin: Begin, state: dict[str, str]) -> None:
@@ -254,17 +254,17 @@ def test_a_submission_that_hangs_is_not_begun_twice_and_the_end_waits_for_it(
         return slurm_chain.Link(2, "8")
 
     chain = begin(submit=submit)
-    first = threading.Thread(target=chain.tick, args=(1000.0, None))
+    first = threading.Thread(target=chain.successor.tick, args=(1000.0, None))
     first.start()
     assert under_way.wait(PATIENCE_S)
-    chain.tick(5000.0, None)
+    chain.successor.tick(5000.0, None)
     assert len(calls) == 2
     end = threading.Thread(target=chain.leave)
     end.start()
     answered.set()
     first.join(PATIENCE_S)
     end.join(PATIENCE_S)
-    assert chain.successor == "8"
+    assert chain.successor.job == "8"
 
 
 # -- what a person orders ------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_stop_that_comes_while_the_successor_is_submitted_is_not_lost(
         return slurm_chain.Link(2, "8")
 
     chain = begin(submit=submit)
-    assert (cancelled, chain.successor) == (["8"], None)
+    assert (cancelled, chain.successor.job) == (["8"], None)
     assert chain.heed(STOP)
     chain.close({"verdict": "terminated"})
     assert chain.next_job is None
@@ -299,7 +299,7 @@ def test_after_a_stop_nothing_is_submitted_or_requeued_whatever_the_verdict(
 
     chain = begin(submit=submit)
     chain_order.write(tmp_path / "run", STOP)
-    chain.tick(1e9, None)
+    chain.successor.tick(1e9, None)
     chain.close({"verdict": "time_limit"})
     assert chain.next_job is None
     chain.leave()
@@ -313,13 +313,13 @@ def test_the_last_job_of_a_chain_submits_one_more_when_more_are_allowed(
     monkeypatch.setattr(slurm_chain, "describe_successor", lambda path, job, nodes, program: kept.append(job))
     chain_order.write(run_directory.open_run(tmp_path / "run").path, ChainOrder(limit=1))
     chain = begin()
-    assert (chain.active, chain.successor, kept) == (False, None, ["7"])
+    assert (chain.active, chain.successor.job, kept) == (False, None, ["7"])
     assert not chain.heed(ChainOrder(limit=1))
-    chain.tick(1000.0, None)
-    assert chain.successor is None
+    chain.successor.tick(1000.0, None)
+    assert chain.successor.job is None
     assert not chain.heed(ChainOrder(limit=2))
-    chain.tick(1000.0, None)
-    assert (chain.active, chain.successor) == (True, "8")
+    chain.successor.tick(1000.0, None)
+    assert (chain.active, chain.successor.job) == (True, "8")
 
 
 def test_a_damaged_order_orders_nothing(tmp_path: Path) -> None:

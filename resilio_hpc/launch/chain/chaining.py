@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,27 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
+from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import fencing, maintenance, orphaned_job, preemption, run_choice, run_in_use, step_tasks
 from resilio_hpc.launch.chain.continuation_policy import CONTINUES, Continuation, judge
-from resilio_hpc.launch.chain.node_exclusion import avoid_faulty_nodes
 from resilio_hpc.launch.chain.predecessor import gather, newest_commit
+from resilio_hpc.launch.chain.requeueing import REQUEUE_POLL_S, requeue
+from resilio_hpc.launch.chain.successor import ChainSuccessor
 from resilio_hpc.launch.config.options import LaunchOptions, Mode
 from resilio_hpc.launch.process.announce import say
 from resilio_hpc.launch.rundir import chain_order, holder, run_claim, run_directory
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.client import commands
-from resilio_hpc.slurm.client.slurm_errors import SubmitLimit, Unanswered
 
 USER_ENDED = ("CANCELLED",)
-LATE_S = 300.0  # before the end of a job whose successor could not be submitted at its start
-RETRY_S = 15.0
-UNANSWERED_RETRY_S = 60.0  # each try may take TIMEOUT_S
-REQUEUE_S = 240.0  # time at the end for slurmctld to come back
-REQUEUE_POLL_S = 5.0
 CLOSING_S = 60.0  # time for ``close`` to ask Slurm when the launch is over
 TURN_RETRY_S = 0.2
 FOLLOWER_WAIT_S = 60.0 + fencing.LIMIT_S  # time for the leading supervisor of an srun step to take the turn
@@ -68,14 +62,10 @@ class Chain:
         self.active = wanted and options.mode != Mode.OBSERVE
         self._only_observed = wanted and not self.active
         self.stop_ordered = False  # by a user, while this job ran
-        self.successor: str | None = None
+        self.successor = ChainSuccessor(options, site, run_path, ledger, lambda: self._read_order().stopped)
         self.begins = 0  # the epoch that this job's part of the run took
-        self.late = ""  # why no successor could be submitted yet: a limit, or no answer
-        self._unanswered = False
         self._begun = False
-        self._busy = threading.RLock()  # the supervisor abandons a call that takes too long, and calls again
         self._turn: run_claim.Turn | None = None
-        self._next_try = 0.0
         self._goes_on = False  # at the end: there is work left
         self._preempted = False  # at the end: Slurm will requeue the job by itself
 
@@ -194,80 +184,10 @@ class Chain:
         self._begun = True
         if self._only_observed and self._site.leads:
             self._ledger.append("successor", job="", link=self.number + 1, acted=False)
-        if not (self.active and self._site.leads):
-            self._keep_for_later()
-            return
-        try:
-            self._submit()
-        except SubmitLimit as error:
-            self._refused(str(error))
-            say(f"--chain: no further job may be in the queue ({error}): the next one is submitted near this one's end")
-        except Unanswered as error:
-            self._refused(str(error))
-            self.late, self._unanswered = "Slurm does not answer", True
-            say("--chain: Slurm does not answer: the next job is submitted as soon as it does")
-        except SlurmError as error:
-            raise UsageError(f"--chain: the next job could not be submitted: {error}") from error
-        if self.number == 1 and self.successor and chain.waits_without_aging(commands.config()):
-            say(
-                "note: on this cluster a job that waits for another one gains no priority by age (PriorityFlags lacks "
-                "ACCRUE_ALWAYS): each job of the chain may queue as long as the first did"
-            )
-
-    def _refused(self, why: str) -> None:
-        self._ledger.append("successor_refused", limit=why)
-        self.late = why
-
-    def _submit(self) -> None:
-        if self._read_order().stopped:
-            self.late = ""
-            return
-        link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes), self._options.program)
-        self.successor, self.late = link.job, ""
-        self._ledger.append("successor", job=link.job, link=link.number)
-        if self._read_order().stopped:  # while it was submitted: the user may not have seen the job
-            self._cancel_successor("cancelled")
-        else:
-            self.avoid_faulty_nodes()
-
-    def avoid_faulty_nodes(self) -> None:
-        """Keep which nodes of this run were found faulty, and let the next job avoid them."""
-        site = self._site
-        if site.leads and site.mode is not SiteMode.LOCAL:
-            avoid_faulty_nodes(self._run_path, site.job, site.nodes, self.successor, self._ledger.append)
-
-    def _keep_for_later(self) -> None:
-        """In the last job of a chain, keep what one more job would need, in case the user allows it."""
-        if self._chained and self._site.leads and not self._only_observed:
-            try:
-                nodes = len(self._site.nodes)
-                chain.describe_successor(self._run_path, self._site.job, nodes, self._options.program)
-            except (SlurmError, OSError) as error:
-                self._ledger.append("successor_refused", limit=f"not kept for later: {error}")
-
-    def tick(self, now: float, end_time: float | None) -> None:
-        """Retry what was refused at the start: near the end (Unix seconds), or until Slurm answers."""
-        near = end_time is not None and now >= end_time - LATE_S
-        if self.late and now >= self._next_try and (near or self._unanswered):
-            self.submit_late(now)
-
-    def submit_late(self, now: float) -> None:
-        """Retry, since the end is near."""
-        if not self.late or not self._site.leads or not self._busy.acquire(blocking=False):
-            return
-        try:
-            self._try_again(now)
-        finally:
-            self._busy.release()
-
-    def _try_again(self, now: float) -> None:
-        self._next_try = now + (UNANSWERED_RETRY_S if self._unanswered else RETRY_S)
-        try:
-            self._submit()
-            say(f"--chain: the next job is {self.successor}")
-        except SlurmError as error:
-            self._unanswered = isinstance(error, Unanswered)
-            self._refused(str(error))
+        if self.active and self._site.leads:
+            self.successor.submit_first()
+        elif self._chained and self._site.leads and not self._only_observed:
+            self.successor.keep_for_later()
 
     # -- what its user orders meanwhile (chain_order) -----------------------------------------------------------
 
@@ -294,8 +214,8 @@ class Chain:
             self._ledger.append("chain_stopped", by=order.by, job=self._site.job)
             say(f"{chain_stopped(order)}: this job saves and ends")
         elif not (self.stop_ordered or self.active or self._only_observed) and self.number < self._limit:
-            self.active, self._unanswered = True, True  # submitted at the next tick
-            self.late = "it may be one more now"
+            self.active = True
+            self.successor.allow()
         return self.stop_ordered
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -303,7 +223,7 @@ class Chain:
     def close(self, verdict: dict[str, Any]) -> None:
         """Cancel the successor, unless there is work left for it."""
         if self._site.leads:
-            with self._busy:
+            with self.successor.busy:
                 self._close(verdict)
 
     def _close(self, verdict: dict[str, Any]) -> None:
@@ -312,48 +232,37 @@ class Chain:
         in_slurm = self._site.mode is not SiteMode.LOCAL
         self._goes_on = left and not (in_slurm and commands.job_state(self._site.job) in USER_ENDED)
         if self._goes_on:
-            self.submit_late(time.time())
+            self.successor.submit_late(time.time())
             self._preempted = self._may_be_requeued and preemption.under_way(self._site.job)
         if not self._goes_on:
-            self._cancel_successor(name)
-        elif self.successor is not None:
-            maintenance.fit_next_job(self._run_path, self.successor, self._ledger.append, time.time())
-
-    def _cancel_successor(self, why: object) -> None:
-        """Cancel the next job. ``why``: the verdict."""
-        if self.successor is None:
-            return
-        try:
-            commands.cancel(self.successor)
-            self._ledger.append("successor_cancelled", job=self.successor, verdict=why)
-            self.successor = None
-        except SlurmError as error:
-            say(f"job {self.successor} could not be cancelled, it will end by itself: {error}")
+            self.successor.cancel(name)
+        elif self.successor.job is not None:
+            maintenance.fit_next_job(self._run_path, self.successor.job, self._ledger.append, time.time())
 
     @property
     def _requeues_itself(self) -> bool:
         turn = self._turn.number if self._turn else self._limit
-        return bool(self.late) and self._goes_on and self._site.leads and turn < self._limit
+        return bool(self.successor.late) and self._goes_on and self._site.leads and turn < self._limit
 
     @property
     def _may_be_requeued(self) -> bool:
         """Return whether no other job carries on, so that this one may be requeued."""
-        alone = self.successor is None and not self._requeues_itself
+        alone = self.successor.job is None and not self._requeues_itself
         return self._goes_on and alone and self._site.mode is not SiteMode.LOCAL
 
     @property
     def next_job(self) -> str | None:
         """Return the job that carries the run on, if there is work left: a successor, or this one again."""
-        return self._site.job if self._requeues_itself or self._preempted else self.successor
+        return self._site.job if self._requeues_itself or self._preempted else self.successor.job
 
     def leave(self, poll_s: float = REQUEUE_POLL_S) -> None:
         """As the last act, make sure that this job is queued again where no other job carries on."""
-        free = self._busy.acquire(timeout=CLOSING_S)
+        free = self.successor.busy.acquire(timeout=CLOSING_S)
         try:
             self._leave(poll_s)
         finally:
             if free:
-                self._busy.release()
+                self.successor.busy.release()
 
     def _leave(self, poll_s: float) -> None:
         if self._site.mode is SiteMode.STEP and not self._site.leads:
@@ -367,21 +276,15 @@ class Chain:
 
     def _requeue(self, poll_s: float) -> None:
         """Requeue this job, where no successor could be submitted at all."""
-        say(f"--chain: no next job could be submitted ({self.late}): job {self._site.job} is requeued instead")
-        self._ledger.append("requeued_instead", job=self._site.job, limit=self.late)
-        deadline = time.monotonic() + REQUEUE_S
-        while True:
-            try:
-                return commands.requeue(self._site.job)
-            except SlurmError as error:
-                if not isinstance(error, Unanswered) or time.monotonic() > deadline:
-                    say(f"--chain: job {self._site.job} could not be requeued: {error}; start the next one by hand")
-                    return None
-            time.sleep(poll_s)
+        say(
+            f"--chain: no next job could be submitted ({self.successor.late}): job {self._site.job} is requeued instead"
+        )
+        self._ledger.append("requeued_instead", job=self._site.job, limit=self.successor.late)
+        requeue(self._site.job, poll_s)
 
     def exit_code(self, verdict: dict[str, Any]) -> int:
         """Return 0 when the chain carries on, else the verdict's own exit code."""
-        if self.active and not self.late and verdict.get("verdict") in CONTINUES:
+        if self.active and not self.successor.late and verdict.get("verdict") in CONTINUES:
             return 0
         code = verdict.get("exit_code", 1)
         return code if isinstance(code, int) else 1

@@ -204,9 +204,9 @@ class Supervisor:
         if self.files.order is not None and self.files.verdict is None and self.chain.heed(self.files.order):
             keeper.signals.stop_in_order(time.monotonic())
         if keeper.signals.forward() & WARNINGS:
-            bounded(lambda: self.chain.submit_late(self._slurm_time()), None)
-        if self.chain.late:
-            bounded(lambda: self.chain.tick(self._slurm_time(), keeper.end_time), None)
+            bounded(lambda: self.chain.successor.submit_late(self._slurm_time()), None)
+        if self.chain.successor.late:
+            bounded(lambda: self.chain.successor.tick(self._slurm_time(), keeper.end_time), None)
 
     def _named(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict with its cause, which Slurm knows: a time limit carries on, the user's cancel does not."""
@@ -248,7 +248,7 @@ class Supervisor:
             bounded(partial(self.chain.close, verdict), None)
             tell_verdict(self.run, self.site.key, self.ledger.append, verdict)
         code = self.chain.exit_code(verdict)
-        bounded(self.chain.avoid_faulty_nodes, None)
+        bounded(self.chain.successor.avoid_faulty_nodes, None)
         if self.site.leads:
             words = partial(final_report.last_words, self.run.path, verdict, self.site.key, self.chain.next_job)
             self.last_words = bounded(words, final_report.verdict_lines(self.run.path, verdict, self.chain.next_job))

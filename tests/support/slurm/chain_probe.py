@@ -29,13 +29,19 @@ def main(run_path: Path) -> None:
     over = chain.judge_predecessor()
     if over is None:
         chain.begin()
-    said = {"over": over, "successor": chain.successor, "late": chain.late, "argv": sys.argv[2:], "nodes": site.nodes}
+    said = {
+        "over": over,
+        "successor": chain.successor.job,
+        "late": chain.successor.late,
+        "argv": sys.argv[2:],
+        "nodes": site.nodes,
+    }
     write_atomic(run_path / f"probe.{site.key}", json.dumps(said).encode())
     if over is not None:
         return
     end = run_path / f"end.{site.key}"
     while not end.exists() and not chain.heed(chain_order.read(run_path)):
-        chain.tick(time.time(), None)
+        chain.successor.tick(time.time(), None)
         time.sleep(0.05)
     verdict = {"verdict": "cancelled" if chain.stop_ordered else end.read_text().strip(), "exit_code": 75}
     run_directory.write_verdict(run_path, site.key, verdict)
