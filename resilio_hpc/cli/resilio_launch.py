@@ -74,10 +74,10 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
     notes = parsed.notes + checks.check(parsed.options, caller.environment, caller.cwd, here)
     for note in notes:
         print(f"resilio-launch: note: {note}", file=sys.stderr)
-    if parsed.options.resize_options:
+    if parsed.options.resizing.resize_options:
         from resilio_hpc.cli import resize
 
-        resize.check_words(parsed.options.resize_options)
+        resize.check_words(parsed.options.resizing.resize_options)
     targets = _notify_targets(parsed.options, caller)
     from resilio_hpc.launch.chain import run_choice
 

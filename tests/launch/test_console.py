@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.streams import Std
 from resilio_hpc.launch.workers.console import Console, RankLogs
 from resilio_hpc.launch.workers.log_tail import MAX_LINE_BYTES, PROGRESS_EVERY_S
@@ -17,7 +18,7 @@ from resilio_hpc.launch.workers.shown_streams import shown
 
 
 def options(**changes: object) -> LaunchOptions:
-    return LaunchOptions(script="x.py", kind="script", run_dir="/tmp", **changes)  # type: ignore[arg-type]
+    return LaunchOptions(script="x.py", kind="script", run_dir="/tmp", output=OutputOptions(**changes))  # type: ignore[arg-type]
 
 
 class Screen:

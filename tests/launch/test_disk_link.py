@@ -17,6 +17,7 @@ from resilio_hpc.ckpt.tiers import local_disk
 from resilio_hpc.ckpt.tiers.peer_disks import PeerDisks
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent.disk_link import MAX_DEATHS, DiskLink
+from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.waiting import until
 
@@ -32,7 +33,7 @@ class Node:
         self.run = SimpleNamespace(path=path / "run", secret=SECRET)
         self.disk = path / "disk"
         self.disk.mkdir(exist_ok=True)
-        options = SimpleNamespace(local_checkpoints=str(self.disk) if with_disk else "")
+        options = SimpleNamespace(checkpoints=CheckpointOptions(local_checkpoints=str(self.disk) if with_disk else ""))
         self.name, self.options = name, options
         self.settings = SimpleNamespace(address="127.0.0.1")
         self.told: list[str] = []

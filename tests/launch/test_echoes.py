@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.protocol.messages import Cause
 from resilio_hpc.launch.protocol.root_cause import place_of
 from resilio_hpc.launch.workers.console import Console, RankLogs
@@ -211,7 +212,15 @@ def test_at_the_end_nothing_is_kept_back_without_a_word(tmp_path: Path) -> None:
     assert (tmp_path / "console").read_text() == lines(1, text)
 
 
-@pytest.mark.parametrize("changes", [{"echoes": "show"}, {"tee": "3"}, {"tee": "1:2"}, {"local_ranks_filter": (1,)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"echoes": "show"},
+        {"output": OutputOptions(tee="3")},
+        {"output": OutputOptions(tee="1:2")},
+        {"output": OutputOptions(local_ranks_filter=(1,))},
+    ],
+)
 def test_the_user_may_see_everything(tmp_path: Path, changes: dict[str, object]) -> None:
     ranks = Ranks(tmp_path, **changes)
     text = ranks.error(1, raised(ConnectionError(RESET)))
@@ -221,7 +230,7 @@ def test_the_user_may_see_everything(tmp_path: Path, changes: dict[str, object])
 
 
 def test_filtered_files_have_the_lines_of_echoes(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, duplicate_stdout_filters=("Traceback",))
+    ranks = Ranks(tmp_path, output=OutputOptions(duplicate_stdout_filters=("Traceback",)))
     ranks.write(1, ranks.error(1, raised(ConnectionError(RESET))))
     ranks.console.judge(KILLED)
     assert ranks.shown() == ""

@@ -17,13 +17,16 @@ from resilio_hpc.launch.cli.join_plan import join_plan
 from resilio_hpc.launch.cli.option_values import Caller
 from resilio_hpc.launch.cli.options_parser import JoinRequest, parse_join
 from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.protocol.vote import EpochRecord
 from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.launch.rundir.controller_view import ControllerView
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.client.allocation import Allocation
 
-OPTIONS = LaunchOptions(script="train.py", kind="script", run_dir="/run", notify=("https://hook/secret",), view=True)
+OPTIONS = LaunchOptions(
+    script="train.py", kind="script", run_dir="/run", notify=("https://hook/secret",), output=OutputOptions(view=True)
+)
 RECORD = LaunchRecord("7", "7", OPTIONS, "/work", True)
 RUN = Path("/run")
 
@@ -140,7 +143,8 @@ def test_the_record_is_for_its_owner_only_and_holds_no_secret(tmp_path: Path) ->
     assert record is not None
     assert (record.key, record.job, record.chained, record.cwd) == ("7", "7", True, str(Path.cwd()))
     options = joining.options_for(record, Path("/elsewhere"), 2, 7.0)
-    assert (options.script, options.run_dir, options.local_nodes, options.view) == ("train.py", "/elsewhere", 2, False)
+    assert (options.script, options.run_dir, options.local_nodes) == ("train.py", "/elsewhere", 2)
+    assert not options.output.view
     assert options.join_timeout_s == 7.0
 
 

@@ -23,6 +23,7 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Stage
 from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.agent.saver_link import SaverRequest
+from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.protocol import messages as m
 
 MEMBER = m.Member("n1", 0, "n1", 1, 0)
@@ -85,10 +86,8 @@ class Node:
         self.fields: list[dict[str, Any]] = []
         self.stages: list[tuple[int, rank_link.AgentMessage]] = []
         self.said: list[str] = []
-        options = SimpleNamespace(
-            keep_checkpoints=3, keep_every=100, keep_hours=None, keep_gb=0.5, local_checkpoints="/nvme",
-            checkpoint_gb_per_s=0.25,
-        )  # fmt: skip
+        checkpoints = CheckpointOptions(3, 100, None, 0.5, 0.25, local_checkpoints="/nvme")
+        options = SimpleNamespace(checkpoints=checkpoints)
         context: Any = SimpleNamespace(
             arena_dir=path, local_dir=path, run=SimpleNamespace(path=path), record=self.record, options=options,
             name="n1", say=self.said.append,

@@ -7,6 +7,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.option_table import GROUPS
 from resilio_hpc.launch.cli.option_values import Caller
 from resilio_hpc.launch.cli.options_parser import build_parser, parse
-from resilio_hpc.launch.config.flags import rows
+from resilio_hpc.launch.config.flags import FlagGroup, own_rows, rows
 from resilio_hpc.launch.config.options import LaunchOptions
 from tests.support.waiting import PATIENCE_S
 
@@ -59,18 +60,23 @@ def given(*argv: str, environment: dict[str, str] | None = None, cwd: Path = Pat
 
 def test_which_checkpoints_are_kept_travels_to_the_agents() -> None:
     options = given("--keep-checkpoints", "2", "--keep-every", "1000", "--keep-hours", "0.5", "--keep-gb=300", "t.py")
-    options = LaunchOptions.from_json(options.to_json())
-    assert (options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb) == (2, 1000, 0.5, 300)
-    options = given("t.py")
-    assert (options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb) == (5, 0, None, None)
+    kept = LaunchOptions.from_json(options.to_json()).checkpoints
+    assert (kept.keep_checkpoints, kept.keep_every, kept.keep_hours, kept.keep_gb) == (2, 1000, 0.5, 300)
+    kept = given("t.py").checkpoints
+    assert (kept.keep_checkpoints, kept.keep_every, kept.keep_hours, kept.keep_gb) == (5, 0, None, None)
 
 
 def test_without_a_flag_every_field_has_its_default_and_every_bound_is_held() -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(LaunchOptions)}
     bare, bounds = given("t.py"), 0
-    for name, flag in rows(LaunchOptions).items():
-        if defaults[name] is not dataclasses.MISSING:
-            assert getattr(bare, name) == defaults[name], name
+    parts: tuple[Any, ...] = (bare, bare.checkpoints, bare.devices, bare.output, bare.resizing)
+    fields = {(part, field.name): field.default for part in parts for field in dataclasses.fields(part)}
+    flags = {(part, name): flag for part in parts for name, flag in own_rows(type(part)).items()}
+    assert sorted(flag.names for flag in flags.values()) == sorted(
+        flag.names for group in FlagGroup for flag in rows(LaunchOptions, group)
+    )
+    for (part, name), flag in flags.items():
+        if fields[part, name] is not dataclasses.MISSING:
+            assert getattr(part, name) == fields[part, name], name
         bound = flag.least if flag.above is None else flag.above
         if bound is not None:
             with pytest.raises(UsageError, match=f"{flag.names[-1]}: .* is not possible, it must be "):
@@ -125,7 +131,7 @@ def test_options_survive_the_way_to_an_agent() -> None:
     )
     assert LaunchOptions.from_json(options.to_json()) == options
     assert (options.min_nodes, options.max_nodes, options.local_nodes) == (1, 3, 4)
-    assert options.preload == ("numpy", "h5py") and options.local_ranks_filter == (0, 1)
+    assert options.preload == ("numpy", "h5py") and options.output.local_ranks_filter == (0, 1)
     assert (options.kind, options.script, options.script_args) == ("module", "pkg.train", ("--lr", "ü"))
 
 
@@ -180,8 +186,8 @@ def test_the_run_directory_is_named_after_the_job_or_the_time() -> None:
 
 
 def test_the_directory_on_the_nodes_own_disks_is_absolute_and_there_is_none_unless_it_is_named() -> None:
-    assert given("x.py").local_checkpoints == ""
-    assert given("--local-checkpoints", "nvme", "x.py").local_checkpoints == "/work here/nvme"
+    assert given("x.py").checkpoints.local_checkpoints == ""
+    assert given("--local-checkpoints", "nvme", "x.py").checkpoints.local_checkpoints == "/work here/nvme"
     with pytest.raises(UsageError, match="--local-checkpoints is empty"):
         given("--local-checkpoints", "", "x.py")
 

@@ -23,6 +23,7 @@ from resilio_hpc.core import wire
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent import partner_copies
 from resilio_hpc.launch.agent.partner_copies import SILENT_S, PartnerCopies
+from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.message_parts import Partner
 from resilio_hpc.launch.workers.local_round import LocalRound
@@ -47,9 +48,10 @@ class Node:
         self.brought: list[int] = []  # steps that ranks waited for
         self.said: list[str] = []
         self.failed: list[tuple[int, m.RestorePoint, str]] = []
+        options = SimpleNamespace(checkpoints=CheckpointOptions(partner_copies=enabled))
         context: Any = SimpleNamespace(
             arena_dir=self.arenas, local_dir=self.local, run=SimpleNamespace(secret=SECRET), name="n",
-            settings=SimpleNamespace(address="127.0.0.1"), options=SimpleNamespace(partner_copies=enabled),
+            settings=SimpleNamespace(address="127.0.0.1"), options=options,
             say=self.said.append, record=lambda kind, **fields: self.recorded.append((kind, fields)),
         )  # fmt: skip
         ranks: Any = SimpleNamespace(copies_failed=lambda *failed: self.failed.append(failed))

@@ -13,6 +13,7 @@ import pytest
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
+from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from tests.support.mounts import hanging
@@ -29,7 +30,7 @@ class Node:
         self.local_dir = path / "local"
         self.local_dir.mkdir()
         self.run = SimpleNamespace(path=path / "run")
-        self.options = SimpleNamespace(max_nodes=2, local_checkpoints="")
+        self.options = SimpleNamespace(max_nodes=2, checkpoints=CheckpointOptions())
         self.settings = SimpleNamespace(join=False, node="n2", expected=NODES, options=self.options)
         self.in_memory: tuple[m.Held, ...] = ()
         self.other_disks: dict[str, str] = {}

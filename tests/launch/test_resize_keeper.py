@@ -13,6 +13,7 @@ import pytest
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.checks import check_resize
 from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.resize_options import ResizeOptions
 from resilio_hpc.launch.resize.keeper import ResizeKeeper, command
 from tests.support.waiting import until
 
@@ -84,7 +85,8 @@ def options(**changes: object) -> LaunchOptions:
 def test_the_command_is_that_of_a_person_and_only_looks_where_the_launch_does(tmp_path: Path) -> None:
     launcher = f"--launcher={os.getpid()}"
     assert command(options(), tmp_path)[-3:] == (str(tmp_path), "--gpus", launcher)
-    more = options(mode="checkpoint", resize_policy="/my policy.toml", resize_options=("--max-nodes", "16"))
+    resizing = ResizeOptions(resize_policy="/my policy.toml", resize_options=("--max-nodes", "16"))
+    more = options(mode="checkpoint", resizing=resizing)
     told = (launcher, "--policy=/my policy.toml", "--observe", "--max-nodes", "16")
     assert command(more, tmp_path)[-5:] == told
 
@@ -93,5 +95,5 @@ def test_a_size_that_cannot_change_and_a_policy_that_cannot_be_read_are_told_bef
     with pytest.raises(UsageError, match=r"--nnodes 4 there is nothing to resize: write --nnodes MIN:MAX"):
         check_resize(options(min_nodes=4, max_nodes=4))
     with pytest.raises(UsageError, match=r"/nowhere/p.toml: No such file"):
-        check_resize(options(max_nodes=4, resize_policy="/nowhere/p.toml"))
+        check_resize(options(max_nodes=4, resizing=ResizeOptions(resize_policy="/nowhere/p.toml")))
     check_resize(options(max_nodes=4))

@@ -56,9 +56,9 @@ class DeviceEviction:
         options = node.options
         self.slots = self._all = local_world_size(options.nproc_per_node, read_devices(os.environ))
         self._visible: VisibleDevices = visible_devices(os.environ)
-        self._on = options.evict_devices != "off" and bool(self._visible.entries)
-        self._acts = options.evict_devices == "on" and options.mode == Mode.RECOVER
-        self._rules = Rules(options.min_devices, options.device_unit)
+        self._on = options.devices.evict_devices != "off" and bool(self._visible.entries)
+        self._acts = options.devices.evict_devices == "on" and options.mode == Mode.RECOVER
+        self._rules = Rules(options.devices.min_devices, options.devices.device_unit)
         self._look: DeviceLook | None = None
         self._looked_at = float("-inf")
         self._waiting: tuple[LocalRound, m.Start] | None = None

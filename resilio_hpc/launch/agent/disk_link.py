@@ -38,7 +38,7 @@ class DiskLink:
         self._listener: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._deaths = 0
-        if node.options.local_checkpoints:
+        if node.options.checkpoints.local_checkpoints:
             self._listener = socket.create_server((node.settings.address, 0), backlog=_BACKLOG)
             self.port = self._listener.getsockname()[1]
 
@@ -53,7 +53,7 @@ class DiskLink:
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdin
-        serve = ServeDisk(self._key, node.options.local_checkpoints, str(node.run.path / "checkpoints"))
+        serve = ServeDisk(self._key, node.options.checkpoints.local_checkpoints, str(node.run.path / "checkpoints"))
         try:
             self._process.stdin.write(encode_line(serve))
             self._process.stdin.flush()

@@ -38,7 +38,7 @@ class LocalServices:
         self._snapshots = LocalSnapshots(node, core.ranks, self.tell_rank)
         self._copies = PartnerCopies(node, core.ranks)
         self._read_ahead = ReadAheadLink(node, disks)
-        os.environ[LOCAL_VARIABLE] = node.options.local_checkpoints  # ranks inherit both variables
+        os.environ[LOCAL_VARIABLE] = node.options.checkpoints.local_checkpoints  # ranks inherit both variables
         os.environ[PEER_DISKS_VARIABLE] = str(disks.known)
         self._ranks = local_ranks(node, core.ranks, devices, self._read_ahead.begun, token, spool)
 

@@ -33,8 +33,8 @@ class LocalSnapshots:
         self._pins: deque[arena.Pin] = deque()  # for the saver's persist requests, in their order
         self._checkpoints = str(node.run.path / "checkpoints")
         self._disk_told = self._differs_told = False
-        options = node.options
-        self._retention = Retention(options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb)
+        kept = node.options.checkpoints
+        self._retention = Retention(kept.keep_checkpoints, kept.keep_every, kept.keep_hours, kept.keep_gb)
 
     def held(self) -> tuple[m.Held, ...]:
         """Return the whole snapshots, from the arenas' headers."""
@@ -52,7 +52,7 @@ class LocalSnapshots:
         if pin is None:
             self._ranks.saves.persist_failed(message.round, message.step, "overwritten by a newer snapshot")
             return
-        options = self._node.options
+        options = self._node.options.checkpoints
         sent = self.saver.send(
             messages.Persist(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=world_size,

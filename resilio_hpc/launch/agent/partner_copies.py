@@ -63,7 +63,7 @@ class PartnerCopies:
         self._node = node
         self._ranks = ranks
         self._clock = clock
-        self._enabled = node.options.partner_copies
+        self._enabled = node.options.checkpoints.partner_copies
         self._held: dict[tuple[int, int], int] = {}  # (rank, step) → world size
         self._number = 0
         self._copy: tuple[int, _Copy] | None = None

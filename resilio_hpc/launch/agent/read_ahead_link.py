@@ -66,7 +66,7 @@ class ReadAheadLink:
         node = self._node
         request = ReadAhead(
             str(node.run.path / "checkpoints"), step, world_size, ranks, str(self.begun),
-            node.options.local_checkpoints, tuple(others),
+            node.options.checkpoints.local_checkpoints, tuple(others),
         )  # fmt: skip
         with (node.local_dir / "read-ahead.log").open("ab") as log:
             self._reader = subprocess.Popen(

@@ -151,6 +151,6 @@ def judge(facts: Facts, path: Path, nodes: Sequence[str], on_this_machine: bool)
 def options_for(record: LaunchRecord, run_path: Path, local_nodes: int, join_timeout_s: float) -> LaunchOptions:
     """Return the run's options as the joiner's agents get them."""
     return replace(
-        record.options, run_dir=str(run_path), local_nodes=local_nodes, standalone=False, view=False,
-        join_timeout_s=join_timeout_s,
+        record.options, run_dir=str(run_path), local_nodes=local_nodes, standalone=False,
+        output=replace(record.options.output, view=False), join_timeout_s=join_timeout_s,
     )  # fmt: skip

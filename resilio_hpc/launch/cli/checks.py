@@ -28,11 +28,11 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
     check_program(options, environment, cwd)
     check_directory("--run-dir", Path(options.run_dir))
     check_run_directory(Path(options.run_dir))
-    if options.log_dir:
-        check_directory("--log-dir", Path(options.log_dir))
+    if options.output.log_dir:
+        check_directory("--log-dir", Path(options.output.log_dir))
     if options.json and not options.dry_run:
         raise UsageError("--json belongs to --dry-run; a run's events are in RUN_DIR/ledger")
-    if options.view and options.tee != "0":
+    if options.output.view and options.output.tee != "0":
         raise UsageError("--view and --tee both want the console: choose one")
     if options.chain and in_slurm(options, environment) and environment.get("SLURM_ARRAY_TASK_ID"):
         raise UsageError(
@@ -48,16 +48,16 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
             )
     if options.stdin_rank >= 0 and not options.dry_run and os.isatty(0):
         raise UsageError("--stdin: the standard input is a terminal; give it from a file or a pipe: … --stdin 0 < FILE")
-    if options.evict_devices == "off" and (options.min_devices, options.device_unit) != (1, 1):
+    if options.devices.evict_devices == "off" and (options.devices.min_devices, options.devices.device_unit) != (1, 1):
         raise UsageError("--min-devices and --device-unit are rules of --evict-devices: add --evict-devices on")
-    if (options.resize_policy or options.resize_options) and not options.resize:
+    if (options.resizing.resize_policy or options.resizing.resize_options) and not options.resizing.resize:
         raise UsageError("--resize-policy and --resize-options belong to --resize: add it")
-    if options.resize:
+    if options.resizing.resize:
         check_resize(options)
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     notes = check_ranks(options, devices) if runs_here(options, environment) else ()
-    flags = (("--chain", options.chain), ("--resize", options.resize))
+    flags = (("--chain", options.chain), ("--resize", options.resizing.resize))
     without = tuple(flag for flag, given in flags if given and not in_slurm(options, environment))
     return notes + tuple(f"{flag} has no effect outside of Slurm" for flag in without)
 
@@ -80,7 +80,7 @@ def check_resize(options: LaunchOptions) -> None:
             f"--resize: with --nnodes {options.max_nodes} there is nothing to resize: write --nnodes MIN:MAX, "
             "where MAX may be more than this job has"
         )
-    resize_policy(Path(options.resize_policy) if options.resize_policy else None)
+    resize_policy(Path(options.resizing.resize_policy) if options.resizing.resize_policy else None)
 
 
 def runs_here(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
@@ -136,7 +136,7 @@ def check_ranks(options: LaunchOptions, devices: NodeDevices) -> tuple[str, ...]
         )
     if options.virtual_local_rank and devices.gpus == 0:
         raise UsageError("--virtual-local-rank gives each rank a GPU of its own, but no GPU is visible here")
-    beyond = [rank for rank in options.local_ranks_filter if rank >= ranks]
+    beyond = [rank for rank in options.output.local_ranks_filter if rank >= ranks]
     if beyond:
         raise UsageError(f"--local-ranks-filter: there is no local rank {beyond[0]}, they are 0 to {ranks - 1}")
     needed = ranks * (options.local_nodes or 1) * _RANK_BYTES

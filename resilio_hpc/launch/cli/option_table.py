@@ -95,7 +95,7 @@ _TORCHRUN = (
     ),
 )
 
-_FIELDS = {group: tuple(rows(LaunchOptions, group).values()) for group in FlagGroup}
+_FIELDS = {group: tuple(rows(LaunchOptions, group)) for group in FlagGroup}
 GROUPS = (
     (FlagGroup.WORLD, (*_WORLD, *_FIELDS[FlagGroup.WORLD])),
     (FlagGroup.PROGRAM, (*_PROGRAM, *_FIELDS[FlagGroup.PROGRAM])),

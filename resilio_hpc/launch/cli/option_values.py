@@ -11,13 +11,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.option_table import FLAGS
 from resilio_hpc.launch.config import options as o
 from resilio_hpc.launch.config import rank_layout
-from resilio_hpc.launch.config.flags import rows
+from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
+from resilio_hpc.launch.config.device_options import DeviceOptions
+from resilio_hpc.launch.config.flags import own_rows
+from resilio_hpc.launch.config.output_options import OutputOptions
+from resilio_hpc.launch.config.resize_options import ResizeOptions
 from resilio_hpc.launch.config.streams import parse_std
 
 LOCAL_NODES_VARIABLE = "RESILIO_LOCAL_NODES"
@@ -45,9 +50,8 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         notes += ("started by a rank of another run: it uses this machine alone, as with --standalone",)
     parse_std(raw.redirects, "--redirects")
     parse_std(raw.tee, "--tee")
-    direct = {name: flag.reads(getattr(raw, flag.dest)) for name, flag in rows(o.LaunchOptions).items() if flag.reads}
     options = o.LaunchOptions(
-        **direct,
+        **_direct(o.LaunchOptions, raw),
         script=script,
         kind=kind,
         script_args=arguments,
@@ -60,16 +64,30 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         stop_grace_s=_stop_grace(raw, caller.environment),
         join_timeout_s=join_timeout,
         signals_to_handle=_signals(raw.signals_to_handle),
-        local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller),
-        resize_options=_words(raw.resize_options),
-        resize_policy=str(caller.cwd / Path(raw.resize_policy).expanduser()) if raw.resize_policy else "",
+        devices=DeviceOptions(**_direct(DeviceOptions, raw)),
+        checkpoints=CheckpointOptions(
+            **_direct(CheckpointOptions, raw), local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller)
+        ),
+        resizing=ResizeOptions(
+            **_direct(ResizeOptions, raw),
+            resize_options=_words(raw.resize_options),
+            resize_policy=str(caller.cwd / Path(raw.resize_policy).expanduser()) if raw.resize_policy else "",
+        ),
         mpi=_mpi(raw.mpi),
-        log_dir=str(caller.cwd / raw.log_dir) if raw.log_dir else "",
-        local_ranks_filter=_ranks(raw.local_ranks_filter),
-        log_line_prefix_template=caller.environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+        output=OutputOptions(
+            **_direct(OutputOptions, raw),
+            log_dir=str(caller.cwd / raw.log_dir) if raw.log_dir else "",
+            local_ranks_filter=_ranks(raw.local_ranks_filter),
+            log_line_prefix_template=caller.environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+        ),
     )
     rank_layout.check(options)
     return options, notes
+
+
+def _direct(options: type, raw: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields whose values depend on nothing but their flags."""
+    return {name: flag.reads(getattr(raw, flag.dest)) for name, flag in own_rows(options).items() if flag.reads}
 
 
 def check_numbers(raw: argparse.Namespace) -> None:

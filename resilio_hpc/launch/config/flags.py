@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,18 +96,28 @@ output_flag = partial(flag, FlagGroup.OUTPUT)
 torchrun_flag = partial(flag, FlagGroup.TORCHRUN)
 
 
-def rows(options: type, group: FlagGroup | None = None) -> dict[str, Flag]:
-    """Return field → flag of a dataclass, in its order; of one group, or of all.
+def own_rows(options: type) -> dict[str, Flag]:
+    """Return field → flag of a dataclass, in its order.
 
     A field without names has its own name, without the unit ``_s``.
     """
-    found: dict[str, Flag] = {}
+    return {field.name: _row(field) for field in dataclasses.fields(options) if Flag in field.metadata}
+
+
+def rows(options: type, group: FlagGroup) -> Iterator[Flag]:
+    """Yield the flags of one group in the order of a dataclass's fields, those of options that it holds included."""
     for field in dataclasses.fields(options):
-        row: Flag | None = field.metadata.get(Flag)
-        if row is not None and group in (None, field.metadata[FlagGroup]):
-            name = "--" + field.name.removesuffix("_s").replace("_", "-")
-            found[field.name] = row if row.names else dataclasses.replace(row, names=(name,))
-    return found
+        part: Any = field.default_factory
+        if field.metadata.get(FlagGroup) == group:
+            yield _row(field)
+        elif part is not dataclasses.MISSING:
+            yield from rows(part, group)
+
+
+def _row(field: dataclasses.Field[Any]) -> Flag:
+    row: Flag = field.metadata[Flag]
+    name = "--" + field.name.removesuffix("_s").replace("_", "-")
+    return row if row.names else dataclasses.replace(row, names=(name,))
 
 
 def whole_number(text: str) -> int:

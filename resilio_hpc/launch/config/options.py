@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from resilio_hpc.core.compat import StrEnum
+from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
+from resilio_hpc.launch.config.device_options import DeviceOptions
 from resilio_hpc.launch.config.flags import (
     comma_separated,
     failures_flag,
     number,
-    output_flag,
     program_flag,
     run_flag,
     torchrun_flag,
     whole_number,
     world_flag,
 )  # fmt: skip
+from resilio_hpc.launch.config.output_options import OutputOptions
+from resilio_hpc.launch.config.resize_options import ResizeOptions
 
 ProgramKind = Literal["script", "module", "command"]
 CpuBind = Literal["none", "ranks"]
 Echoes = Literal["fold", "show"]
-EvictDevices = Literal["off", "observe", "on"]
 CheckNodes = Literal["never", "start", "restart"]
 
 DEFAULT_MAX_RESTARTS = 3
@@ -33,7 +35,6 @@ DEFAULT_START_TIMEOUT_S = 300.0
 DEFAULT_STOP_GRACE_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM; the verdict must be written before that
 DEFAULT_FAILURE_GRACE_S = 2.0  # a restart waits for it, where a rank handles SIGTERM
 DEFAULT_JOIN_TIMEOUT_S = 600.0
-DEFAULT_KEEP_CHECKPOINTS = 5
 DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
@@ -49,7 +50,8 @@ class Mode(StrEnum):
 class LaunchOptions:
     """A validated launch. Times are seconds; paths are absolute; a field is never None where a default exists.
 
-    A field that is a flag says all of it: names, help, bounds, default. Where ``reads`` is None, its value needs more
+    A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds
+    (``checkpoints``, ``devices``, ``output``, ``resizing``). Where ``reads`` is None, its value needs more
     than the flag (``launch/cli/option_values``). Flags that are no field are in ``launch/cli/option_table``.
 
     ``max_restarts`` counts only restarts **without progress**: one that follows a newly durable step resets the
@@ -194,26 +196,7 @@ class LaunchOptions:
         "tracebacks of ranks that lost their connection to the one that failed: a count, or all", "fold",
         choices=get_args(Echoes),
     )  # fmt: skip
-    evict_devices: EvictDevices = failures_flag(  # launch/agent/device_eviction.py; the two below are its rules
-        "look at a node's GPUs before ranks are (re)started; on: bad ones are hidden from ranks, and the node goes on "
-        "with fewer, or a spare takes its place; observe: only say so (default: off)",
-        "off",
-        choices=get_args(EvictDevices),
-    )
-    min_devices: int = failures_flag(
-        "with --evict-devices: a node with fewer GPUs left takes no part (default: 1)",
-        1,
-        whole_number,
-        metavar="N",
-        least=1,
-    )
-    device_unit: int = failures_flag(
-        "with --evict-devices: a node runs a multiple of N ranks, as groups of N GPUs need (default: 1)",
-        1,
-        whole_number,
-        metavar="N",
-        least=1,
-    )
+    devices: DeviceOptions = field(default_factory=DeviceOptions)
     start_timeout_s: float = failures_flag(
         "seconds for all ranks of a round to come up, else it is retried (default: 300)",
         DEFAULT_START_TIMEOUT_S,
@@ -258,70 +241,13 @@ class LaunchOptions:
     )
 
     # time limits and checkpoints
-    keep_checkpoints: int = run_flag(  # these four are ckpt.retention.Retention
-        "newest checkpoints kept (default: 5)", DEFAULT_KEEP_CHECKPOINTS, whole_number, metavar="N", least=1
-    )
-    keep_every: int = run_flag(
-        "also keep checkpoints of steps that K divides",
-        0,
-        whole_number,
-        raw=None,
-        reads=lambda steps: steps or 0,
-        metavar="K",
-        least=1,
-    )
-    keep_hours: float | None = run_flag(
-        "of those, keep none committed more than H hours ago", None, number, metavar="H", above=0
-    )
-    keep_gb: float | None = run_flag(
-        "of those, keep as many as fit into G gigabytes; the oldest go first, the newest always stays",
-        None,
-        number,
-        metavar="G",
-        above=0,
-    )
-    checkpoint_gb_per_s: float | None = run_flag(
-        "each node writes checkpoints to the shared file system at this many GB per second, at most",
-        None,
-        number,
-        metavar="N",
-        above=0,
-        names="--checkpoint-gb-per-s",
-    )
-    partner_copies: bool = run_flag("keep snapshots in another node's memory, too: to lose one costs less", False, None)
-    local_checkpoints: str = run_flag(
-        "write checkpoints to this directory on each node's own disk (NVMe) first, and restore from there",
-        "",
-        raw=None,
-        reads=None,
-        metavar="DIR",
-    )
+    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     chain: bool = run_flag("go on in a new job when the time limit ends this one", False, None)
     chain_max: int = run_flag(
         "jobs in a chain at most (default: 20)", DEFAULT_CHAIN_MAX, whole_number, metavar="N", least=1
     )
 
-    # more nodes and fewer, by joiner jobs: docs/resizing.md
-    resize: bool = run_flag(
-        "add idle nodes to the run while no other job wants them, and give them back, by jobs of their own (needs "
-        "--nnodes MIN:MAX)",
-        False,
-        None,
-    )
-    resize_policy: str = run_flag(
-        "with --resize: a TOML file with numbers of one's own for when it does",
-        "",
-        raw=None,
-        reads=None,
-        metavar="FILE",
-    )
-    resize_options: tuple[str, ...] = run_flag(
-        "with --resize: options of resilio resize, in one word: '--max-nodes 16 --model gpt3-175b --global-batch 512'",
-        (),
-        raw=None,
-        reads=None,
-        metavar="WORDS",
-    )
+    resizing: ResizeOptions = field(default_factory=ResizeOptions)
     notify: tuple[str, ...] = run_flag(  # may hold secrets: never on a command line of an agent, never written down
         "tell of failures, losses and the verdict: a command (the event as JSON on its standard input), an http(s) URL "
         "(JSON is posted to it), or @FILE with one of these per line; may be given several times",
@@ -333,37 +259,7 @@ class LaunchOptions:
     dry_run: bool = run_flag("check everything, print what would be done, start nothing", False, None)
     json: bool = run_flag("with --dry-run: as JSON", False, None)
 
-    # output
-    view: bool = output_flag("live view of the run instead of the ranks' output", False, None)
-    log_dir: str = output_flag(
-        "the ranks' log files (default: RUN_DIR/logs)", "", raw=None, reads=None, metavar="DIR", pet=True
-    )
-    redirects: str = output_flag(  # see launch/config/streams.py
-        "streams that go to the log files only: 0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:VALUE,…",
-        "0",
-        metavar="STD",
-        pet=True,
-        names="-r --redirects",
-    )
-    tee: str = output_flag(
-        "streams that also go to the console (same notation)", "0", metavar="STD", pet=True, names="-t --tee"
-    )
-    local_ranks_filter: tuple[int, ...] = output_flag(
-        "show only these local ranks: 0,1", (), raw="", reads=None, metavar="RANKS", pet=True
-    )
-    duplicate_stdout_filters: tuple[str, ...] = output_flag(
-        "copy stdout lines that hold one of these words to filtered_stdout.log",
-        (),
-        comma_separated,
-        raw=[],
-        reads=tuple,
-        metavar="WORDS",
-        pet=True,
-    )
-    duplicate_stderr_filters: tuple[str, ...] = output_flag(
-        "the same for stderr", (), comma_separated, raw=[], reads=tuple, metavar="WORDS", pet=True
-    )
-    log_line_prefix_template: str = ""
+    output: OutputOptions = field(default_factory=OutputOptions)
 
     # accepted for the sake of torchrun's users
     torchelastic_run_id: str = torchrun_flag(
@@ -384,7 +280,7 @@ class LaunchOptions:
     @property
     def logs_directory(self) -> Path:
         """Return where the ranks' logs end up on the shared file system."""
-        return Path(self.log_dir) if self.log_dir else Path(self.run_dir) / "logs"
+        return Path(self.output.log_dir) if self.output.log_dir else Path(self.run_dir) / "logs"
 
     def to_json(self) -> str:
         """Return one line of JSON; ``from_json`` gives an equal object back."""

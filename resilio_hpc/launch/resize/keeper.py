@@ -26,9 +26,9 @@ STEADY_S = 300.0  # after so many seconds, the pause starts over
 def command(options: LaunchOptions, run_path: Path) -> tuple[str, ...]:
     """Return the command that runs beside the launch: the same loop as by hand; it only watches if the launch does."""
     words = [*bootstrap.command("cli.main"), "resize", str(run_path), "--gpus", f"--launcher={os.getpid()}"]
-    words += [f"--policy={options.resize_policy}"] if options.resize_policy else []
+    words += [f"--policy={options.resizing.resize_policy}"] if options.resizing.resize_policy else []
     words += [] if options.mode == Mode.RECOVER else ["--observe"]
-    return (*words, *options.resize_options)
+    return (*words, *options.resizing.resize_options)
 
 
 class ResizeKeeper:

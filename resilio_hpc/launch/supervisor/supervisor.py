@@ -138,7 +138,7 @@ class Supervisor:
 
     def _keep_resizer(self) -> ResizeKeeper | None:
         """Keep the resizer of ``--resize`` running beside the launch."""
-        if not self.options.resize or not self.site.leads or self.site.mode is SiteMode.LOCAL:
+        if not self.options.resizing.resize or not self.site.leads or self.site.mode is SiteMode.LOCAL:
             return None
         resizer = ResizeKeeper(resize_keeper.command(self.options, self.run.path))
         resizer.start()
@@ -275,7 +275,7 @@ def _run(supervisor: Supervisor) -> int:
     if supervisor.site.mode is SiteMode.STEP and allocation is not None and allocation.local_task > 0:
         say(f"task {allocation.task} ends: one resilio-launch per node is enough (use srun --ntasks-per-node=1)")
         return 0
-    if supervisor.options.view and supervisor.site.leads:
+    if supervisor.options.output.view and supervisor.site.leads:
         from resilio_hpc.launch.supervisor.live import with_view
 
         code = with_view(supervisor.run.path, supervisor.run_to_verdict)

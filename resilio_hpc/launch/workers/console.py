@@ -82,9 +82,9 @@ class Console:
         """
         self._end_rounds()
         duplicates: dict[Std, BinaryIO] = {}
-        if self._options.duplicate_stdout_filters:
+        if self._options.output.duplicate_stdout_filters:
             duplicates[Std.OUT] = open(directory / "filtered_stdout.log", "ab", buffering=0)  # noqa: SIM115
-        if self._options.duplicate_stderr_filters:
+        if self._options.output.duplicate_stderr_filters:
             duplicates[Std.ERR] = open(directory / "filtered_stderr.log", "ab", buffering=0)  # noqa: SIM115
         tails, end = [], RoundEnd()
         for logs in ranks:

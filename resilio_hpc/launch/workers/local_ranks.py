@@ -58,7 +58,7 @@ class LocalRanks:
         self._in_own_step = slurm_variables.SET_ASIDE in os.environ
         self._base = environment
         self._spawner = self._new_spawner(environment, node.local_dir)
-        self._logs = Path(self._options.log_dir) if self._options.log_dir else spool / "logs"
+        self._logs = Path(self._options.output.log_dir) if self._options.output.log_dir else spool / "logs"
         self._console = Console(self._options)
         self.server = RankServer(node.local_dir / "agent.sock", core.rank_said)
         self._errors: dict[int, Path] = {}
@@ -162,9 +162,10 @@ class LocalRanks:
         self._console.judge(cause)
 
     def _log_paths(self, directory: Path, rank: int) -> tuple[Path, Path]:
+        output = self._options.output
         separate = any((
-            self._options.redirects != "0", self._options.tee != "0", self._options.duplicate_stdout_filters,
-            self._options.duplicate_stderr_filters,
+            output.redirects != "0", output.tee != "0", output.duplicate_stdout_filters,
+            output.duplicate_stderr_filters,
         ))  # fmt: skip
         return directory / f"{rank}.log", directory / (f"{rank}.err.log" if separate else f"{rank}.log")
 

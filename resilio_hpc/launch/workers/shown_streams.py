@@ -25,13 +25,13 @@ def shown(options: LaunchOptions, local_rank: int, rank: int, world_size: int, s
     ``--tee`` everything that is not redirected is shown, and lines that hold a filter's word are duplicated. Beside a
     live view, nothing is shown.
     """
-    teed = bool(std_of(options.tee, local_rank) & stream)
-    redirected = bool(std_of(options.redirects, local_rank) & stream)
-    wanted = not options.local_ranks_filter or local_rank in options.local_ranks_filter
-    words = options.duplicate_stdout_filters if stream == Std.OUT else options.duplicate_stderr_filters
-    duplicated = wanted and (teed or parse_std(options.tee) == Std.NONE)
+    teed = bool(std_of(options.output.tee, local_rank) & stream)
+    redirected = bool(std_of(options.output.redirects, local_rank) & stream)
+    wanted = not options.output.local_ranks_filter or local_rank in options.output.local_ranks_filter
+    words = options.output.duplicate_stdout_filters if stream == Std.OUT else options.output.duplicate_stderr_filters
+    duplicated = wanted and (teed or parse_std(options.output.tee) == Std.NONE)
     return Shown(
-        on_console=wanted and not options.view and (teed or not redirected),
+        on_console=wanted and not options.output.view and (teed or not redirected),
         words=tuple(word.encode() for word in words) if duplicated else (),
         prefix=_prefix(options, local_rank, rank, world_size, teed).encode(errors="replace"),
     )
@@ -42,12 +42,14 @@ def folds_echoes(options: LaunchOptions) -> bool:
 
     Torchrun's ``--tee`` and ``--local-ranks-filter`` name streams that are shown whole.
     """
-    return options.echoes == "fold" and parse_std(options.tee) == Std.NONE and not options.local_ranks_filter
+    return (
+        options.echoes == "fold" and parse_std(options.output.tee) == Std.NONE and not options.output.local_ranks_filter
+    )
 
 
 def _prefix(options: LaunchOptions, local_rank: int, rank: int, world_size: int, teed: bool) -> str:
-    if options.log_line_prefix_template:
-        return Template(options.log_line_prefix_template).safe_substitute(
+    if options.output.log_line_prefix_template:
+        return Template(options.output.log_line_prefix_template).safe_substitute(
             role_name=options.role, rank=rank, local_rank=local_rank
         )
     if teed:
