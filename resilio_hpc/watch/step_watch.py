@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from resilio_hpc.watch.learned_limit import LearnedLimit
 
+LOOK_S = 0.1
+"""Looks at a run of thousands of nodes cost a millisecond."""
+
 
 @dataclass(frozen=True)
 class Stalled:
@@ -33,6 +36,7 @@ class StepWatch:
     """
 
     def __init__(self) -> None:
+        self.next_look = 0.0
         self._limit = LearnedLimit()
         self._ranks = 0
         self._round = self._step = -1
@@ -51,6 +55,7 @@ class StepWatch:
         ``steps``: None while none are expected, because ranks start, have finished or were asked to stop; -1 where they
         are not reported.
         """
+        self.next_look = now + LOOK_S
         step = min(steps.values(), default=-1) if steps else -1
         if steps is None or step < 0:
             self._since, self._told = None, False

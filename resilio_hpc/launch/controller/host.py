@@ -43,10 +43,9 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from resilio_hpc.launch.rundir.run_claim import job_of
 from resilio_hpc.launch.rundir.storage import Storage
-from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
+from resilio_hpc.watch.step_watch import Stalled, StepWatch
 
 STATUS_INTERVAL_S = 0.5
-STEPS_INTERVAL_S = 0.1
 STATUS_AGENTS_PER_S = 4000  # agents per second: the long status of thousands is written less often
 
 
@@ -88,7 +87,6 @@ class ControllerHost:
         self._guard = LinkGuard("", 0.0, True)
         self._saves = SlowSaves()
         self._steps = StepWatch()
-        self._steps_looked_at = 0.0
         self._behind = False  # unread messages are left from the last turn
         self._pulse = 0
         self._next_status = 0.0
@@ -178,7 +176,11 @@ class ControllerHost:
         overdue = self._saves.overdue(now)
         if overdue is not None:
             self._write("save_overdue", **overdue)
-        self._watch_steps(run, now)
+        seen = self._steps.look(run.round, run.world_size, steps(run), now) if now >= self._steps.next_look else None
+        if isinstance(seen, Stalled):
+            self._write("stalled", round=run.round, **asdict(seen))
+        elif seen is not None:
+            self._write("goes_on", round=run.round, **asdict(seen))
         if now >= self._next_status:
             self._next_status = now + max(STATUS_INTERVAL_S, len(run.agents) / STATUS_AGENTS_PER_S)
             self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
@@ -186,18 +188,6 @@ class ControllerHost:
         run.suspended = not self._guard.may_lead(now)
         if self._guard.changed(now):
             self._write("suspended" if run.suspended else "resumed", epoch=run.epoch)
-
-    def _watch_steps(self, run: RunState, now: float) -> None:
-        if now - self._steps_looked_at < max(STEPS_INTERVAL_S, len(run.members) / STATUS_AGENTS_PER_S):
-            return
-        self._steps_looked_at = now
-        match self._steps.look(run.round, run.world_size, steps(run), now):
-            case Stalled() as seen:
-                self._write("stalled", round=run.round, **asdict(seen))
-            case GoesOn() as seen:
-                self._write("goes_on", round=run.round, **asdict(seen))
-            case None:
-                pass
 
     def _saved(self, answer: m.StepPersisted | m.PersistFailed | m.ManifestWritten) -> None:
         resumed = self._saves.answered(answer, time.monotonic())
