@@ -22,7 +22,6 @@ from resilio_hpc.launch.consensus.succession_ports import LivesIn
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.controller_status import status, steps
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
-from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.slow_saves import SlowSaves
 from resilio_hpc.launch.controller.state import (
     Action,
