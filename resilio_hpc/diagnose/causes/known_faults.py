@@ -20,3 +20,8 @@ def fault_in(text: str, fault: FaultOf) -> tuple[FailurePattern, str] | None:
         if pattern is not None and pattern.fault is fault:
             return pattern, statement
     return None
+
+
+def prepare() -> None:
+    """Read the table, which takes some 50 ms, before the first failure waits for it."""
+    find("")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from resilio_hpc.ckpt.coordination.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
-from resilio_hpc.core import rank_link
+from resilio_hpc.core import bounded, rank_link
+from resilio_hpc.diagnose.causes import known_faults
 from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
 from resilio_hpc.launch.agent.disk_link import DiskLink
@@ -50,6 +51,7 @@ class LocalServices:
         self._copies.start()
         self._disks.start()
         self._read_ahead.guess(self._core.slots, self._snapshots.held())
+        bounded.begin(known_faults.prepare)
 
     def tick(self) -> None:
         """Do what is due."""
