@@ -108,7 +108,7 @@ def test_errors_of_its_device_in_two_rounds_take_a_gpu_out_of_use_without_any_ve
     assert done.returncode == 0, done.stdout + done.stderr
     (evicted,) = entries(tmp_path, "device_evicted")
     assert (evicted["entry"], evicted["check"], evicted["source"]) == (BAD, "rank-failures", "ranks")
-    assert "in 2 rounds: uncorrectable memory error: " in evicted["evidence"]
+    assert "in 2 rounds: uncorrectable error in a GPU's memory: " in evicted["evidence"]
     assert len([entry for entry in entries(tmp_path, "rank_failed") if entry["rank"] == 1]) >= 2
     assert f"sees {GOOD} not " in done.stdout
     (report,) = spool_of(tmp_path).iterdir()

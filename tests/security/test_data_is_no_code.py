@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
+
 from tests.support.environments import ROOT
 from tests.support.sources import calls, parsed, walked
 
@@ -23,6 +25,7 @@ READS_OTHERS_FORMATS = {  # torch.load there has weights_only (tests/test_layout
     "ckpt/dcp/values.py": {"torch.load"},  # what this very process has pickled
     "ckpt/convert/torch_file.py": {"torch.load"},
     "ckpt/convert/dcp_metadata.py": {"pickle"},
+    "diagnose/hangs/flight_recorder.py": {"pickle"},
 }
 
 
@@ -48,10 +51,18 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         assert "exec" not in called or name in RUNS_THE_USERS_OWN_PROGRAM, name
 
 
-def test_the_one_unpickler_looks_nothing_up() -> None:
-    tree = parsed(PACKAGE / "ckpt/convert/dcp_metadata.py")
+UNPICKLERS = {
+    "ckpt/convert/dcp_metadata.py": {"pickle._Unpickler"},
+    "diagnose/hangs/flight_recorder.py": {"pickle.Unpickler", "pickle.UnpicklingError"},
+}
+
+
+@pytest.mark.parametrize("name", UNPICKLERS)
+def test_an_unpickler_looks_nothing_up(name: str) -> None:
+    tree = parsed(PACKAGE / name)
     used = {ast.unparse(node) for node in walked(tree) if isinstance(node, ast.Attribute)}
-    assert {name for name in used if name.startswith("pickle.")} == {"pickle._Unpickler"}
+    assert {word for word in used if word.startswith("pickle.")} == UNPICKLERS[name]
+    assert any(isinstance(node, ast.FunctionDef) and node.name == "find_class" for node in walked(tree))
     assert not {"importlib.import_module", "__import__", "getattr"} & {function for function, _ in calls(tree)}
 
 
