@@ -115,7 +115,7 @@ def _gather(what: Sequence[str]) -> tuple[list[RecordedRank], list[LogStream]]:
     for word in what:
         path = Path(word)
         if path.is_dir():
-            found = [flight_recorder.read(one) for one in sorted(path.rglob("*")) if _is_dump(one)]
+            found = list(_dumps_in(path))
             dumps += found
             streams += _of_run(path) if (path / "run.json").exists() else _of_folder(path, required=not found)
         elif _is_dump(path):
@@ -125,6 +125,16 @@ def _gather(what: Sequence[str]) -> tuple[list[RecordedRank], list[LogStream]]:
         else:
             streams += _of_name(word)
     return dumps, streams
+
+
+def _dumps_in(folder: Path) -> Iterator[RecordedRank]:
+    """Yield the dumps below a folder; other pickles are passed over, with a line on standard error."""
+    for path in sorted(folder.rglob("*")):
+        if _is_dump(path):
+            try:
+                yield flight_recorder.read(path)
+            except UsageError as error:
+                print(f"resilio: passed over: {error}", file=sys.stderr)
 
 
 def _is_dump(path: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from resilio_hpc.watch.learned_limit import LearnedLimit
 
 LOOK_S = 0.1
-"""Looks at a run of thousands of nodes cost a millisecond."""
+NODES_PER_S = 20_000  # a look at thousands of nodes takes a millisecond
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StepWatch:
         ``steps``: None while none are expected, because ranks start, have finished or were asked to stop; -1 where they
         are not reported.
         """
-        self.next_look = now + LOOK_S
+        self.next_look = now + max(LOOK_S, len(steps or ()) / NODES_PER_S)
         step = min(steps.values(), default=-1) if steps else -1
         if steps is None or step < 0:
             self._since, self._told = None, False

@@ -94,7 +94,9 @@ def test_dumps_of_the_flight_recorder_name_the_rank_that_holds_up_the_others(
     answer = json.loads(run(capsys, tmp_path, "--json")[1])
     assert (answer["hang"]["kind"], answer["hang"]["ranks"]) == ("absent", [1])
     (tmp_path / "train.log").write_text(ECC)
-    out = run(capsys, tmp_path)[1]
+    (tmp_path / "model_7.pkl").write_bytes(b"\x80\x04]\x94.")
+    _, out, err = run(capsys, tmp_path)
+    assert "passed over" in err and "model_7.pkl" in err
     assert out.startswith("hang: rank 1")
     assert "gpu_hardware: " in out
 
