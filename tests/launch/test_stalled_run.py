@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.core.terminal import plain
 from resilio_hpc.report.overview import RunReader
@@ -38,6 +40,7 @@ def events(run: Path, kind: str) -> list[Event]:
     return [event for event in read_ledger(run / "ledger") if event.kind == kind]
 
 
+@pytest.mark.slow
 def test_it_is_said_and_is_no_goodput(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     run = tmp_path / "run"
