@@ -71,6 +71,6 @@ class Optimizers:
         """Raise LayoutMismatch if there is any with state: where layers are elsewhere, its numbers mean others."""
         if self._with_state:
             raise LayoutMismatch(
-                f"{place(self._with_state[0])}: layers are shared out anew, and an optimizer knows parameters by "
+                f"{place(self._with_state[0])}: layers are on other ranks now, and an optimizer knows parameters by "
                 "number; save get_optimizer_state_dict(), with flatten_optimizer_state_dict=True, which names them"
             )

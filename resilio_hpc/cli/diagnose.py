@@ -115,9 +115,12 @@ def _gather(what: Sequence[str]) -> tuple[list[RecordedRank], list[LogStream]]:
     for word in what:
         path = Path(word)
         if path.is_dir():
+            if (path / "run.json").exists():
+                streams += _of_run(path)
+                continue
             found = list(_dumps_in(path))
             dumps += found
-            streams += _of_run(path) if (path / "run.json").exists() else _of_folder(path, required=not found)
+            streams += _of_folder(path, required=not found)
         elif _is_dump(path):
             dumps.append(flight_recorder.read(path))
         elif path.exists():

@@ -61,6 +61,7 @@ class _Round:
     failed: float = math.inf
     reached: int | None = None  # the last step that is known to be done
     commits: list[tuple[float, int]] = field(default_factory=list)
+    stalled_step: int = 0
     stalls: list[tuple[float, float]] = field(default_factory=list)  # without steps; the last may go on to the end
 
 
@@ -200,9 +201,12 @@ def _note_round(job: _Job, current: _Round, event: Event, f: Fields) -> None:
         current.failed = min(current.failed, at)
     elif event.kind == "stalled" and number == current.number:
         current.stalls.append((at - (f.number("silent_s") or 0.0), math.inf))
+        current.stalled_step = f.whole("step") or 0
     elif event.kind == "goes_on" and number == current.number and current.stalls:
         current.stalls[-1] = (current.stalls[-1][0], at)
     elif event.kind == "committed":
+        if current.stalls and current.stalls[-1][1] == math.inf and (f.whole("step") or 0) > current.stalled_step:
+            current.stalls[-1] = (current.stalls[-1][0], at)  # the steps go on, which another controller saw
         current.commits.append((at, f.whole("step") or 0))
     elif event.kind == "stop_agreed":
         current.reached = f.whole("step")

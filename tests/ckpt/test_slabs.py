@@ -222,9 +222,9 @@ def test_a_module_may_get_other_layers_and_an_optimizer_by_number_may_not(tmp_pa
 
     save(tmp_path, [with_optimizer(range(2)), with_optimizer(range(2, 5))], step=2)
     assert rank(tmp_path, 0, 2).restore(with_optimizer(range(2))) is not None
-    with pytest.raises(LayoutMismatch, match=r"state\['optimizer'\]: layers are shared out anew"):
+    with pytest.raises(LayoutMismatch, match=r"state\['optimizer'\]: layers are on other ranks now"):
         rank(tmp_path, 0, 2).restore(with_optimizer(range(3)))
-    with pytest.raises(LayoutMismatch, match=r"state\['optimizer'\]: layers are shared out anew"):
+    with pytest.raises(LayoutMismatch, match=r"state\['optimizer'\]: layers are on other ranks now"):
         rank(tmp_path, 1, 2).restore(with_optimizer(range(3, 5)))
 
 

@@ -80,7 +80,7 @@ def test_dumps_of_the_flight_recorder_name_the_rank_that_holds_up_the_others(
     for rank, entered in enumerate((2, 1, 2)):
         calls = [
             {"process_group": ["0", "default_pg"], "collective_seq_id": number + 1, "profiling_name": "nccl:all_reduce",
-             "input_sizes": [[8]], "input_dtypes": ["Float"], "retired": number == 0}
+             "input_sizes": [[8]], "input_dtypes": ["Float"], "state": "completed" if number == 0 else "started"}
             for number in range(entered)
         ]  # fmt: skip
         config = {"0": {"ranks": "[0, 1, 2]"}}

@@ -54,6 +54,11 @@ CASES: dict[str, tuple[list[Event], tuple[float, ...]]] = {
          event(80, "goes_on", round=0, step=41, waited_s=32.0), *verdict(110)],
         (111, 68, 0, 10, 0, 1),
     ),
+    "a hang whose end another controller saw": (
+        [launch(0), round_(2, 0), first(10, 0, 1), event(50, "stalled", round=0, step=40, silent_s=2.0),
+         event(60, "committed", step=40), event(80, "committed", step=50), *verdict(110)],
+        (111, 68, 0, 10, 0, 1),
+    ),
     "a hang that ends with its round": (
         [launch(0), round_(2, 0), first(10, 0, 1), event(30, "stalled", round=0, step=9, silent_s=2.0), failed(60, 0),
          round_(60.1, 1), first(65, 1, 10, 9), recovered(65, 1, 0, 9), *verdict(110)],

@@ -11,7 +11,7 @@ MOST_LINES = 2000
 """Of a longer text the end is read."""
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=32)
 def fault_in(text: str, fault: FaultOf) -> tuple[FailurePattern, str] | None:
     """Return the first line of a text that shows this fault, as its pattern and what it states; None without any."""
     for line in text.splitlines()[-MOST_LINES:]:

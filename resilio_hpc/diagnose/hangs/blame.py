@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from resilio_hpc.diagnose.hangs.calls import CollectiveCall, RankCalls
+from resilio_hpc.events.phrases import names
 
 
 class HangKind(enum.Enum):
@@ -49,7 +50,8 @@ def blame(ranks: Sequence[RankCalls], members: Mapping[str, Sequence[int]]) -> H
     known = {one.rank: one for one in ranks}
     if differing := _mismatch(known, members):
         return differing
-    edges = {rank: _waits_for(one, known, members) for rank, one in known.items()}
+    entered = {(one.rank, communicator): one.entered(communicator) for one in ranks for communicator in one.calls}
+    edges = {rank: _waits_for(one, known, members, entered) for rank, one in known.items()}
     edges = {rank: found for rank, found in edges.items() if found}
     if edges:
         return _end_of_the_walk(edges, known)
@@ -60,7 +62,12 @@ Edge = tuple[int, str, CollectiveCall]
 """The rank that is waited for, and where."""
 
 
-def _waits_for(one: RankCalls, known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int]]) -> list[Edge]:
+def _waits_for(
+    one: RankCalls,
+    known: Mapping[int, RankCalls],
+    members: Mapping[str, Sequence[int]],
+    entered: Mapping[tuple[int, str], int],
+) -> list[Edge]:
     """Return the ranks that keep a rank in the calls that it has not completed."""
     found: list[Edge] = []
     for communicator, call in one.waits_in():
@@ -69,17 +76,17 @@ def _waits_for(one: RankCalls, known: Mapping[int, RankCalls], members: Mapping[
                 found.append((call.peer, communicator, call))
             continue
         for rank in members.get(communicator, ()):
-            other = known.get(rank)
-            if rank != one.rank and (other is None or other.entered(communicator) < call.sequence):
+            if rank != one.rank and entered.get((rank, communicator), 0) < call.sequence:
                 found.append((rank, communicator, call))
     return found
 
 
 def _is_met(rank: int, call: CollectiveCall, communicator: str, other: RankCalls | None) -> bool:
-    """Return whether the peer of a send or receive has entered the other half of it."""
+    """Return whether the peer of a send or receive is inside the other half of it: earlier ones are completed."""
     if other is None:
         return False
-    return any(found.peer == rank and found.op != call.op for found in other.calls.get(communicator, []))
+    theirs = other.calls.get(communicator, [])
+    return any(found.peer == rank and found.op != call.op and not found.completed for found in theirs)
 
 
 def _end_of_the_walk(edges: Mapping[int, Sequence[Edge]], known: Mapping[int, RankCalls]) -> HangBlame:
@@ -130,11 +137,8 @@ def _mismatch(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int
     """Return the first call of a communicator on which its ranks do not agree, with the fewer ranks to blame."""
     for communicator, ranks in members.items():
         here = [known[rank] for rank in ranks if rank in known]
-        if not any(call.completed is False for one in here for call in one.calls.get(communicator, [])):
-            continue
-        for sequence in sorted(
-            {call.sequence for one in here for call in one.calls.get(communicator, ()) if call.peer < 0}
-        ):
+        calls_here = [call for one in here for call in one.calls.get(communicator, ()) if call.peer < 0]
+        for sequence in sorted({call.sequence for call in calls_here if not call.completed}):
             calls = {one.rank: call for one in here if (call := one.call(communicator, sequence)) is not None}
             counts = Counter(call.signature for call in calls.values())
             if len(counts) < 2:
@@ -178,5 +182,4 @@ def _all_entered(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[
 def names_of(ranks: Iterable[int]) -> str:
     """Return ``rank 3``, or ``ranks 0, 1, 5 and 20 more``."""
     numbers = [str(rank) for rank in sorted(ranks)]
-    shown = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {names(numbers)}"

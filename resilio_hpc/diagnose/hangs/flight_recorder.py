@@ -93,7 +93,8 @@ def _call(entry: Mapping[str, Any]) -> CollectiveCall:
     if is_p2p and (found := _PEER.search(name)):
         peer = int(found[3])
     sequence = _whole(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
-    completed = entry.get("state") == "completed" or entry.get("retired") is True
+    # gloo's calls stay "scheduled"; NCCL's are retired when they are aborted, too
+    completed = entry.get("state") == "completed" or (entry.get("retired") is True and not name.startswith("nccl:"))
     return CollectiveCall(sequence, op, _shape(op, entry), completed, peer, _place(entry.get("frames")))
 
 

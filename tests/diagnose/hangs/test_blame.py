@@ -82,6 +82,9 @@ def test_a_receive_waits_for_its_sender() -> None:
     receive = RankCalls(1, {"pp": [CollectiveCall(1, "recv", peer=0)]})
     idle = RankCalls(0, {"pp": []})
     assert blame([idle, receive], {"pp": [0, 1]}).ranks == (0,)
+    before = CollectiveCall(1, "send", peer=1, completed=True)
+    again = RankCalls(1, {"pp": [CollectiveCall(1, "recv", peer=0, completed=True), CollectiveCall(2, "recv", peer=0)]})
+    assert blame([RankCalls(0, {"pp": [before]}), again], {"pp": [0, 1]}).ranks == (0,)
     send = RankCalls(0, {"pp": [CollectiveCall(1, "send", peer=1)]})
     assert blame([send, receive], {"pp": [0, 1]}).kind is HangKind.STUCK
 
