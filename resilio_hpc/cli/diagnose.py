@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="resilio diagnose",
         description="Why something failed: the line that names the cause, whose fault it is, and how sure that is. "
-        f"The ends of the files are read ({log_files.MOST_BYTES >> 20} MiB or {log_files.MOST_LINES} lines in all).",
+        f"The end of a file, or of a folder's files, is read: {log_files.MOST_BYTES >> 20} MiB, "
+        f"{log_files.MOST_LINES} lines.",
         epilog=_EXAMPLES,
     )
     parser.add_argument(

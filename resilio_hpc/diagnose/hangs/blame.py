@@ -107,30 +107,21 @@ def _end_of_the_walk(edges: Mapping[int, Sequence[Edge]], known: Mapping[int, Ra
             said += f"; nothing is known of {names_of(silent)}"
         return HangBlame(HangKind.ABSENT, tuple(roots), tuple(sorted(edges)), communicator, call, said)
     circle = _circle(edges)
-    _, communicator, call = edges[circle[0]][0]
-    steps = ", ".join(f"rank {rank} in {edges[rank][0][1]} for rank {_next(edges, rank, circle)}" for rank in circle)
-    return HangBlame(
-        HangKind.DEADLOCK,
-        tuple(sorted(circle)),
-        tuple(sorted(edges)),
-        communicator,
-        call,
-        f"they wait in a circle: {steps}",
-    )
+    ranks, (_, communicator, call) = tuple(sorted(circle)), next(iter(circle.values()))
+    steps = ", ".join(f"rank {rank} in {name} for rank {target}" for rank, (target, name, _) in circle.items())
+    said = f"they wait in a circle: {steps}"
+    return HangBlame(HangKind.DEADLOCK, ranks, tuple(sorted(edges)), communicator, call, said)
 
 
-def _next(edges: Mapping[int, Sequence[Edge]], rank: int, circle: Sequence[int]) -> int:
-    return next(target for target, _, _ in edges[rank] if target in circle)
-
-
-def _circle(edges: Mapping[int, Sequence[Edge]]) -> list[int]:
-    """Return a circle of ranks that wait for each other; there is one, since each rank that is waited for waits."""
-    path = [min(edges)]
-    while True:
-        following = min(target for target, _, _ in edges[path[-1]])
-        if following in path:
-            return path[path.index(following) :]
-        path.append(following)
+def _circle(edges: Mapping[int, Sequence[Edge]]) -> dict[int, Edge]:
+    """Return ranks that wait in a circle, each with where it waits; all ranks that are waited for wait themselves."""
+    path: dict[int, Edge] = {}
+    rank = min(edges)
+    while rank not in path:
+        path[rank] = min(edges[rank], key=lambda edge: edge[0])
+        rank = path[rank][0]
+    ranks = list(path)
+    return {one: path[one] for one in ranks[ranks.index(rank) :]}
 
 
 def _mismatch(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int]]) -> HangBlame | None:

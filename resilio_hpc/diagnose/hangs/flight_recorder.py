@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from resilio_hpc.core import regular_file
 from resilio_hpc.core.errors import UsageError, os_error_text
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.diagnose.hangs.calls import CollectiveCall, RankCalls
@@ -42,8 +43,7 @@ class _NoClasses(pickle.Unpickler):
 def is_dump(path: Path) -> bool:
     """Return whether a file begins like a dump, and has a rank's number in its name."""
     try:
-        with path.open("rb") as file:
-            head = file.read(4096)
+        head = regular_file.read_file(path, 4096)
     except OSError:
         return False
     begins = head.startswith(b"\x80") or (head.startswith(b"{") and b'"comm_lib_version"' in head)
@@ -56,9 +56,9 @@ def read(path: Path) -> RecordedRank:
     if found is None:
         raise UsageError(f"{path}: the name of a flight recorder's dump ends in the rank's number")
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if regular_file.size_of(path) > MOST_BYTES:
             raise UsageError(f"{path} is larger than a flight recorder's dump ({MOST_BYTES >> 20} MiB)")
-        data = path.read_bytes()
+        data = regular_file.read_file(path, MOST_BYTES)
         whole = json.loads(data) if data.startswith(b"{") else _NoClasses(io.BytesIO(data)).load()
     except OSError as error:
         raise UsageError(os_error_text(error, str(path))) from None
@@ -77,21 +77,28 @@ def _recorded(rank: int, whole: Mapping[str, Any]) -> RecordedRank:
             continue
         group = entry.get("process_group") or ("?", "")
         number, about = (str(part) for part in (*group, "", "")[:2])
+        call = _call(entry, _members(number, whole))
+        if call is None:
+            continue
         names[number] = f"group {number} ({about})" if about not in ("", "undefined") else f"group {number}"
-        calls.setdefault(names[number], []).append(_call(entry))
+        calls.setdefault(names[number], []).append(call)
     members = {name: _members(number, whole) for number, name in names.items()}
     for found in calls.values():
         found.sort(key=lambda call: call.sequence)
     return RecordedRank(RankCalls(rank, calls), members)
 
 
-def _call(entry: Mapping[str, Any]) -> CollectiveCall:
+def _call(entry: Mapping[str, Any], members: tuple[int, ...]) -> CollectiveCall | None:
+    """Return a call; None for a send or receive whose peer is not known. Peers are numbered within their group."""
     name = str(entry.get("profiling_name") or "?")
     op = name.rpartition(":")[2].split(" ")[0]
     peer = -1
     is_p2p = entry.get("is_p2p") is True
-    if is_p2p and (found := _PEER.search(name)):
+    if is_p2p:
+        if (found := _PEER.search(name)) is None:
+            return None
         peer = int(found[3])
+        peer = members[peer] if peer < len(members) else peer
     sequence = _whole(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
     # gloo's calls stay "scheduled"; NCCL's are retired when they are aborted, too
     completed = entry.get("state") == "completed" or (entry.get("retired") is True and not name.startswith("nccl:"))

@@ -90,6 +90,12 @@ def test_sends_know_their_peer_and_gathers_have_no_common_size(tmp_path: Path) -
     )
     (calls,) = flight_recorder.read(path).calls.calls.values()
     assert [(one.op, one.peer, one.shape) for one in calls] == [("all_gather", -1, ""), ("send", 2, "Float 8")]
+    group = {"1": {"ranks": "[4, 6]"}}
+    inside = entry(is_p2p=True, profiling_name="nccl:send 0->1", process_group=("1", "pp"))
+    unknown = entry(is_p2p=True, profiling_name="nccl:coalesced", process_group=("1", "pp"))
+    path.write_bytes(pickle.dumps({**whole(inside, unknown), "pg_config": group}))
+    (calls,) = flight_recorder.read(path).calls.calls.values()
+    assert [one.peer for one in calls] == [6]  # ranks of a group are numbered within it
 
 
 class Evil:
