@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.devtools.devcluster import DevCluster
 from tests.support.environments import ROOT
 from tests.support.waiting import until
@@ -50,8 +51,8 @@ class ChainRun:
         return found
 
     def end(self, part: str, verdict: str) -> None:
-        """Let a part end with a verdict."""
-        (self.path / f"end.{part}").write_text(verdict)
+        """Let a part end with a verdict, which it never reads half written."""
+        write_atomic(self.path / f"end.{part}", verdict.encode())
 
     def queue(self) -> str:
         return self.cluster.run("ctl", ["squeue", "-h", "-o", "%i %T %r %N"], check=False).stdout
