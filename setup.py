@@ -1,4 +1,6 @@
-"""Only the C extensions are declared here (native/NAME.c is resilio_hpc.native._NAME); the rest is in setup.cfg.
+"""Only what is built from C is declared here; the rest is in setup.cfg.
+
+native/NAME.c is the extension resilio_hpc.native._NAME. native/intercept/NAME.c is a library for LD_PRELOAD: no module.
 
 One build serves CPython 3.11 and all later ones (abi3): from 3.11 on, the buffer protocol is in the limited API. Other
 interpreters (3.10, free-threaded ones) get a build of their own. Without a compiler, or with RESILIO_NO_NATIVE=1, the
@@ -32,6 +34,19 @@ setup(
             optional=True,
         )
         for source in sorted(Path("native").glob("*.c"))
+        if not WITHOUT
+    ]
+    + [
+        Extension(
+            f"resilio_hpc.native.intercept.{source.stem}",
+            [str(source)],
+            depends=sorted(map(str, source.parent.glob("*.h"))),
+            py_limited_api=IS_LIMITED,
+            extra_compile_args=["-O2", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            libraries=["dl", "pthread"],
+            optional=True,
+        )
+        for source in sorted(Path("native/intercept").glob("*.c"))
         if not WITHOUT
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if IS_LIMITED and not WITHOUT else {},

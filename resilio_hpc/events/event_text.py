@@ -27,6 +27,7 @@ FAULTS = {
     "agent_lost": "the loss of an agent",
     "controller_lost": "the loss of the controller",
     "slow_start": "a start that took too long",
+    "hang": "a hang",
 }
 
 
@@ -35,6 +36,18 @@ def words(kind: str, fields: Mapping[str, Any]) -> str:
     f = Fields(fields)
     tell = _TABLE.get(kind)
     return printable(tell(f) if tell else _anything(f), 300)
+
+
+def _hang(f: Fields) -> str:
+    """Return why the ranks do not go on, and what follows."""
+    evidence = f.text("evidence")
+    if f.data.get("moves") is True:
+        return f"no step, but {evidence}: not a hang"
+    if f.data.get("acted") is True:
+        return f"hang: {evidence}; the ranks are restarted"
+    limit = f.number("waits_until_s")
+    follows = f"; the ranks are restarted if it lasts {seconds(limit)}" if limit else "; nothing is done"
+    return f"no progress: {evidence}{follows}"
 
 
 def _anything(f: Fields) -> str:
@@ -227,10 +240,13 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "warned": _warned,
     "time_limit_near": lambda f: "the job's time limit is near",
     "stalled": lambda f: (
-        f"no step for {seconds(f.number('silent_s'))} since step {f.whole('step')} (expected within "
-        f"{seconds(f.number('limit_s'))}); fewest steps: {names(f.texts('nodes'))}"
+        f"no {'step' if (f.whole('step') or 0) >= 0 else 'call'} for {seconds(f.number('silent_s'))}"
+        f"{' since step ' + str(f.whole('step')) if (f.whole('step') or 0) >= 0 else ''} (expected within "
+        f"{seconds(f.number('limit_s'))})"
+        f"{'; fewest steps: ' + names(f.texts('nodes')) if f.texts('nodes') else ''}"
     ),
     "goes_on": lambda f: f"step {f.whole('step')} is done, after {seconds(f.number('waited_s'))} without one",
+    "hang": _hang,
     "stopping": lambda f: f"stopping at the next step that all ranks agree on: {_reason(f)}",
     "stop_agreed": lambda f: f"all ranks stop after step {f.whole('step')}",
     "stop_overdue": lambda f: f"stopping took too long, ranks are killed: {_reason(f)}",

@@ -18,6 +18,8 @@ def signal_name(number: int | None) -> str:
 def exit_words(failure: Fields) -> str:
     """Return how a rank ended: ``killed by SIGKILL``, ``exit code 1``."""
     number, code = failure.whole("signal"), failure.whole("exit_code")
+    if failure.text("kind") == "hang":
+        return "a hang"
     if number is not None:
         return f"killed by {signal_name(number)}"
     return f"exit code {code}" if code is not None else "unknown end"
@@ -29,6 +31,8 @@ def rank_failed(f: Fields) -> str:
     how, message = exit_words(f), (f.text("message").strip().splitlines() or [""])[0]
     if how in message:  # the launcher's own message has it already: "failed (…), exit code 1"
         return f"{who} {message}"
+    if how == "a hang":
+        return f"hang on {f.text('node', '?')}: {message or who}"
     how += f" at {f.text('place')}" if f.text("place") else ""
     verb = "ended with exit code" if how.startswith("exit code") else how
     said = how.replace("exit code", verb) if how.startswith("exit code") else how

@@ -1,4 +1,4 @@
-"""Whether a run's steps go on. It only tells: what follows is decided elsewhere."""
+"""Whether a run goes on. It only tells: what follows is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from resilio_hpc.watch.learned_limit import LearnedLimit
 
 LOOK_S = 0.1
 NODES_PER_S = 20_000  # a look at thousands of nodes takes a millisecond
+FIRST_LIMIT_S = 60.0  # while none is learned: a second step may compile for long
+SUSPECT_SHARE = 0.6  # of the limit
+SILENT_LEAST_S = 10.0  # of a script that reports no steps
+SILENT_WARM_UP = 100  # calls
 
 
 @dataclass(frozen=True)
 class Stalled:
-    """No step for longer than the limit. ``nodes``: those that have done the fewest steps."""
+    """No step for longer than the limit. ``step``: -1 where none are reported, so that calls were counted.
+
+    ``nodes``: those that have done the fewest steps.
+    """
 
     step: int
     silent_s: float
@@ -32,48 +39,76 @@ class GoesOn:
 class StepWatch:
     """Looks at the steps of all nodes that train. A run with another number of ranks is learned from the start.
 
-    Times: seconds of a clock that does not jump.
+    Where ranks report no steps, their calls of communication libraries are counted instead. Times: seconds of a clock
+    that does not jump.
     """
 
     def __init__(self) -> None:
         self.next_look = 0.0
         self._limit = LearnedLimit()
-        self._ranks = 0
-        self._round = self._step = -1
-        self._since: float | None = None  # when that step was seen; None while steps are not expected
+        self._world: tuple[int, bool] = (0, True)  # ranks, and whether they report steps
+        self._round = self._count = self._calls = -1
+        self._since: float | None = None  # when that count was seen; None while nothing is expected
+        self._moved = 0.0  # when a call was last seen
         self._told = False
 
     def stalled_s(self, now: float) -> float | None:
         """Return for how long there has been no step, once that is too long; else None."""
         return now - self._since if self._told and self._since is not None else None
 
+    @property
+    def limit_s(self) -> float:
+        """Return for how long there may be no step."""
+        learned = self._limit.seconds
+        return FIRST_LIMIT_S if learned is None else learned
+
+    @property
+    def has_learned(self) -> bool:
+        """Return whether this run's own steps gave the limit."""
+        return self._limit.seconds is not None
+
+    def is_suspect(self, now: float) -> bool:
+        """Return whether there has been no step and no call for so long that it is worth a look."""
+        return self._since is not None and now - max(self._since, self._moved) > SUSPECT_SHARE * self.limit_s
+
+    @property
+    def longest_s(self) -> float:
+        """Return the longest wait between two steps of this run that ended well; 0 without any."""
+        return self._limit.longest_s
+
     def look(
-        self, round_number: int, ranks: int, steps: Mapping[str, int] | None, now: float
+        self, round_number: int, ranks: int, steps: Mapping[str, int] | None, now: float, calls: int = -1
     ) -> Stalled | GoesOn | None:
         """Take the steps done on each node, and return what is new.
 
         ``steps``: None while none are expected, because ranks start, have finished or were asked to stop; -1 where they
-        are not reported.
+        are not reported. ``calls``: of all ranks together; -1 where they are not known. A run whose calls go on does
+        not stall, be it an evaluation.
         """
         self.next_look = now + max(LOOK_S, len(steps or ()) / NODES_PER_S)
         step = min(steps.values(), default=-1) if steps else -1
-        if steps is None or step < 0:
+        count = step if step >= 0 else calls
+        if steps is None or count < 0:
             self._since, self._told = None, False
             return None
-        if ranks != self._ranks:
-            self._limit, self._ranks = LearnedLimit(), ranks
+        if (ranks, step >= 0) != self._world:
+            self._world = (ranks, step >= 0)
+            self._limit = LearnedLimit() if step >= 0 else LearnedLimit(SILENT_LEAST_S, SILENT_WARM_UP)
+            self._since = None
+        if calls != self._calls:
+            self._calls, self._moved = calls, now
         if round_number != self._round or self._since is None:
-            self._round, self._step, self._since, self._told = round_number, step, now, False
+            self._round, self._count, self._since, self._told = round_number, count, now, False
             return None
         waited_s = now - self._since
-        if step > self._step:
+        if count > self._count:
             told = self._told
-            self._limit.learn(waited_s, step - self._step)
-            self._step, self._since, self._told = step, now, False
+            self._limit.learn(waited_s, count - self._count)
+            self._count, self._since, self._told = count, now, False
             return GoesOn(step, round(waited_s, 3)) if told else None
-        limit_s = self._limit.seconds
-        if self._told or limit_s is None or waited_s <= limit_s:
+        limit_s = self.limit_s
+        if self._told or now - max(self._since, self._moved) <= limit_s:
             return None
         self._told = True
-        behind = tuple(sorted(node for node, done in steps.items() if done == step))
+        behind = tuple(sorted(node for node, done in steps.items() if done == step)) if step >= 0 else ()
         return Stalled(step, round(waited_s, 3), round(limit_s, 3), behind)

@@ -59,7 +59,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Those of one node, whose echoes wait for so long."""
     monkeypatch.setattr(MpiRanks, "_new_spawner", lambda *_: FakeSpawner())
     options = LaunchOptions("solver.py", "script", str(tmp_path), mpi="pmix", nproc_per_node="2")
-    node: Any = SimpleNamespace(options=options, local_dir=tmp_path)
+    node: Any = SimpleNamespace(options=options, local_dir=tmp_path, arena_dir=tmp_path)
     core: Any = Core()
     devices: Any = None  # not asked
     made: list[MpiRanks] = []

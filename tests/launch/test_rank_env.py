@@ -88,6 +88,8 @@ def test_what_our_own_parts_read() -> None:
         "RESILIO_RESTORE": "memory:30",
         "RESILIO_READ_AHEAD": "/run/read-ahead",
         "RESILIO_LOCAL_RANK": "1",
+        "RESILIO_CALLS": "/dev/shm/a/calls-2-1",
+        "RESILIO_STACK_FILE": "/spool/1/error.stacks",
         "RESILIO_TP": "1",
         "RESILIO_PP": "1",
         "RESILIO_DP": "2",

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc.watch.learned_limit import LEAST_S, TIMES_AS_LONG, WARM_UP, LearnedLimit
-from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
+from resilio_hpc.watch.step_watch import FIRST_LIMIT_S, SILENT_LEAST_S, SILENT_WARM_UP, GoesOn, Stalled, StepWatch
 
 
 class Run:
@@ -16,11 +16,12 @@ class Run:
         self.watch = StepWatch()
         self.now = 100.0
         self.step = 0
+        self.calls = -1
         self.seen: list[Stalled | GoesOn] = []
 
     def look(self, round_number: int = 0, ranks: int = 4, expected: bool = True, **steps: int) -> None:
         reported = steps or {"n1": self.step, "n2": self.step}
-        found = self.watch.look(round_number, ranks, reported if expected else None, self.now)
+        found = self.watch.look(round_number, ranks, reported if expected else None, self.now, self.calls)
         self.seen += [] if found is None else [found]
 
     def train(self, steps: int, step_s: float) -> None:
@@ -78,13 +79,48 @@ def test_what_is_no_stall() -> None:
     run = Run()
     run.look()
     run.train(WARM_UP - 2, 0.1)
-    run.wait(100.0)  # the limit is not known yet
+    run.wait(FIRST_LIMIT_S - 1)  # the run's own limit is not known yet
     run.train(30, 0.1)
     run.wait(100.0, expected=False)  # ranks have finished, or were asked to stop
     assert run.seen == []
     run.look(round_number=1)  # another round begins
     run.look(round_number=1, n1=-1, n2=3)  # a node that has not done its first step
     assert run.seen == []
+
+
+def test_a_run_that_stops_before_its_limit_is_known_is_seen_later() -> None:
+    run = Run()
+    run.look()
+    run.train(3, 0.1)
+    run.wait(FIRST_LIMIT_S + 1)
+    (stalled,) = run.seen
+    assert isinstance(stalled, Stalled)
+    assert (stalled.step, stalled.limit_s) == (3, FIRST_LIMIT_S)
+
+
+def test_a_pause_in_which_calls_go_on_is_no_stall() -> None:
+    run = Run()
+    run.look()
+    run.train(30, 0.1)
+    for run.calls in range(200):  # an evaluation
+        run.wait(LEAST_S - 0.5)
+    assert run.seen == []
+    run.wait(LEAST_S + 0.5)
+    assert [type(one) for one in run.seen] == [Stalled]
+
+
+def test_a_script_that_reports_no_steps_is_seen_by_its_calls() -> None:
+    run = Run()
+    run.step = -1
+    for run.calls in range(SILENT_WARM_UP + 10):
+        run.now += 0.05
+        run.look()
+    assert run.seen == []
+    run.wait(SILENT_LEAST_S + 1)
+    (stalled,) = run.seen
+    assert isinstance(stalled, Stalled)
+    assert (stalled.step, stalled.nodes) == (-1, ())
+    assert run.watch.is_suspect(run.now)
 
 
 def test_another_number_of_ranks_is_learned_from_the_start() -> None:

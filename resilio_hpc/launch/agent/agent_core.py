@@ -116,6 +116,7 @@ class AgentCore:
                 self.node, incarnation, self.ranks.epoch, now, number, self._echo, step, step_time, self.ranks.ready,
                 self._ports.services.copy_port(), self.ranks.local.has_attached if self.ranks.local else False,
                 self.ranks.local.finishing if self.ranks.local else False,
+                self._ports.services.calls() if self.ranks.alive else -1,
             )
         )  # fmt: skip
 
@@ -260,7 +261,10 @@ class AgentCore:
                 self.ranks.end(message)
             case m.StageReached():
                 self.ranks.stage_reached(message)
-            case m.PersistStep() | m.CommitStep() | m.ProposeStop() | m.ConfirmStop() | m.TerminateRanks():
+            case (
+                m.PersistStep() | m.CommitStep() | m.ProposeStop() | m.ConfirmStop() | m.TerminateRanks()
+                | m.LookAtRanks()
+            ):  # fmt: skip
                 self.ranks.during_round(message)
             case _:
                 assert_never(message)

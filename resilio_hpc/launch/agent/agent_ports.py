@@ -30,6 +30,12 @@ class ServicePorts(Protocol):
     def terminate_ranks(self) -> None:
         """Send SIGTERM to all ranks; no rank is killed."""
 
+    def look_at_ranks(self, number: int, stacks: bool) -> None:
+        """Look at all ranks of this node from outside → ``ranks_seen``. ``stacks``: they write theirs before."""
+
+    def calls(self) -> int:
+        """Return how many calls of communication libraries were begun and completed here; -1 where none are seen."""
+
     def open_store(self, round_number: int) -> None:
         """Open the rendezvous store of a round → ``store_ready`` or ``store_died``."""
 

@@ -115,6 +115,14 @@ class LocalServices:
         """Send SIGTERM to ranks that do not use ``resilio_hpc.train``; they end by themselves."""
         self._ranks.terminate()
 
+    def look_at_ranks(self, number: int, stacks: bool) -> None:
+        """Look at all ranks of this node from outside."""
+        self._ranks.look(number, stacks)
+
+    def calls(self) -> int:
+        """Return how many calls of communication libraries were begun and completed here; -1 where none are seen."""
+        return self._ranks.calls()
+
     def open_store(self, round_number: int) -> None:
         """Open the rendezvous store of a round."""
         self._ranks.open_store(round_number)

@@ -10,6 +10,7 @@ import msgspec
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Stage
+from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.launch.agent.agent_ports import AT_ONCE, NO_GRACE, Ports
 from resilio_hpc.launch.agent.controller_reports import ControllerReports
 from resilio_hpc.launch.agent.rank_stopping import StopState, carry_out
@@ -22,7 +23,7 @@ from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
 LAST_GRACE_S = 1.0  # seconds from SIGTERM to SIGKILL at the end of a run
-OfRound = m.PersistStep | m.CommitStep | m.ProposeStop | m.ConfirmStop | m.TerminateRanks
+OfRound = m.PersistStep | m.CommitStep | m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.LookAtRanks
 """Orders that hold for the ranks of one round."""
 
 
@@ -166,8 +167,15 @@ class NodeRanks:
         if isinstance(message, m.PersistStep | m.CommitStep):
             world = sum(member.local_world_size for member in self.state.members) if self.state else 0
             self.saves.write(message, local, world, self.lease)
+        elif isinstance(message, m.LookAtRanks):
+            self._ports.services.look_at_ranks(message.look, message.stacks)
         else:
             self.reports.tell_all(carry_out(message, local, self._ports.services))
+
+    def ranks_seen(self, number: int, ranks: tuple[RankSight, ...]) -> None:
+        """Take what was seen. It is not repeated after a broken connection: the controller asks again."""
+        if self.local is not None:
+            self._ports.to_controller(m.RanksSeen(self.node, self.epoch, self.local.number, number, ranks))
 
     def end(self, message: m.End) -> None:
         """End the ranks, then this agent."""

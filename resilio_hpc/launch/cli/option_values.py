@@ -21,6 +21,7 @@ from resilio_hpc.launch.config import rank_layout
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.config.device_options import DeviceOptions
 from resilio_hpc.launch.config.flags import own_rows
+from resilio_hpc.launch.config.hang_options import HangOptions
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
 from resilio_hpc.launch.config.streams import parse_std
@@ -65,6 +66,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         join_timeout_s=join_timeout,
         signals_to_handle=_signals(raw.signals_to_handle),
         devices=DeviceOptions(**_direct(DeviceOptions, raw)),
+        hangs=HangOptions(**_direct(HangOptions, raw)),
         checkpoints=CheckpointOptions(
             **_direct(CheckpointOptions, raw), local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller)
         ),

@@ -20,6 +20,7 @@ from resilio_hpc.launch.config.flags import (
     whole_number,
     world_flag,
 )  # fmt: skip
+from resilio_hpc.launch.config.hang_options import HangOptions
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
 
@@ -51,7 +52,7 @@ class LaunchOptions:
     """A validated launch. Times are seconds; paths are absolute; a field is never None where a default exists.
 
     A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds
-    (``checkpoints``, ``devices``, ``output``, ``resizing``). Where ``reads`` is None, its value needs more
+    (``checkpoints``, ``devices``, ``hangs``, ``output``, ``resizing``). Where ``reads`` is None, its value needs more
     than the flag (``launch/cli/option_values``). Flags that are no field are in ``launch/cli/option_table``.
 
     ``max_restarts`` counts only restarts **without progress**: one that follows a newly durable step resets the
@@ -197,6 +198,7 @@ class LaunchOptions:
         choices=get_args(Echoes),
     )  # fmt: skip
     devices: DeviceOptions = field(default_factory=DeviceOptions)
+    hangs: HangOptions = field(default_factory=HangOptions)
     start_timeout_s: float = failures_flag(
         "seconds for all ranks of a round to come up, else it is retried (default: 300)",
         DEFAULT_START_TIMEOUT_S,

@@ -20,6 +20,7 @@ from resilio_hpc.launch.controller import intents as i
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointMessage, CheckpointPhase
 from resilio_hpc.launch.controller.failures import Failures
 from resilio_hpc.launch.controller.gathering import Gathering
+from resilio_hpc.launch.controller.hangs import Hangs
 from resilio_hpc.launch.controller.leadership import Leadership
 from resilio_hpc.launch.controller.membership_change import MembershipChange
 from resilio_hpc.launch.controller.outbox import Outbox
@@ -35,7 +36,7 @@ from resilio_hpc.launch.protocol.vote import Term
 
 MAX_AGENTS = 20_000
 PAST_PATIENCE_S = 2.0  # seconds that the run directory has to tell what agents know as well
-OfRound = m.RanksStopped | m.StoreOpened | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone
+OfRound = m.RanksStopped | m.StoreOpened | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone | m.RanksSeen
 OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | OfRound
 
 
@@ -52,6 +53,7 @@ class Controller:
         self.rounds = Rounds(run, out, self._carry_out, self.checkpoints)
         self.gathering = Gathering(run, out, self._carry_out)
         self.failures = Failures(run, out, self._carry_out)
+        self.hangs = Hangs(run, out, self._carry_out)
         self.membership_change = MembershipChange(run, out, self._carry_out)
         self.stop = StopPhase(run, out, self._carry_out)
         self.shutdown = Shutdown(run, out)
@@ -110,6 +112,7 @@ class Controller:
                 self.checkpoints.tick()
                 self.failures.tick()
                 self.failures.find_left_out()
+            self.hangs.tick()
             self.stop.tick()
         return self._out.take()
 
@@ -170,6 +173,8 @@ class Controller:
                 self.failures.starting_ranks()
             case i.SlowStart():
                 self.failures.slow_start()
+            case i.HangFound():
+                self.failures.hang_found(intent)
             case i.Recovered():
                 self.failures.close(intent.at, intent.restored)
             case i.VotersSettled():
@@ -206,7 +211,10 @@ class Controller:
                 self.membership_change.leaving(agent, message)
             case m.VotersUpdated():
                 self.voters.kept(message.node, message.number)
-            case m.RanksStopped() | m.StoreOpened() | m.StopAnswer() | m.RanksStarted() | m.FirstStep() | m.RanksDone():
+            case (
+                m.RanksStopped() | m.StoreOpened() | m.StopAnswer() | m.RanksStarted() | m.FirstStep() | m.RanksDone()
+                | m.RanksSeen()
+            ):  # fmt: skip
                 if message.round == self.run.round:  # otherwise it belongs to a round that is over
                     self._dispatch_of_round(agent, message)
             case _:
@@ -229,6 +237,8 @@ class Controller:
             case m.FirstStep():
                 if is_member:
                     self.rounds.first_step(agent, message)
+            case m.RanksSeen():
+                self.hangs.seen(message)
             case m.RanksDone():
                 if is_member and self.run.with_ranks:
                     agent.done = message

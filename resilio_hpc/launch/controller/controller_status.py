@@ -9,7 +9,6 @@ from typing import Any
 
 from resilio_hpc.core.wire import Counters
 from resilio_hpc.launch.controller.run_state import RunState
-from resilio_hpc.launch.controller.state import Phase
 from resilio_hpc.launch.protocol import messages as m
 
 
@@ -41,14 +40,6 @@ def status(run: RunState, pulse: int, counters: Counters, stalled_s: float | Non
         "refused": asdict(counters),
         "stalled_s": None if stalled_s is None else round(stalled_s, 2),
     }
-
-
-def steps(run: RunState) -> dict[str, int] | None:
-    """Return the steps done on each node that trains, -1 where they are not known; None while no steps are expected."""
-    agents = [run.agents.get(member.node) for member in run.members]
-    if run.phase is not Phase.RUNNING or run.stopping or any(agent is None or agent.finishing for agent in agents):
-        return None
-    return {member.node: run.agents[member.node].step for member in run.members}
 
 
 @lru_cache(maxsize=2)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from resilio_hpc.launch.consensus.state import HANDSHAKES_PER_S
-from resilio_hpc.launch.controller.intents import Intend, TryRound
+from resilio_hpc.launch.controller.hangs import ranks_of
+from resilio_hpc.launch.controller.intents import HangFound, Intend, TryRound
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.recovery import Recovery, fields_of
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S
@@ -197,6 +198,23 @@ class Failures:
         """Handle a round whose ranks do not start in time."""
         self._open(self._run.unix())
         self._restart(counts=True)
+
+    def hang_found(self, hang: HangFound) -> None:
+        """Handle ranks that live and do not go on; the first to blame counts as the one that failed."""
+        run = self._run
+        at = [(member, rank) for rank in hang.ranks for member in run.members if rank in ranks_of(member)]
+        if at:
+            member, rank = at[0]
+            place = (
+                f'  File "{hang.place.rpartition(":")[0]}", line {hang.place.rpartition(":")[2]}' if hang.place else ""
+            )
+            failure = m.RankFailure(
+                member.node, rank, rank - member.first_rank, "hang", hang.since, None, None, hang.evidence, place
+            )
+            self.rank_failed(m.RankFailed(member.node, run.epoch, run.round, failure))
+        else:
+            self._open(hang.since).hung = True
+            self._restart(counts=True)
 
     def forgive(self) -> None:
         """Forget old restarts where no step is ever durable: there, time without a failure counts as progress."""

@@ -20,7 +20,7 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.consensus.connections import Callers, speaks_for
 from resilio_hpc.launch.consensus.succession_ports import LivesIn
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.controller_status import status, steps
+from resilio_hpc.launch.controller.controller_status import status
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
 from resilio_hpc.launch.controller.slow_saves import SlowSaves
 from resilio_hpc.launch.controller.state import (
@@ -42,7 +42,6 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from resilio_hpc.launch.rundir.run_claim import job_of
 from resilio_hpc.launch.rundir.storage import Storage
-from resilio_hpc.watch.step_watch import Stalled, StepWatch
 
 STATUS_INTERVAL_S = 0.5
 STATUS_AGENTS_PER_S = 4000  # agents per second: the long status of thousands is written less often
@@ -85,7 +84,6 @@ class ControllerHost:
         self._slurm_job = "" if job.startswith("local-") else job_of(job)
         self._guard = LinkGuard("", 0.0, True)
         self._saves = SlowSaves()
-        self._steps = StepWatch()
         self._behind = False  # unread messages are left from the last turn
         self._pulse = 0
         self._next_status = 0.0
@@ -100,7 +98,7 @@ class ControllerHost:
         controller = self.controller = Controller(config, term, Clock(time.monotonic, time.time))
         self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
         controller.run.suspended = not self._guard.may_lead(time.monotonic())
-        self._saves, self._steps = SlowSaves(), StepWatch()
+        self._saves = SlowSaves()
         self._carry_out(controller.begin())
         self._ask_past()
 
@@ -175,11 +173,6 @@ class ControllerHost:
         overdue = self._saves.overdue(now)
         if overdue is not None:
             self._write("save_overdue", **overdue)
-        seen = self._steps.look(run.round, run.world_size, steps(run), now) if now >= self._steps.next_look else None
-        if isinstance(seen, Stalled):
-            self._write("stalled", round=run.round, **asdict(seen))
-        elif seen is not None:
-            self._write("goes_on", round=run.round, **asdict(seen))
         if now >= self._next_status:
             self._next_status = now + max(STATUS_INTERVAL_S, len(run.agents) / STATUS_AGENTS_PER_S)
             self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
@@ -295,4 +288,4 @@ class ControllerHost:
     def _status(self) -> dict[str, Any]:
         assert self.controller is not None
         self._pulse += self.controller.run.leads
-        return status(self.controller.run, self._pulse, self._counters, self._steps.stalled_s(time.monotonic()))
+        return status(self.controller.run, self._pulse, self._counters, self.controller.hangs.stalled_s())

@@ -49,6 +49,16 @@ class SlowStart:
 
 
 @dataclass(frozen=True)
+class HangFound:
+    """The ranks hang and must be restarted. ``ranks``: those to blame, if known; ``since``: Unix seconds."""
+
+    ranks: tuple[int, ...]
+    evidence: str
+    since: float
+    place: str  # the program's line, if known
+
+
+@dataclass(frozen=True)
 class Recovered:
     """All ranks train again (or have ended), from step ``restored``, -1 for a fresh start."""
 
@@ -114,7 +124,7 @@ class EndAlone:
 
 
 Intent = (
-    TryRound | PrepareRound | StepCommitted | StepAbandoned | StartingRanks | SlowStart | Recovered | VotersSettled
-    | HoldWitness | MayCommit | RepeatStop | LetLeaversGo | EndStopped | EndRun | EndAlone
+    TryRound | PrepareRound | StepCommitted | StepAbandoned | StartingRanks | SlowStart | HangFound | Recovered
+    | VotersSettled | HoldWitness | MayCommit | RepeatStop | LetLeaversGo | EndStopped | EndRun | EndAlone
 )  # fmt: skip
 Intend = Callable[[Intent], None]

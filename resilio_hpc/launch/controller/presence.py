@@ -85,6 +85,7 @@ class Presence:
                 agent.step = max(agent.step, beat.step)
                 agent.step_time = beat.step_time
                 agent.finishing = beat.finishing
+                agent.calls = beat.calls
         agent.sent = beat.sent
         agent.ready, agent.copy_port = beat.ready, beat.copy_port
         run.attached |= beat.attached

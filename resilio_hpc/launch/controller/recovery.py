@@ -11,7 +11,7 @@ from resilio_hpc.launch.protocol.message_parts import Cause, RankFailure
 from resilio_hpc.launch.protocol.root_cause import is_consequence, may_be_consequence, origin, place_of
 
 CAUSE_S = 1.0  # seconds: a rank that failed first may end later than its peers, which notice its failure
-RANK_KINDS = ("exit", "signal", "early_exit", "restore_failed")  # failures of a rank itself
+RANK_KINDS = ("exit", "signal", "early_exit", "restore_failed", "hang")  # failures of a rank itself
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 
 
@@ -31,6 +31,7 @@ class Recovery:
     lost_nodes: list[str] = field(default_factory=list)
     restarted_agents: list[str] = field(default_factory=list)
     new_controller: bool = False
+    hung: bool = False  # the ranks did not go on, and none is to blame
     plan: RecoveryPlan | None = None
     # since when ranks run that report no steps (monotonic): the recovery may be complete
     runs_since: float | None = None
@@ -72,6 +73,8 @@ class Recovery:
             return "agent_lost", self.restarted_agents[0]
         if self.new_controller:
             return "controller_lost", ""
+        if first is None and self.hung:
+            return "hang", ""
         return ("slow_start", "") if first is None else (KINDS.get(first.kind, first.kind), first.node)
 
     def repeatable(self) -> Repeatable | None:

@@ -62,6 +62,7 @@ class ControllerConfig:
     save_margin_s: float = 10.0
     forgiven_after_s: float = FORGIVEN_AFTER_S
     logs: str = ""  # where the ranks' logs are
+    hang_timeout_s: float | None = None  # None: learned; 0: a hang is told, and no rank is restarted
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
 
@@ -79,6 +80,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         stop_grace_s=options.stop_grace_s,
         end_time=None if settings.end_time is None else settings.end_time + clock_ahead_s,
         logs=str(options.logs_directory),
+        hang_timeout_s=options.hangs.timeout_s,
         mode=options.mode,
     )
 
@@ -185,6 +187,7 @@ class KnownAgent:
     ready: bool = False  # as its last Heartbeat said
     copy_port: int = 0  # as its last Heartbeat said
     finishing: bool = False  # as its last Heartbeat of this round said
+    calls: int = -1  # as its last Heartbeat of this round said
     leaves_at: float | None = None  # when its own job ends, on the controller's clock
 
     def last_contact(self, patience_s: float) -> float:
@@ -195,5 +198,5 @@ class KnownAgent:
         """Forget the node's part in the round: a new one is prepared."""
         self.first_step = self.done = None
         self.started = False
-        self.round = self.step = -1
+        self.round = self.step = self.calls = -1
         self.finishing = False

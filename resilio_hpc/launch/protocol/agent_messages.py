@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.tiers import Tier
+from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.launch.protocol.membership import NEVER, Membership
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -66,6 +67,7 @@ class Heartbeat(Struct, frozen=True):
     copy_port: Port = 0  # where snapshots can be fetched; 0 without one
     attached: bool = False  # a local rank uses resilio_hpc.train, so it reports steps
     finishing: bool = False  # a local rank has done its last step, so no more are expected
+    calls: Count = -1  # of communication libraries, begun and completed by its ranks; -1 where they are not seen
 
 
 class RanksStopped(Struct, frozen=True):
@@ -186,6 +188,16 @@ class ManifestWritten(Struct, frozen=True):
     seconds: Seconds
 
 
+class RanksSeen(Struct, frozen=True):
+    """Answer to LookAtRanks: what the agent sees of its ranks from outside."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    look: Count
+    ranks: tuple[RankSight, ...]
+
+
 class StopAnswer(Struct, frozen=True):
     """Answer to ProposeStop of all local ranks; ``attached``: 0 when the script does not use resilio_hpc.train."""
 
@@ -264,6 +276,7 @@ ToController = (
     | PersistFailed
     | ManifestWritten
     | StopAnswer
+    | RanksSeen
     | Warned
     | Leaving
     | Goodbye

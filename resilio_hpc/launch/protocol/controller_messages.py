@@ -137,6 +137,18 @@ class ConfirmStop(Struct, frozen=True):
     target: Count
 
 
+class LookAtRanks(Struct, frozen=True):
+    """Ask what can be seen of the ranks from outside: the run does no steps. ``look``: counts the questions.
+
+    ``stacks``: Python ranks write theirs first, which interrupts their system calls.
+    """
+
+    epoch: Count
+    round: Count
+    look: Count
+    stacks: bool = False
+
+
 class TerminateRanks(Struct, frozen=True):
     """Send SIGTERM to ranks that do not use resilio_hpc.train; they have ``grace_s`` to end by themselves."""
 
@@ -197,6 +209,7 @@ ToAgent = (
     | ProposeStop
     | ConfirmStop
     | TerminateRanks
+    | LookAtRanks
     | End
     | UpdateVoters
     | Candidate

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from resilio_hpc.core import process_title
+from resilio_hpc.core import process_title, stack_dump
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers import open_files, rank_main
 from resilio_hpc.launch.workers.spawner_messages import RankCommand
@@ -180,6 +180,7 @@ def become_rank(command: RankCommand, stdout: int, stderr: int, executed: tuple[
             os._exit(126)
     process_title.show_rank(command.kind, command.argv, os.environ.get(process_tree.TOKEN_VARIABLE, ""))
     refresh(command)
+    stack_dump.write_when_asked()
     if _REPORTS_LEAKS in sys.modules:
         atexit.register(gc.unfreeze)  # it costs half a second at the end, as in any other process
     rank_main.run(command.kind, command.argv)

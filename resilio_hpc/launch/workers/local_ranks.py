@@ -19,6 +19,7 @@ from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.console import Console, RankLogs
 from resilio_hpc.launch.workers.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
+from resilio_hpc.launch.workers.log_tail import last_line
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.rank_env import (
     RankPlacement,
@@ -27,7 +28,9 @@ from resilio_hpc.launch.workers.rank_env import (
     rank_argv,
     rank_environment,
     rank_variables,
+    stack_file,
 )  # fmt: skip
+from resilio_hpc.launch.workers.rank_look import RankLook
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, Devices, RankEvents, StopHow
 from resilio_hpc.launch.workers.rank_server import RankServer
 from resilio_hpc.launch.workers.spawner import Spawner
@@ -46,21 +49,22 @@ class LocalRanks:
     ) -> None:
         """Take the node's parts.
 
-        ``begun``: the file that names the step which is being read ahead. ``token`` marks the node's ranks in
-        ``/proc``.
+        ``begun``: the file with the step that is being read ahead. ``token`` marks the node's ranks in ``/proc``.
         """
         self._node = node
         self._core = core
         self._devices = devices
         self._begun = begun
         self._options = node.options
-        environment = rank_environment(slurm_variables.of_ranks(os.environ), core.slots, token)
+        own = slurm_variables.of_ranks(os.environ)
+        environment = rank_environment(own, core.slots, token, node.options.hangs.intercept)
         self._in_own_step = slurm_variables.SET_ASIDE in os.environ
         self._base = environment
         self._spawner = self._new_spawner(environment, node.local_dir)
         self._logs = Path(self._options.output.log_dir) if self._options.output.log_dir else spool / "logs"
         self._console = Console(self._options)
         self.server = RankServer(node.local_dir / "agent.sock", core.rank_said)
+        self._look = RankLook(node.arena_dir)
         self._errors: dict[int, Path] = {}
         self._error_logs: dict[int, Path] = {}  # local rank → its standard error's file
         self._pids: dict[int, int] = {}
@@ -108,6 +112,8 @@ class LocalRanks:
             overdue = {"rank": rank.rank, "pid": self._pids.get(rank.local_rank), "waited_s": LINGERS_S}
             node.record("exit_overdue", **overdue)
             node.say(words("exit_overdue", {"node": node.name, **overdue}))
+        if local is not None and (seen := self._look.answer(local, self._pids)) is not None:
+            self._core.ranks_seen(*seen)
 
     # -- what the core wants -----------------------------------------------------------------------------------
 
@@ -127,6 +133,14 @@ class LocalRanks:
                 os.killpg(pid, signal.SIGTERM)
             except ProcessLookupError:
                 pass
+
+    def look(self, number: int, stacks: bool) -> None:
+        """Look at the ranks from outside → ``ranks_seen``."""
+        self._look.ask(number, self._pids if stacks else {})
+
+    def calls(self) -> int:
+        """Return how many calls of communication libraries were begun and completed here; -1: not known."""
+        return self._look.calls(self._core.local)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
         """Start the local ranks of a round."""
@@ -155,6 +169,7 @@ class LocalRanks:
                 self._core.spawn_failed(rank.local_rank, str(error), time.time())
                 return
             self._spawner.spawn(command)
+        self._look.begin(local.number, {number: stack_file(path) for number, path in self._errors.items()})
         self._console.watch(logs, world, directory)
 
     def judge(self, cause: m.Cause | None) -> None:
@@ -275,6 +290,7 @@ class LocalRanks:
         """Show the rest of the output, and end the spawner."""
         self._console.close(2.0)
         self.server.close()
+        self._look.close()
         ending = self._core.ending
         if ending is None or ending.verdict != "completed":
             self._spawner.kill()
@@ -282,12 +298,3 @@ class LocalRanks:
             node = self._node.name
             self._node.record("left_running", pids=left)
             self._node.say(words("left_running", {"node": node, "pids": left}))
-
-
-def last_line(path: Path) -> str:
-    """Return the last line of a small text file, for a message."""
-    try:
-        lines = path.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1] if lines else ""

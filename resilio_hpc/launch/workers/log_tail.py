@@ -173,3 +173,12 @@ class LogTail:
         if self._how.on_console:
             for line in lines:
                 self._console.put(self._how.prefix + printable(line) + b"\n")
+
+
+def last_line(path: Path) -> str:
+    """Return the last line of a small text file, for a message."""
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""

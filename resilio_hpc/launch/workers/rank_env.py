@@ -13,9 +13,11 @@ from pathlib import Path
 from resilio_hpc.ckpt.coordination.coordinator import READ_AHEAD_VARIABLE
 from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.stack_dump import STACK_VARIABLE
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.rank_layout import fill, layout_of, values_of
 from resilio_hpc.launch.process.process_tree import TOKEN_VARIABLE
+from resilio_hpc.launch.workers import interception
 
 INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
 
@@ -49,17 +51,18 @@ class RoundSetting:
     read_ahead: Path  # the file that names the step which is being read ahead
 
 
-def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, str]:
+def rank_environment(base: dict[str, str], slots: int, token: str, watched: bool = False) -> dict[str, str]:
     """Return the environment of the spawner, which its ranks inherit.
 
-    It is Slurm's and the user's, and holds the variables that are read at load time.
+    It is Slurm's and the user's, and holds the variables that are read at load time. ``watched``: calls of
+    communication libraries are noted.
     """
     environment = {key: value for key, value in base.items() if not key.startswith(INTERNAL_PREFIXES)}
     if slots > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     environment.pop(process_title.OWNER_VARIABLE, None)
     environment[TOKEN_VARIABLE] = token
-    return environment
+    return environment | (interception.preload(environment) if watched else {})
 
 
 def rank_variables(
@@ -83,11 +86,20 @@ def rank_variables(
             "RESILIO_EPOCH": str(setting.epoch),
             "RESILIO_ARENA_DIR": str(setting.arena_dir),
             "RESILIO_RESTORE": setting.restore,
+            interception.CALLS_VARIABLE: str(
+                interception.ring_file(setting.arena_dir, setting.round, placement.local_rank)
+            ),
+            STACK_VARIABLE: str(stack_file(error_file)),
             READ_AHEAD_VARIABLE: str(setting.read_ahead),
             # LOCAL_RANK is 0 everywhere under --virtual-local-rank; arenas and the agent need the real one
             "RESILIO_LOCAL_RANK": str(placement.local_rank),
         }
     )
+
+
+def stack_file(error_file: Path) -> Path:
+    """Return where a rank writes its stacks when it is asked: beside its error file."""
+    return error_file.with_suffix(".stacks")
 
 
 def _torchrun_variables(

@@ -199,6 +199,7 @@ def _of_core(name: str) -> Any:
 
 if __name__ == "__main__":
     _of_core("gloo_groups").keep_alive_when_imported()
+    _of_core("stack_dump").write_when_asked()
     _of_core("process_title").show_rank(sys.argv[1], sys.argv[2:], os.environ.get("RESILIO_TREE_TOKEN", ""))
     if not _SAFE_PATH:
         del sys.path[0]  # this file's own directory

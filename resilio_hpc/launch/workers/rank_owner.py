@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from resilio_hpc.core import rank_link
+from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.launch.protocol.messages import End
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
@@ -62,6 +63,9 @@ class RankEvents(Protocol):
 
     def all_stopped(self) -> None:
         """Take note that every rank and all its descendants are gone."""
+
+    def ranks_seen(self, number: int, ranks: tuple[RankSight, ...]) -> None:
+        """Take what is seen of the ranks from outside, in answer to look ``number``."""
 
     def spawner_died(self, at: float) -> None:
         """Take note that the spawner is gone, and its ranks and stores with it."""

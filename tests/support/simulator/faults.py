@@ -11,6 +11,7 @@ from tests.support.simulator.network import Bad
 from tests.support.simulator.schedule import Fault
 from tests.support.simulator.world import SeededWorld
 from tests.support.virtual_cluster.agent import VirtualAgent
+from tests.support.virtual_cluster.ranks import life_of
 
 BAD = (
     Bad(delay_s=0.5), Bad(delay_s=3.0), Bad(overtaking=True, delay_s=1.0), Bad(lost=0.1), Bad(doubled=0.5),
@@ -44,6 +45,16 @@ def _rank_dies(world: SeededWorld, fault: Fault) -> bool:
         return False
     signal = 9 if fault.value < 0.5 else None
     agent.rank_ends(0, None if signal else 1, signal, "killed" if signal else "ValueError")
+    return True
+
+
+def _rank_stopped(world: SeededWorld, fault: Fault) -> bool:
+    (node,) = fault.nodes
+    agent = world.agents.get(node)
+    local = agent.core.ranks.local if agent is not None and agent.lives() else None
+    if local is None:
+        return False
+    world.trainings[life_of(local)].stopped.add(next(iter(local.ranks.values())).rank)
     return True
 
 
@@ -214,7 +225,8 @@ def _job_ends(world: SeededWorld, fault: Fault) -> bool:
 
 
 _STRIKE: dict[str, Callable[[SeededWorld, Fault], bool]] = {
-    "rank_dies": _rank_dies, "agent_killed": _agent_killed, "power_cut": _power_cut, "node_alone": _split,
+    "rank_dies": _rank_dies, "rank_stopped": _rank_stopped, "agent_killed": _agent_killed, "power_cut": _power_cut,
+    "node_alone": _split,
     "halves": _split, "groups": _groups, "one_way": _one_way, "connection_breaks": _connection_breaks,
     "bad_network": _bad_network, "storage_hangs": _storage_hangs, "storage_hangs_here": _storage_hangs,
     "storage_fails": _storage_fails, "warning": _warning, "saver_fails": _saver_fails, "frozen": _frozen,

@@ -16,6 +16,7 @@ KINDS = {  # how often each fault is drawn
 }  # fmt: skip
 ONCE = ("warning", "job_ends")
 RETURNS = 0.05  # of all schedules: see ``_with_a_return``
+STOPS = 0.05  # of all schedules: see ``_with_a_stopped_rank``
 LONG = 20  # times as many steps where a job after this one has to wait for it
 
 
@@ -94,7 +95,18 @@ def schedule(seed: int) -> Schedule:
     if shape.has_next_job:
         return _as_long_as_leases_last(draw, shape)
     apart = Random(f"{seed} comes back")
-    return _with_a_return(apart, shape) if nodes > 1 and apart.random() < RETURNS else shape
+    if nodes > 1 and apart.random() < RETURNS:
+        return _with_a_return(apart, shape)
+    apart = Random(f"{seed} stands still")
+    return _with_a_stopped_rank(apart, shape) if apart.random() < STOPS else shape
+
+
+def _with_a_stopped_rank(draw: Random, shape: Schedule) -> Schedule:
+    """A rank is stopped, in a run that is long enough to know how long a step takes, as a rule."""
+    script = replace(shape.script, steps=3 * shape.script.steps)
+    at = draw.uniform(0.5, script.steps * script.step_s)
+    stopped = Fault(at, "rank_stopped", (draw.choice(shape.names),), 0.0, draw.random())
+    return replace(shape, script=script, faults=tuple(sorted((*shape.faults, stopped), key=lambda fault: fault.at)))
 
 
 def _with_a_return(draw: Random, shape: Schedule) -> Schedule:

@@ -277,6 +277,18 @@ class VirtualAgent(Process):
         for local_rank in local.ranks if local else ():
             self._world.after(0.1, lambda local_rank=local_rank: self.rank_ends(local_rank, None, 15, ""))  # type: ignore[misc]
 
+    def look_at_ranks(self, number: int, stacks: bool) -> None:
+        local = self.core.ranks.local
+        training = self._world.trainings.get(life_of(local)) if local is not None else None
+        if local is not None and training is not None:
+            sights = tuple(training.sight(rank) for rank in local.ranks.values())
+            self._world.after(0.1, lambda: self.event(lambda: self.core.ranks.ranks_seen(number, sights)))
+
+    def calls(self) -> int:
+        local = self.core.ranks.local
+        training = self._world.trainings.get(life_of(local)) if local is not None else None
+        return -1 if training is None else 2 * training.step
+
     def open_store(self, round_number: int) -> None:
         def opened() -> None:
             self._world.ports += 1

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Tier
+from resilio_hpc.diagnose.hangs.rank_sight import CallSight, GroupSight, RankSight
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent
@@ -57,6 +58,8 @@ class Training:
     target: int = -1
     confirmed: set[str] = field(default_factory=set)  # nodes
     saving: bool = False
+    stopped: set[int] = field(default_factory=set)  # ranks (SIGSTOP)
+    absent: set[int] = field(default_factory=set)  # ranks that compute, and do not enter the call of the others
 
     @property
     def completed(self) -> bool:
@@ -147,9 +150,19 @@ class Training:
         else:
             self.world.after(self.script.step_s, self._plain_step)
 
+    def sight(self, rank: LocalRank) -> RankSight:
+        """What its agent sees of a rank: the others wait in the collective of a step that a stopped one does not do."""
+        stopped = rank.rank in self.stopped
+        entered = self.step + (bool(self.stopped | self.absent) and rank.rank not in self.stopped | self.absent)
+        world = sum(member.local_world_size for member in self.start.state.members)
+        group = GroupSight(1, "virtual", rank.rank, world, entered)
+        call = CallSight(0, "all_reduce", entered, completed=entered == self.step)
+        state = "T" if stopped else "S"
+        return RankSight(rank.rank, rank.step, state, "", 0.0, entered, self.step, (group,), (call,))
+
     def _held_up(self, call: Callable[[], None]) -> bool:
-        """A collective waits for a node that stands still."""
-        if not self.world.stands_still(self.nodes):
+        """A collective waits for a node that stands still, or a rank."""
+        if not self.world.stands_still(self.nodes) and not self.stopped and not self.absent:
             return False
         self.world.after(0.2, call)
         return True

@@ -233,6 +233,10 @@ class World:
                     return
         raise AssertionError(f"rank {rank} does not run")
 
+    def stop_rank(self, rank: int) -> None:
+        """SIGSTOP: it lives, and makes no step."""
+        self.life.stopped.add(rank)
+
     def warn(self, signal: str) -> None:
         """A signal reaches every agent."""
         for agent in list(self.agents.values()):

@@ -1,0 +1,124 @@
+/* Calls of torch's gloo backend, noted in the call ring: `enqueue` begins a collective, `Work::finish` completes it.
+ *
+ * These are C++ functions of libtorch_cpu that are called through its symbol table, from Python and from C++ (DDP's
+ * reducer) alike. A torch that lacks one of these names, or has it with other parameters and so with another name, is
+ * not touched. Parameters of class types are passed by address (Itanium C++ ABI), so plain C can pass them on.
+ */
+#include "call_ring.h"
+
+#define GLOO "_ZN4c10d16ProcessGroupGloo"
+#define ENQUEUE GLOO "7enqueueEN3c1013intrusive_ptrINS0_9AsyncWorkENS1_6detail34intrusive_target_default_null_typeIS3_EEEE"
+#define FINISH "_ZN4c10d4Work6finishENSt15__exception_ptr13exception_ptrE"
+#define MONITORED_BARRIER GLOO "16monitoredBarrierERKNS_14BarrierOptionsEb"
+#define SEND GLOO "4sendERSt6vectorIN2at6TensorESaIS3_EEii"
+#define RECV GLOO "4recvERSt6vectorIN2at6TensorESaIS3_EEii"
+#define WAIT "4waitENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
+#define OP_TYPE "_ZNK4c10d4Work14retrieveOpTypeEv"
+#define GLOBAL_RANKS "_ZNK4c10d16ProcessGroupGloo10groupRanksEv"
+
+/* c10d::OpType; these numbers are stable, since they are written into traces. */
+static const uint8_t OPS[] = {
+    OP_BROADCAST,  OP_ALL_REDUCE,     OP_ALL_REDUCE, OP_REDUCE,     OP_ALL_GATHER,
+    OP_ALL_GATHER, OP_ALL_GATHER,     OP_GATHER,     OP_SCATTER,    OP_REDUCE_SCATTER,
+    OP_ALL_TO_ALL, OP_ALL_TO_ALL,     OP_SEND,       OP_RECV,       OP_RECV,
+    OP_BARRIER,    OP_REDUCE_SCATTER, OP_OTHER,      OP_ALL_REDUCE, OP_REDUCE_SCATTER,
+};
+
+struct numbers { /* std::vector<uint64_t> */
+    const uint64_t *begin, *end;
+};
+
+struct described {
+    void *process_group;
+    const void *caller;
+};
+
+/* The group's id: its global ranks, and how many groups of the same ranks came before it, which all members agree on. */
+static void describe(struct ring_group *group, void *with) {
+    static void *kept;
+    struct described *of = with;
+    const struct numbers *(*global_ranks)(void *) = ring_next(&kept, GLOBAL_RANKS, of->caller);
+    uint64_t before = 0;
+    memcpy(group->family, "gloo", 5);
+    group->members = 1;
+    if (global_ranks) {
+        const struct numbers *ranks = global_ranks(of->process_group);
+        group->size = (int32_t)(ranks->end - ranks->begin);
+        group->members = ring_hash(ranks->begin, (size_t)group->size * sizeof(uint64_t), 0);
+        const char *own = getenv("RANK");
+        for (int32_t index = 0; own && *own && index < group->size; index++)
+            if (ranks->begin[index] == strtoull(own, NULL, 10)) group->rank = index;
+    }
+    for (struct ring_group *other = call_ring.ring->groups; other < group; other++)
+        before += other->members == group->members;
+    __atomic_store_n(&group->id, ring_hash(&before, sizeof before, group->members), __ATOMIC_RELEASE);
+}
+
+/* Note a call in its group; RING_NOWHERE where nothing is noted. */
+static uint64_t entered(struct ring *ring, void *process_group, struct ring_call call, const void *caller) {
+    struct described with = {process_group, caller};
+    int group = ring ? ring_group_of(ring, (uint64_t)(uintptr_t)process_group, describe, &with) : RING_NONE;
+    return group == RING_NONE ? RING_NOWHERE : ring_entered(ring, group, call);
+}
+
+RING_PUBLIC void enqueue(void *process_group, void **work) __asm__(ENQUEUE);
+void enqueue(void *process_group, void **work) {
+    static void *next, *kept;
+    void (*real)(void *, void **) = ring_next(&next, ENQUEUE, RING_CALLER);
+    uint8_t (*type_of)(void *) = ring_next(&kept, OP_TYPE, RING_CALLER);
+    uint8_t type = type_of ? type_of(*work) : UINT8_MAX;
+    struct ring_call call = {.op = type < sizeof OPS ? OPS[type] : OP_OTHER, .peer = -1};
+    uint64_t index = entered(ring_of_process(), process_group, call, RING_CALLER);
+    ring_await((uintptr_t)*work, index); /* first: another thread may finish it before `real` returns */
+    real(process_group, work);
+}
+
+RING_PUBLIC void finish(void *work, void *error) __asm__(FINISH);
+void finish(void *work, void *error) {
+    static void *next;
+    void (*real)(void *, void *) = ring_next(&next, FINISH, RING_CALLER);
+    ring_arrived(ring_of_process(), (uintptr_t)work);
+    real(work, error);
+}
+
+RING_PUBLIC void monitored_barrier(void *process_group, const void *options, uint8_t all) __asm__(MONITORED_BARRIER);
+void monitored_barrier(void *process_group, const void *options, uint8_t all) {
+    static void *next;
+    void (*real)(void *, const void *, uint8_t) = ring_next(&next, MONITORED_BARRIER, RING_CALLER);
+    struct ring *ring = ring_of_process();
+    struct ring_call call = {.op = OP_BARRIER, .peer = -1};
+    uint64_t index = entered(ring, process_group, call, RING_CALLER);
+    real(process_group, options, all);
+    ring_completed(ring, index);
+}
+
+#ifdef __x86_64__
+/* Here alone a returned object's address comes as the first parameter. */
+#define PEER_CALL(name, symbol, which)                                                                   \
+    RING_PUBLIC void *name(void **result, void *process_group, void *tensors, int32_t peer, int32_t tag) \
+        __asm__(symbol);                                                                                 \
+    void *name(void **result, void *process_group, void *tensors, int32_t peer, int32_t tag) {           \
+        static void *next;                                                                               \
+        void *(*real)(void **, void *, void *, int32_t, int32_t) = ring_next(&next, symbol, RING_CALLER); \
+        struct ring_call call = {.op = which, .peer = peer};                                             \
+        uint64_t index = entered(ring_of_process(), process_group, call, RING_CALLER);                   \
+        void *returned = real(result, process_group, tensors, peer, tag);                                \
+        ring_await((uintptr_t)*result, index);                                                           \
+        return returned;                                                                                 \
+    }
+PEER_CALL(send_to, SEND, OP_SEND)
+PEER_CALL(receive_from, RECV, OP_RECV)
+
+/* A send or receive is completed when the program has waited for it. */
+#define PEER_WAIT(name, symbol)                                                     \
+    RING_PUBLIC uint8_t name(void *work, int64_t timeout_ms) __asm__(symbol);       \
+    uint8_t name(void *work, int64_t timeout_ms) {                                  \
+        static void *next;                                                          \
+        uint8_t (*real)(void *, int64_t) = ring_next(&next, symbol, RING_CALLER);   \
+        uint8_t done = real(work, timeout_ms);                                      \
+        ring_arrived(ring_of_process(), (uintptr_t)work);                           \
+        return done;                                                                \
+    }
+PEER_WAIT(wait_for_send, GLOO "8SendWork" WAIT)
+PEER_WAIT(wait_for_receive, GLOO "8RecvWork" WAIT)
+#endif

@@ -1,0 +1,142 @@
+"""Reads the ring that `native/intercept` writes in each rank: its calls, whatever has become of the process.
+
+The file is not trusted: each number is bounded, and a record that is being overwritten is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core import regular_file
+from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, CallSight, GroupSight
+
+MAGIC = b"RSLCALLS"
+VERSION = 1
+GROUPS, CAPACITY = 256, 2048
+_HEADER = struct.Struct("<8s4I3QI12x")
+_GROUP = struct.Struct("<QiiQQ8sQ16x")
+_RECORD = struct.Struct("<6QI4BiI")
+SIZE = _HEADER.size + GROUPS * _GROUP.size + CAPACITY * _RECORD.size
+_RECORDS = _HEADER.size + GROUPS * _GROUP.size
+_NUMBER = (1 << 53) - 1
+
+OPS = (
+    "other", "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
+    "barrier", "send", "recv", "scan", "communicator",
+)  # fmt: skip
+DTYPES = (
+    "", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
+    "float8_e4m3", "float8_e5m2",
+)  # fmt: skip
+
+
+class CallRing:
+    """The open ring of one rank. ``begun`` and ``completed`` are cheap; ``look`` reads all of it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it. Raises OSError where there is none, or it is not one of this version."""
+        self._file = regular_file.open_file(path, follow=False)
+        try:
+            magic, version, size, capacity, groups, self.process, *_ = self._header()
+            if (magic, version, size, capacity, groups) != (MAGIC, VERSION, _RECORD.size, CAPACITY, GROUPS):
+                raise OSError(f"{path} is no call ring of this version")
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def _header(self) -> tuple[Any, ...]:
+        """Read it: a mapped file could be cut short, and then end the reader."""
+        return _HEADER.unpack(os.pread(self._file, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Return how many calls were begun and completed so far."""
+        *_, begun, completed, _ = self._header()
+        return begun & _NUMBER, completed & _NUMBER
+
+    def look(self) -> tuple[tuple[GroupSight, ...], tuple[CallSight, ...]]:
+        """Return the communicators, and of each the calls that are not completed and the last one, oldest first.
+
+        Of too many communicators the last ones are kept; of too many calls the first that wait.
+        """
+        memory = os.pread(self._file, SIZE, 0).ljust(SIZE, b"\0")
+        stamps = os.pread(self._file, SIZE, 0).ljust(SIZE, b"\0")  # what changed meanwhile is not whole
+        groups = _groups(memory)
+        waiting: dict[int, list[CallSight]] = defaultdict(list)
+        last: dict[int, CallSight] = {}
+        for call in _records(memory, stamps):
+            if call.group not in groups:
+                continue
+            last[call.group] = call
+            if not call.completed:
+                waiting[call.group].append(call)
+        chosen = sorted(groups, key=lambda number: (number in waiting, number))[-MAX_GROUPS:]
+        place = {number: at for at, number in enumerate(sorted(chosen))}
+        calls = []
+        share = max(1, MAX_CALLS // max(1, len(waiting)))
+        for number in sorted(chosen):
+            kept = waiting[number][:share]
+            if last.get(number) is not None and last[number] not in kept:
+                kept.append(last[number])
+            calls += kept
+        named = tuple(_with_group(call, place[call.group]) for call in calls[: MAX_GROUPS + MAX_CALLS])
+        return tuple(groups[number] for number in sorted(chosen)), named
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def _groups(memory: bytes) -> dict[int, GroupSight]:
+    """Return the communicators by their number in the ring."""
+    used = min(_HEADER.unpack_from(memory, 0)[8], GROUPS)
+    found = {}
+    for number in range(used):
+        key, rank, size, entered, _, family, _ = _GROUP.unpack_from(memory, _HEADER.size + number * _GROUP.size)
+        if key:
+            name = _plain(family.rstrip(b"\0").decode("ascii", "replace"))
+            found[number] = GroupSight(key & _NUMBER, name, max(rank, -1), max(size, -1), entered & _NUMBER)
+    return found
+
+
+def _records(memory: bytes, again: bytes) -> Iterator[CallSight]:
+    """Yield the whole records, oldest first. ``again``: read later; what differs was being overwritten."""
+    begun = _HEADER.unpack_from(memory, 0)[6]
+    for index in range(max(0, begun - CAPACITY), begun):
+        at = _RECORDS + (index % CAPACITY) * _RECORD.size
+        stamp, _, done_ns, sequence, count, _, group, op, dtype, _, _, peer, _ = _RECORD.unpack_from(memory, at)
+        if stamp != index + 1 or memory[at : at + 8] != again[at : at + 8]:
+            continue
+        shape = f"{count & _NUMBER} {DTYPES[dtype] if dtype < len(DTYPES) else ''}".strip() if count else ""
+        name = OPS[op] if op < len(OPS) else OPS[0]
+        yield CallSight(group, name, sequence & _NUMBER, shape, max(peer, -1), done_ns != 0)
+
+
+def _plain(text: str) -> str:
+    return "".join(letter for letter in text if letter.isascii() and letter.isprintable())[:64]
+
+
+def _with_group(call: CallSight, group: int) -> CallSight:
+    return CallSight(group, call.op, call.sequence, call.shape, call.peer, call.completed)
+
+
+def process_facts(pid: int) -> tuple[str, str, float]:
+    """Return the kernel's letter for a process, the function in which it sleeps, and its processor time in seconds.
+
+    "" and 0 where it is not there. Nothing here waits for the process, as reading its command line may.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, cpu_s = fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return "", "", 0.0
+    try:
+        waits_in = Path(f"/proc/{pid}/wchan").read_text().strip("\0\n ")
+    except OSError:
+        waits_in = ""
+    return state, "" if waits_in == "0" else _plain(waits_in), cpu_s

@@ -1,0 +1,64 @@
+"""What an agent sees of one rank from outside: its process, its steps, and the calls that it has not completed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Whole = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
+Word = Annotated[str, msgspec.Meta(pattern=r"^[ -~]{0,64}\Z")]
+Place = Annotated[str, msgspec.Meta(max_length=300)]
+Calls = Annotated[float, msgspec.Meta(ge=-1.0, le=1e12)]
+MAX_GROUPS = 64
+MAX_CALLS = 32
+STOPPED = "Tt"
+GONE = "ZXx"
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the parts of a message."""
+
+
+class GroupSight(_Part, frozen=True):
+    """A communicator as one rank has it.
+
+    ``id``: the same on all its ranks. ``rank``: this rank's number in it. ``entered``: its collective calls so far.
+    """
+
+    id: Whole
+    family: Word
+    rank: Whole
+    size: Whole
+    entered: Whole
+
+
+class CallSight(_Part, frozen=True):
+    """A call in the communicator ``groups[group]``. ``sequence``: 0 for a send or receive; ``peer``: rank in it."""
+
+    group: Whole
+    op: Word
+    sequence: Whole
+    shape: Word = ""
+    peer: Whole = -1
+    completed: bool = False
+
+
+class RankSight(_Part, frozen=True):
+    """One rank. ``calls``: of each communicator the ones that are not completed, and the last one.
+
+    ``state``: the kernel's letter, "" where the process is not there; ``waits_in``: the kernel function in which it
+    sleeps; ``cpu_s``: processor time so far, seconds; ``begun`` and ``completed``: calls, -1 where none were seen;
+    ``place``: the program's line, where known.
+    """
+
+    rank: Whole
+    step: Whole = -1
+    state: Word = ""
+    waits_in: Word = ""
+    cpu_s: Calls = 0.0
+    begun: Whole = -1
+    completed: Whole = -1
+    groups: Annotated[tuple[GroupSight, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
+    calls: Annotated[tuple[CallSight, ...], msgspec.Meta(max_length=MAX_GROUPS + MAX_CALLS)] = ()
+    place: Place = ""

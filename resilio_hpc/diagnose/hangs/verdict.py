@@ -1,0 +1,144 @@
+"""What a run without progress means, from two looks at all its ranks. Pure.
+
+A rank that is stopped, ranks that wait in a circle, and calls that do not agree are certain once nothing has moved
+between the looks. A rank that runs, or sleeps in the kernel, may come back: only time tells.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+import msgspec
+
+from resilio_hpc.diagnose.hangs.blame import HangBlame, HangKind, blame, names_of
+from resilio_hpc.diagnose.hangs.calls import CollectiveCall, RankCalls
+from resilio_hpc.diagnose.hangs.rank_sight import GONE, STOPPED, RankSight
+from resilio_hpc.events.phrases import names
+
+BUSY_SHARE = 0.5  # of the time between two looks on a processor: it computes
+CERTAIN = (HangKind.MISMATCH, HangKind.DEADLOCK)
+
+
+class HangVerdict(msgspec.Struct, frozen=True):
+    """Why a run stands still. ``ranks``: those to blame, () where that is not known; ``certain``: it will not end.
+
+    ``moves``: calls were begun or completed between the looks, so this is no hang.
+    """
+
+    kind: HangKind
+    ranks: tuple[int, ...]
+    evidence: str
+    certain: bool = False
+    moves: bool = False
+
+
+def judge(
+    now: Mapping[int, RankSight], before: Mapping[int, RankSight], between_s: float, world_size: int
+) -> HangVerdict:
+    """Return the verdict. ``before``: the look ``between_s`` seconds earlier, {} without one: then nothing is sure."""
+    moved = [rank for rank, sight in now.items() if rank in before and _calls(sight) != _calls(before[rank])]
+    stopped = tuple(sorted(rank for rank, sight in now.items() if sight.state and sight.state in STOPPED))
+    gone = tuple(sorted(rank for rank, sight in now.items() if not sight.state or sight.state in GONE))
+    silent = tuple(rank for rank in range(world_size) if rank not in now)
+    ranks, members = rank_calls(now, world_size)
+    found = blame(ranks, members)
+    if stopped:
+        was = [before[rank].state for rank in stopped if rank in before]
+        still = bool(was) and not moved and all(state in STOPPED for state in was)
+        said = _with_calls(f"{names_of(stopped)} {_is(stopped)} stopped (SIGSTOP, or a debugger)", stopped, found)
+        return HangVerdict(HangKind.ABSENT, stopped, said, certain=still)
+    if gone or silent:
+        said = f"nothing is seen of {names_of(gone or silent)}"
+        return HangVerdict(HangKind.ABSENT, gone or silent, said, moves=bool(moved))
+    if moved:
+        return HangVerdict(found.kind, (), f"{names_of(moved)} made calls meanwhile", moves=True)
+    if found.kind is HangKind.NONE:
+        return _by_steps(now)
+    said = found.evidence
+    if found.kind is HangKind.ABSENT:
+        said += "; " + _what_it_does(found.ranks[0], now, before, between_s)
+    return HangVerdict(found.kind, found.ranks, said, certain=bool(before) and found.kind in CERTAIN)
+
+
+def rank_calls(sights: Mapping[int, RankSight], world_size: int) -> tuple[list[RankCalls], dict[str, tuple[int, ...]]]:
+    """Return each rank's calls, and the members of each communicator, all under names for people."""
+    members: dict[int, dict[int, int]] = defaultdict(dict)  # communicator → rank → its number there
+    sizes: dict[int, int] = {}
+    families: dict[int, str] = {}
+    for rank, sight in sights.items():
+        for group in sight.groups:
+            members[group.id][rank] = group.rank
+            sizes[group.id], families[group.id] = group.size, group.family
+    named: dict[int, str] = {}
+    used: Counter[str] = Counter()
+    ranks_of: dict[str, tuple[int, ...]] = {}
+    for group_id in sorted(members, key=lambda one: (-len(members[one]), min(members[one]), one)):
+        known = tuple(sorted(members[group_id]))
+        everyone = tuple(range(world_size)) if sizes[group_id] == world_size else known
+        of = "all ranks" if len(everyone) == world_size else f"ranks {names([str(rank) for rank in everyone])}"
+        name = f"the {families[group_id]} group of {of}".replace("  ", " ")
+        used[name] += 1
+        named[group_id] = name if used[name] == 1 else f"{name} ({used[name]})"
+        ranks_of[named[group_id]] = everyone
+    return [_calls_of(sight, named, members) for _, sight in sorted(sights.items())], ranks_of
+
+
+def _calls_of(sight: RankSight, named: Mapping[int, str], members: Mapping[int, Mapping[int, int]]) -> RankCalls:
+    calls: dict[str, list[CollectiveCall]] = {}
+    for call in sight.calls:
+        if not 0 <= call.group < len(sight.groups):
+            continue
+        group_id = sight.groups[call.group].id
+        peer = next((rank for rank, number in members[group_id].items() if number == call.peer), -1)
+        is_collective = call.sequence > 0
+        if not is_collective and peer < 0:
+            continue
+        calls.setdefault(named[group_id], []).append(
+            CollectiveCall(call.sequence, call.op, call.shape, call.completed, -1 if is_collective else peer,
+                           sight.place)
+        )  # fmt: skip
+    return RankCalls(sight.rank, calls)
+
+
+def _calls(sight: RankSight) -> tuple[int, int]:
+    return sight.begun, sight.completed
+
+
+def _with_calls(said: str, stopped: tuple[int, ...], found: HangBlame) -> str:
+    if found.call is None or not set(stopped) & set(found.ranks):
+        return said
+    return f"{said}, and {found.evidence.removeprefix(names_of(stopped) + ' ')}"
+
+
+def _is(ranks: tuple[int, ...]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _what_it_does(rank: int, now: Mapping[int, RankSight], before: Mapping[int, RankSight], between_s: float) -> str:
+    """Return what a rank does instead of its call."""
+    sight = now.get(rank)
+    if sight is None:
+        return f"nothing is seen of rank {rank}"
+    where = f" at {sight.place}" if sight.place else ""
+    if sight.state == "D":
+        inside = f" ({sight.waits_in})" if sight.waits_in else ""
+        return f"rank {rank} sleeps in the kernel{inside}{where}: a disk, a file system or a driver"
+    earlier = before.get(rank)
+    spent_s = sight.cpu_s - earlier.cpu_s if earlier is not None else 0.0
+    if earlier is not None and spent_s > BUSY_SHARE * between_s > 0:
+        return f"rank {rank} computes{where}"
+    if sight.state == "S":
+        return f"rank {rank} sleeps{f' in {sight.waits_in}' if sight.waits_in else ''}{where}"
+    return f"rank {rank} runs{where}"
+
+
+def _by_steps(now: Mapping[int, RankSight]) -> HangVerdict:
+    """Return what steps tell where no rank is known to wait in a call."""
+    steps = {rank: sight.step for rank, sight in now.items() if sight.step >= 0}
+    least = min(steps.values(), default=-1)
+    behind = tuple(sorted(rank for rank, step in steps.items() if step == least))
+    if not behind or len(behind) * 2 > len(steps):
+        return HangVerdict(HangKind.NONE, (), "no rank waits in a call that is known here")
+    said = f"{names_of(behind)} {'has' if len(behind) == 1 else 'have'} done {least} steps, others more"
+    return HangVerdict(HangKind.ABSENT, behind, said)

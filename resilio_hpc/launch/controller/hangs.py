@@ -1,0 +1,168 @@
+"""The controller's part for ranks that live and do not go on: seen, blamed, restarted. Pure.
+
+``watch.step_watch`` tells that there are no steps. All agents are asked what they see of their ranks: once when a step
+is late, and again when it is too late. ``diagnose.hangs.verdict`` judges what moved between. A certain verdict is acted
+on at once, any other after the hang timeout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from resilio_hpc.diagnose.hangs.rank_sight import RankSight
+from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge
+from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.controller.intents import HangFound, Intend
+from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.state import Phase
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
+
+ANSWER_S = 1.0  # seconds that agents have to answer; of thousands, more
+ANSWERS_PER_S = 2000
+LOOKS_EVERY_S = (0.2, 2.0, 10.0)  # between an answer and the next look, once the run has stalled
+UNCERTAIN_S = 60.0  # before a restart whose reason may end by itself, unless the user sets another number
+TIMES_LONGEST = 10.0  # times the longest wait of this run that ended well
+UNKNOWN_S = 600.0  # the same where no limit is learned or no steps are reported: torch's own limit of a collective
+
+
+class Hangs:
+    """Watches steps while all ranks run, and asks why there are none."""
+
+    def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
+        self._run = run
+        self._out = out
+        self._intend = intend
+        self._watch = StepWatch()
+        self._look = -1  # the number of the last look
+        self._asked: float | None = None  # when it was asked for; None: no answer is awaited
+        self._next_look: float | None = None  # None: the run has not stalled
+        self._suspects = False  # a first look was asked for
+        self._answered: set[str] = set()
+        self._sights: dict[int, RankSight] = {}
+        self._before: dict[int, RankSight] = {}
+        self._before_at = 0.0
+        self._looks = 0  # of this stall
+        self._told: tuple[object, ...] | None = None  # the verdict that was recorded last
+
+    def stalled_s(self) -> float | None:
+        """Return for how long there has been no step, once that is too long; else None."""
+        return self._watch.stalled_s(self._run.now())
+
+    def tick(self) -> None:
+        """Look at the steps, and at the ranks where there are none."""
+        run, now = self._run, self._run.now()
+        if now >= self._watch.next_look:
+            seen = self._watch.look(run.round, run.world_size, steps(run), now, calls(run))
+            if isinstance(seen, Stalled):
+                self._out.record("stalled", round=run.round, **asdict(seen))
+                self._looks, self._told = 0, None
+                self._ask(now, stacks=True)
+            elif isinstance(seen, GoesOn):
+                self._out.record("goes_on", round=run.round, **asdict(seen))
+            self._suspect(now)
+        if self._asked is not None and now > self._asked + ANSWER_S + len(run.members) / ANSWERS_PER_S:
+            self._judge(now)
+        elif self._next_look is not None and self._asked is None and now >= self._next_look:
+            self._ask(now, stacks=True)
+
+    def _suspect(self, now: float) -> None:
+        """Take a first look when a step is late; forget everything when the steps go on."""
+        if not self._watch.is_suspect(now):
+            self._asked = self._next_look = None
+            self._before, self._suspects = {}, False
+        elif not self._suspects:
+            self._suspects = True
+            if self._asked is None:
+                self._ask(now, stacks=False)
+
+    def _ask(self, now: float, stacks: bool) -> None:
+        run = self._run
+        self._look += 1
+        self._asked = now
+        self._answered, self._sights = set(), {}
+        for member in run.members:
+            self._out.send(member.node, m.LookAtRanks(run.epoch, run.round, self._look, stacks))
+
+    def seen(self, message: m.RanksSeen) -> None:
+        """Take an agent's answer; with the last one, judge."""
+        run = self._run
+        if self._asked is None or message.look != self._look or not run.is_member(message.node):
+            return
+        ours = {rank for member in run.members if member.node == message.node for rank in ranks_of(member)}
+        self._sights |= {sight.rank: sight for sight in message.ranks if sight.rank in ours}
+        self._answered.add(message.node)
+        if len(self._answered) == len(run.members):
+            self._judge(run.now())
+
+    def _judge(self, now: float) -> None:
+        run = self._run
+        self._asked = None
+        before, between_s = self._before, now - self._before_at
+        self._before, self._before_at = self._sights, now
+        silent_s = self.stalled_s()
+        if silent_s is None:
+            return
+        to_limit_s = self._timeout_s() - silent_s
+        every_s = LOOKS_EVERY_S[min(self._looks, len(LOOKS_EVERY_S) - 1)]
+        self._next_look = now + (min(every_s, to_limit_s) if to_limit_s > 0 else every_s)
+        self._looks += 1
+        verdict = judge(self._sights, before, between_s, run.world_size)
+        due = not verdict.moves and (verdict.certain or silent_s >= self._timeout_s())
+        acts = due and run.config.mode is Mode.RECOVER and run.config.hang_timeout_s != 0 and run.leads
+        self._tell(verdict, silent_s, due, acts)
+        if acts:
+            self._next_look = None
+            self._intend(HangFound(verdict.ranks, verdict.evidence, run.unix() - silent_s, self._places(verdict)))
+
+    def _timeout_s(self) -> float:
+        """Return for how long an uncertain hang may last."""
+        chosen = self._run.config.hang_timeout_s
+        if chosen is not None:
+            return chosen
+        is_known = self._run.max_step >= 0 and self._watch.has_learned
+        least = UNCERTAIN_S if is_known else UNKNOWN_S
+        return max(least, TIMES_LONGEST * self._watch.longest_s)
+
+    def _tell(self, verdict: HangVerdict, silent_s: float, due: bool, acts: bool) -> None:
+        """Record a verdict that is new, or is acted on."""
+        told = (verdict.kind, verdict.ranks, verdict.certain, verdict.moves)
+        if told == self._told and not due:
+            return
+        if due and not acts and self._told == (*told, "due"):
+            return
+        self._told = (*told, "due") if due else told
+        run = self._run
+        nodes = sorted({member.node for member in run.members if set(ranks_of(member)) & set(verdict.ranks)})
+        self._out.record(
+            "hang", round=run.round, kind=verdict.kind.value, ranks=list(verdict.ranks), nodes=nodes,
+            evidence=verdict.evidence, certain=verdict.certain, moves=verdict.moves, silent_s=round(silent_s, 3),
+            acted=acts, **({"waits_until_s": round(self._timeout_s(), 1)} if not due and not verdict.moves else {}),
+        )  # fmt: skip
+
+    def _places(self, verdict: HangVerdict) -> str:
+        """Return the program's line of the first rank to blame, as a traceback has it."""
+        for rank in verdict.ranks:
+            if rank in self._sights and self._sights[rank].place:
+                return self._sights[rank].place
+        return ""
+
+
+def ranks_of(member: m.Member) -> range:
+    """Return a node's ranks."""
+    return range(member.first_rank, member.first_rank + member.local_world_size)
+
+
+def steps(run: RunState) -> dict[str, int] | None:
+    """Return the steps done on each node that trains, -1 where they are not known; None while none are expected."""
+    agents = [run.agents.get(member.node) for member in run.members]
+    if run.phase is not Phase.RUNNING or run.stopping or any(agent is None or agent.finishing for agent in agents):
+        return None
+    return {member.node: run.agents[member.node].step for member in run.members}
+
+
+def calls(run: RunState) -> int:
+    """Return how many calls of communication libraries were begun and completed on all nodes; -1: not known."""
+    counts = [run.agents[member.node].calls for member in run.members if member.node in run.agents]
+    return sum(counts) if counts and min(counts) >= 0 else -1

@@ -1,0 +1,117 @@
+"""What this node sees of its ranks from outside: their processes, their call rings, and the line where each one is.
+
+A rank's line comes from Python's own ``faulthandler``, which the rank sets up at its start (``rank_main``) and a signal
+calls: it needs no lock of the interpreter. A rank that cannot answer is seen like any other, but for its line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from resilio_hpc.core.stack_dump import STACK_SIGNAL
+from resilio_hpc.diagnose.hangs.call_ring import CallRing, process_facts
+from resilio_hpc.diagnose.hangs.rank_sight import RankSight
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.protocol.root_cause import place_of
+from resilio_hpc.launch.workers import interception
+from resilio_hpc.launch.workers.local_round import LocalRound
+
+ANSWER_S = 0.1  # for a rank to write its stacks
+MOST_BYTES = 1 << 20
+
+
+class RankLook:
+    """Looks at the ranks of the present round. ``stacks``: where ranks write theirs."""
+
+    def __init__(self, arena_dir: Path) -> None:
+        """``arena_dir``: where the rings are."""
+        self._arena_dir = arena_dir
+        self._rings: dict[int, CallRing] = {}
+        self._round = -1
+        self._stacks: Mapping[int, Path] = {}
+        self._sizes: dict[int, int] = {}
+        self._due: float | None = None
+        self._number = -1
+
+    def begin(self, round_number: int, stacks: Mapping[int, Path]) -> None:
+        """Take a new round. ``stacks``: by local rank, the file for its stacks."""
+        self.close()
+        self._round, self._stacks, self._due = round_number, dict(stacks), None
+        with contextlib.suppress(OSError):
+            interception.remove_older(self._arena_dir, round_number)
+
+    def calls(self, local: LocalRound | None) -> int:
+        """Return how many calls were begun and completed by the node's ranks; -1 unless each one has a ring."""
+        ranks = local.ranks if local is not None else {}
+        found = [ring.counts for number in ranks if (ring := self._ring(number)) is not None]
+        return sum(begun + completed for begun, completed in found) if 0 < len(found) == len(ranks) else -1
+
+    def ask(self, number: int, pids: Mapping[int, int]) -> None:
+        """Begin a look, whose ``answer`` is due soon. ``pids``: ranks that are to write their stacks first."""
+        self._number, self._due = number, time.monotonic() + (ANSWER_S if pids else 0.0)
+        for local_rank, pid in pids.items():
+            self._sizes[local_rank] = _size(self._stacks.get(local_rank))
+            if process_tree.handles(pid, STACK_SIGNAL):  # else it would end a rank that knows nothing of it
+                with contextlib.suppress(OSError):
+                    os.kill(pid, STACK_SIGNAL)
+
+    def answer(self, local: LocalRound, pids: Mapping[int, int]) -> tuple[int, tuple[RankSight, ...]] | None:
+        """Return the look's number and what is seen, once that is due."""
+        if self._due is None or time.monotonic() < self._due:
+            return None
+        self._due = None
+        return self._number, tuple(self._sight(rank.rank, rank.step, number, pids.get(number))
+                                   for number, rank in local.ranks.items())  # fmt: skip
+
+    def _sight(self, rank: int, step: int, local_rank: int, pid: int | None) -> RankSight:
+        state, waits_in, cpu_s = process_facts(pid) if pid is not None else ("", "", 0.0)
+        ring = self._ring(local_rank)
+        begun, completed = ring.counts if ring is not None else (-1, -1)
+        groups, calls = ring.look() if ring is not None else ((), ())
+        return RankSight(rank, step, state, waits_in, cpu_s, begun, completed, groups, calls, self._place(local_rank))
+
+    def _ring(self, local_rank: int) -> CallRing | None:
+        if local_rank not in self._rings:
+            with contextlib.suppress(OSError):
+                self._rings[local_rank] = CallRing(interception.ring_file(self._arena_dir, self._round, local_rank))
+        return self._rings.get(local_rank)
+
+    def _place(self, local_rank: int) -> str:
+        """Return the program's line in the stack that the rank wrote since it was asked; "" without one."""
+        path = self._stacks.get(local_rank)
+        begins = self._sizes.get(local_rank, 0)
+        try:
+            assert path is not None
+            with path.open("rb") as file:
+                file.seek(begins)
+                text = file.read(MOST_BYTES).decode("utf-8", "replace")
+        except (OSError, AssertionError):
+            return ""
+        return place_of(_main_thread(text))[:300]
+
+    def close(self) -> None:
+        """Close the rings."""
+        for ring in self._rings.values():
+            ring.close()
+        self._rings.clear()
+
+
+def _main_thread(text: str) -> str:
+    """Return the main thread's stack of a dump, the outermost call first, as a traceback has it.
+
+    The signal is handled by the main thread, unless that one blocks it; it is the last of the dump.
+    """
+    blocks = text.split("hread 0x")
+    current = [block for block, before in zip(blocks[1:], blocks, strict=False) if before.endswith("Current t")]
+    return "\n".join(reversed((current or blocks)[-1].splitlines()))
+
+
+def _size(path: Path | None) -> int:
+    try:
+        return path.stat().st_size if path is not None else 0
+    except OSError:
+        return 0

@@ -1,0 +1,111 @@
+"""Ranks that live and do not go on, in a virtual cluster: what is told, who is blamed, what is restarted, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilio_hpc.core.tiers import Tier
+from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.controller.hangs import ANSWER_S, UNCERTAIN_S
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.watch.learned_limit import LEAST_S
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import World
+
+
+def test_a_stopped_rank_is_blamed_and_restarted_as_soon_as_the_limit_is_over() -> None:
+    world = World(nodes=3)
+    world.until_step(25)
+    began = world.now
+    world.stop_rank(3)
+    world.run(lambda: world.records("recovered") != [])
+    (stalled,) = world.records("stalled")
+    (hang,) = world.records("hang")
+    assert (hang["kind"], hang["ranks"], hang["nodes"], hang["certain"], hang["acted"]) == (
+        "absent", [3], ["n2"], True, True,
+    )  # fmt: skip
+    assert "stopped" in hang["evidence"]
+    assert "did not enter all_reduce" in hang["evidence"]
+    (told,) = world.records("recovered")
+    assert (told["kind"], told["node"], told["rank"]) == ("hang", "n2", 3)
+    assert world.last.restore == m.RestorePoint(Tier.MEMORY, 20)
+    assert world.times("hang")[0] - world.times("stalled")[0] < 0.3
+    assert stalled["limit_s"] == LEAST_S
+    assert world.now - began < LEAST_S + 2.0
+
+
+def test_a_rank_that_only_computes_is_waited_for() -> None:
+    world = World(nodes=2)
+    world.until_step(25)
+    world.life.absent.add(1)  # it runs, and does not enter the call
+    world.run(lambda: world.records("recovered") != [], limit_s=200)
+    first, last = world.records("hang")[0], world.records("hang")[-1]
+    assert (first["ranks"], first["certain"], first["acted"]) == ([1], False, False)
+    assert first["waits_until_s"] == UNCERTAIN_S
+    assert last["acted"]
+    assert last["silent_s"] >= UNCERTAIN_S
+
+
+def test_a_rank_that_comes_back_is_not_restarted() -> None:
+    world = World(nodes=2)
+    world.until_step(25)
+    world.life.absent.add(1)
+    world.run(limit_s=20)
+    world.life.absent.clear()
+    world.until_step(60)
+    assert [fields["acted"] for fields in world.records("hang")] == [False]
+    assert len(world.records("goes_on")) == 1
+    assert world.records("recovered") == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"hang_timeout_s": 0.0}, {"mode": Mode.OBSERVE}, {"mode": Mode.CHECKPOINT}], ids=str
+)
+def test_where_hangs_are_only_told_nothing_is_restarted(options: dict[str, object]) -> None:
+    world = World(nodes=2, **options)
+    world.until_step(25)
+    world.stop_rank(1)
+    world.run(limit_s=300)
+    assert world.records("hang") != []
+    assert [fields["acted"] for fields in world.records("hang")] == [False] * len(world.records("hang"))
+    assert len(world.records("hang")) < 4  # it is not told again and again
+    assert world.records("recovered") == []
+    assert len(world.starts) == 1
+
+
+def test_the_users_limit_is_kept() -> None:
+    world = World(nodes=2, hang_timeout_s=7.0)
+    world.until_step(25)
+    world.life.absent.add(1)
+    world.run(lambda: world.records("recovered") != [], limit_s=60)
+    assert 7.0 <= world.records("hang")[-1]["silent_s"] < 7.2 + ANSWER_S
+
+
+def test_two_ranks_stopped_one_during_the_look_at_the_other() -> None:
+    world = World(nodes=3)
+    world.until_step(25)
+    world.stop_rank(0)
+    world.run(lambda: world.records("stalled") != [])
+    world.stop_rank(4)
+    world.run(lambda: world.records("recovered") != [])
+    world.until_round(1)
+    assert world.members() == ["n1", "n2", "n3"]
+
+
+def test_a_controller_that_dies_during_a_hang_leaves_it_to_the_next_one() -> None:
+    world = World(nodes=3)
+    world.until_step(25)
+    world.stop_rank(5)
+    world.run(lambda: world.records("stalled") != [])
+    world.kill_agent("n1")
+    world.start_agent("n1")
+    world.run(lambda: world.records("recovered") != [], limit_s=100)
+    world.until_step(40)
+
+
+def test_a_rank_stopped_before_the_limit_is_known_is_found_later() -> None:
+    world = World(nodes=2, script=Script(steps=200))
+    world.until_step(2)
+    world.stop_rank(1)
+    world.run(lambda: world.records("recovered") != [], limit_s=100)
+    assert world.records("hang")[-1]["ranks"] == [1]
