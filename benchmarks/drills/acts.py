@@ -44,11 +44,13 @@ class Actor:
 
     def __init__(self, cluster: DevCluster[RackMachines], job: int, joiner: str) -> None:
         self.roles: Mapping[str, tuple[str, ...]] = {}
+        self.struck = -1  # the rank that got a signal last
         self._cluster = cluster
         self._job = job
         self._joiner = joiner  # the script of a job that joins the run
         self._acts: dict[str, Callable[[tuple[str, ...], Sequence[Event]], None]] = {
             "kill_rank": self._kill_rank,
+            "stop_rank": self._stop_rank,
             "kill_agent": self._kill_agent,
             "kill_srun": self._kill_srun,
             "power_off": lambda nodes, _: self._each(cluster.machines.crash, nodes),
@@ -86,9 +88,15 @@ class Actor:
             do(node)
 
     def _kill_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
-        ranks = last([e for e in events if e.kind == "ranks" and e.fields["node"] == nodes[0]], "ranks")
-        pid = int(next(iter(ranks.fields["pids"].values())))
-        self._kill(nodes[0], lambda process_pid, argv: process_pid == pid)
+        self._signal_rank(nodes[0], events, signal.SIGKILL)
+
+    def _stop_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
+        self._signal_rank(nodes[0], events, signal.SIGSTOP)
+
+    def _signal_rank(self, node: str, events: Sequence[Event], number: int) -> None:
+        ranks = last([e for e in events if e.kind == "ranks" and e.fields["node"] == node], "ranks")
+        self.struck, pid = (int(value) for value in next(iter(ranks.fields["pids"].items())))
+        self._kill(node, lambda process_pid, argv: process_pid == pid, number)
 
     def _kill_agent(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         self._kill(nodes[0], lambda _, argv: process_title.is_agent(argv))
@@ -99,11 +107,11 @@ class Actor:
         pids = [p.pid for p in self._cluster.machines.pids(batch_host) if p.program == "srun" and wanted <= set(p.argv)]
         self._kill(batch_host, lambda pid, _: pid == min(pids))  # it has a child, which ends its step
 
-    def _kill(self, node: str, chosen: Callable[[int, tuple[str, ...]], bool]) -> None:
+    def _kill(self, node: str, chosen: Callable[[int, tuple[str, ...]], bool], number: int = signal.SIGKILL) -> None:
         for process in self._cluster.machines.pids(node):
             if process.argv and chosen(process.pid, process.argv):
                 try:
-                    os.kill(process.host_pid, signal.SIGKILL)
+                    os.kill(process.host_pid, number)
                 except ProcessLookupError:
                     pass  # an earlier act was quicker
 

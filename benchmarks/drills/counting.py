@@ -71,6 +71,7 @@ def main() -> None:
     from resilio_hpc import ckpt, train
 
     sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from drills import hanging
     from drills.worlds import world_of
 
     options = _options()
@@ -84,12 +85,17 @@ def main() -> None:
     start = restored[0] if restored else 0
     done = start
     first_life = run.round == 0 and run.rank == 1
+    hangs = options.hang if run.round == 0 and (run.rank == 1 or options.hang in hanging.TOGETHER) else ""
     mine = weight(run.rank, run.world_size)
     for step in run.steps(start, options.steps, save=lambda done: checkpointer.save(done, state), every=options.every):
         if first_life and step == options.raise_at:
             raise RuntimeError(f"planted in step {step}")
         if first_life and step == options.exit_at:
             os._exit(0)
+        if hangs and step == options.hang_at:
+            hanging.hang(hangs, run.rank)
+        if options.read is not None and run.rank == 1:
+            hanging.read(options.read)
         stamps.write("b", step)
         ends = int(options.enough is not None and options.enough.exists())
         total = world.sum(np.append(vector * mine, ends))
@@ -119,6 +125,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--without-torch", action="store_true", help="sum over plain sockets (worlds.py)")
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--exit-at", type=int, default=-1)
+    parser.add_argument("--hang", default="", metavar="WAY", help="hang so in the first round (hanging.py)")
+    parser.add_argument("--hang-at", type=int, default=60)
+    parser.add_argument("--read", type=Path, metavar="FILE", help="rank 1 reads it before each step")
     return parser.parse_args()
 
 

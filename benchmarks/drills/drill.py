@@ -102,7 +102,7 @@ class DrillRun:
                 self._end_when_enough()
                 if time.monotonic() > began + LIMIT_S * self.drill.jobs:
                     raise ResilioError(f"no end within {LIMIT_S * self.drill.jobs:.0f} s")
-            self._judge()
+            self._judge(actor.struck)
         except ResilioError as error:
             return self._result(str(error), began)
         return self._result("", began)
@@ -182,15 +182,17 @@ class DrillRun:
 
     # -- judgement ---------------------------------------------------------------------------------------------
 
-    def _judge(self) -> None:
-        """Raise ResilioError with what is wrong."""
+    def _judge(self, struck: int) -> None:
+        """Raise ResilioError with what is wrong. ``struck``: the rank that got a signal."""
         self._events += self._reader.read_new()
         acts = self.drill.acts
         if len(self._done) < len(acts):
             raise ResilioError(f"the run ended before {acts[len(self._done)].do!r} was done")
         lives = read_lives(self._stamps())
         shared, name = self.cluster.shared, self._name
-        drill_judge.judge(self.drill, self._events, lives, self.directory, shared / f"{name}.result", self._done)
+        drill_judge.judge(
+            self.drill, self._events, lives, self.directory, shared / f"{name}.result", self._done, struck
+        )
 
     def _stamps(self) -> list[tuple[str, Path]]:
         return [(node, self.cluster.layout.nvme(node) / self._name) for node in self.cluster.nodes]

@@ -15,13 +15,19 @@ from resilio_hpc.core.ledger import Event
 
 
 def judge(
-    drill: Drill, events: Sequence[Event], lives: Sequence[Life], run: Path, result: Path, acts_at: Sequence[float]
-) -> None:
-    """Raise ResilioError with the first thing that is wrong. ``acts_at``: when each act was done."""
+    drill: Drill, events: Sequence[Event], lives: Sequence[Life], run: Path, result: Path, acts_at: Sequence[float],
+    struck: int = -1,
+) -> None:  # fmt: skip
+    """Raise ResilioError with the first thing that is wrong.
+
+    ``acts_at``: when each act was done; ``struck``: the rank that was struck.
+    """
     verdict = _read(run / "verdict.json", "verdict").get("verdict")
     if verdict != drill.verdict and not (drill.verdict == "cancelled" and verdict == "terminated"):
         raise ResilioError(f"the verdict is {verdict}, not {drill.verdict}")
-    for wrong in (two_at_once(events, lives), _kinds(drill, events), _jobs(drill, events)):
+    for wrong in (
+        two_at_once(events, lives), _kinds(drill, events), _jobs(drill, events), _hang(drill, events, struck),
+    ):  # fmt: skip
         if wrong:
             raise ResilioError(wrong)
     if drill.name == "scancel" and not any(event.kind == "stop_agreed" for event in events):
@@ -64,6 +70,19 @@ def _kinds(drill: Drill, events: Sequence[Event]) -> str:
         return f"the ledger holds recoveries {found}, none of {', '.join(drill.kinds)}"
     if drill.told and not any(event.kind == drill.told for event in events):
         return f"the ledger does not tell that something was {drill.told}"
+    return ""
+
+
+def _hang(drill: Drill, events: Sequence[Event], struck: int) -> str:
+    """Return what is wrong with the blame of a hang."""
+    acted = [event.fields for event in events if event.kind == "hang" and event.fields["acted"]]
+    if not drill.hang:
+        return f"a hang was seen where there was none: {acted[0]['evidence']}" if acted else ""
+    if not acted or acted[0]["kind"] != drill.hang:
+        return f"the ledger holds hangs {[one['kind'] for one in acted]}, not {drill.hang}"
+    wanted = drill.blamed if drill.blamed >= 0 else struck
+    if drill.hang != "deadlock" and acted[0]["ranks"] != [wanted]:
+        return f"ranks {acted[0]['ranks']} were blamed, not {wanted}: {acted[0]['evidence']}"
     return ""
 
 

@@ -20,7 +20,7 @@ PREEMPTION = (
 
 HURTS = (
     *("kill_rank", "kill_agent", "kill_srun", "power_off", "partition", "split", "set_down", "requeue"),
-    *("submit_urgent",),
+    *("submit_urgent", "stop_rank"),
 )
 """Acts after which training has to begin anew."""
 NODE_LOSS = ("power_off", "partition", "split")
@@ -53,6 +53,9 @@ class Drill:
     acts: tuple[Act, ...] = ()  # the first once training runs and has committed; none: the script or Slurm strikes
     kinds: tuple[str, ...] = ()  # the ledger must hold a recovery of one of these kinds
     told: str = ""  # and this event
+    hang: str = ""  # and a hang of this kind that was acted on
+    blamed: int = -1  # with this rank to blame; -1: the one that was struck
+    needs_torch: bool = False  # to know in which collective a rank waits
     nodes: int = 3  # of the allocation
     nnodes: str = "3"
     spares: int = 0
@@ -99,6 +102,8 @@ def _both() -> list[Drill]:
         Drill("rank SIGKILL", (Act("kill_rank", "follower"),), ("rank_killed",)),
         Drill("rank exception", (), ("rank_exception",), script_arguments=("--raise-at", "60")),
         Drill("rank exits 0 too early", (), ("early_exit",), script_arguments=("--exit-at", "60")),
+        Drill("rank SIGSTOP", (Act("stop_rank", "follower"),), ("hang",), hang="absent"),
+        *_hangs(),
         Drill("agent SIGKILL", (Act("kill_agent", "follower"),), ("agent_lost",)),
         Drill("controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",)),
         Drill("node power cut, with a spare", (Act(POWER, "follower"),), LOST, **SPARE),
@@ -171,6 +176,21 @@ def _both() -> list[Drill]:
         Drill("caching: controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",),
               shared_mount="caching"),
         Drill("caching: time limit", time_limit=1, shared_mount="caching", **CHAIN),
+    ]  # fmt: skip
+
+
+def _hangs() -> list[Drill]:
+    """Ranks that live and do not go on."""
+    waits = {"launch_arguments": ("--hang-timeout", "5"), "needs_torch": True}  # they might still go on by themselves
+    absent = {"hang": "absent", "blamed": 1, **waits}
+    return [
+        Drill("deadlock of two groups", (), ("hang",), hang="deadlock", script_arguments=("--hang", "deadlock"),
+              needs_torch=True),
+        Drill("mismatched collective", (), ("hang",), hang="mismatch", blamed=1,
+              script_arguments=("--hang", "mismatch"), needs_torch=True),
+        Drill("endless loop", (), ("hang",), script_arguments=("--hang", "loop"), **absent),
+        Drill("Python's lock held for ever", (), ("hang",), script_arguments=("--hang", "lock"), **absent),
+        Drill("rank sleeps for ever", (), ("hang",), script_arguments=("--hang", "sleep"), **absent),
     ]  # fmt: skip
 
 

@@ -7,6 +7,10 @@
 #include "call_ring.h"
 
 #define GLOO "_ZN4c10d16ProcessGroupGloo"
+#define MAKE                                                                                                         \
+    GLOO "C1ERKN3c1013intrusive_ptrINS_5StoreENS1_6detail34intrusive_target_default_null_typeIS3_EEEEii"               \
+         "NS2_INS0_7OptionsENS5_ISA_EEEE"
+#define DESTROY GLOO "D1Ev"
 #define ENQUEUE GLOO "7enqueueEN3c1013intrusive_ptrINS0_9AsyncWorkENS1_6detail34intrusive_target_default_null_typeIS3_EEEE"
 #define FINISH "_ZN4c10d4Work6finishENSt15__exception_ptr13exception_ptrE"
 #define MONITORED_BARRIER GLOO "16monitoredBarrierERKNS_14BarrierOptionsEb"
@@ -28,37 +32,65 @@ struct numbers { /* std::vector<uint64_t> */
     const uint64_t *begin, *end;
 };
 
-struct described {
-    void *process_group;
-    const void *caller;
+struct made {
+    int32_t rank, size;
 };
 
-/* The group's id: its global ranks, and how many groups of the same ranks came before it, which all members agree on. */
 static void describe(struct ring_group *group, void *with) {
-    static void *kept;
-    struct described *of = with;
-    const struct numbers *(*global_ranks)(void *) = ring_next(&kept, GLOBAL_RANKS, of->caller);
-    uint64_t before = 0;
+    struct made *made = with;
     memcpy(group->family, "gloo", 5);
-    group->members = 1;
-    if (global_ranks) {
-        const struct numbers *ranks = global_ranks(of->process_group);
-        group->size = (int32_t)(ranks->end - ranks->begin);
-        group->members = ring_hash(ranks->begin, (size_t)group->size * sizeof(uint64_t), 0);
-        const char *own = getenv("RANK");
-        for (int32_t index = 0; own && *own && index < group->size; index++)
-            if (ranks->begin[index] == strtoull(own, NULL, 10)) group->rank = index;
+    group->rank = made->rank;
+    group->size = made->size;
+}
+
+static int group_of(struct ring *ring, void *process_group, int32_t rank, int32_t size) {
+    struct made made = {rank, size};
+    return ring_group_of(ring, (uint64_t)(uintptr_t)process_group, describe, &made);
+}
+
+/* Give ids to all groups that were made so far: a group's global ranks, and how many groups of the same ranks were made
+ * before it. All members agree on both, whichever group each of them uses first. torch tells a group its global ranks
+ * soon after it has made it. */
+static void identify(struct ring *ring, const void *caller) {
+    static void *kept;
+    const struct numbers *(*global_ranks)(void *) = ring_next(&kept, GLOBAL_RANKS, caller);
+    pthread_mutex_lock(&call_ring.lock);
+    for (uint32_t index = 0; index < ring->header.groups_used; index++) {
+        struct ring_group *group = &ring->groups[index];
+        if (group->id || !group->handle) continue;
+        const struct numbers *ranks = global_ranks ? global_ranks((void *)(uintptr_t)group->handle) : NULL;
+        group->members = ranks ? ring_hash(ranks->begin, (size_t)((char *)ranks->end - (char *)ranks->begin), 0) : 1;
+        uint64_t before = 0;
+        for (uint32_t other = 0; other < index; other++) before += ring->groups[other].members == group->members;
+        __atomic_store_n(&group->id, ring_hash(&before, sizeof before, group->members), __ATOMIC_RELEASE);
     }
-    for (struct ring_group *other = call_ring.ring->groups; other < group; other++)
-        before += other->members == group->members;
-    __atomic_store_n(&group->id, ring_hash(&before, sizeof before, group->members), __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&call_ring.lock);
 }
 
 /* Note a call in its group; RING_NOWHERE where nothing is noted. */
 static uint64_t entered(struct ring *ring, void *process_group, struct ring_call call, const void *caller) {
-    struct described with = {process_group, caller};
-    int group = ring ? ring_group_of(ring, (uint64_t)(uintptr_t)process_group, describe, &with) : RING_NONE;
-    return group == RING_NONE ? RING_NOWHERE : ring_entered(ring, group, call);
+    int group = ring ? group_of(ring, process_group, -1, -1) : RING_NONE;
+    if (group == RING_NONE) return RING_NOWHERE;
+    if (!__atomic_load_n(&ring->groups[group].id, __ATOMIC_ACQUIRE)) identify(ring, caller);
+    return ring_entered(ring, group, call);
+}
+
+RING_PUBLIC void make(void *process_group, const void *store, int32_t rank, int32_t size, void *options) __asm__(MAKE);
+void make(void *process_group, const void *store, int32_t rank, int32_t size, void *options) {
+    static void *next;
+    void (*real)(void *, const void *, int32_t, int32_t, void *) = ring_next(&next, MAKE, RING_CALLER);
+    struct ring *ring = ring_of_process();
+    if (ring) group_of(ring, process_group, rank, size); /* first: the order counts, and it may be long until it returns */
+    real(process_group, store, rank, size, options);
+}
+
+RING_PUBLIC void destroy(void *process_group) __asm__(DESTROY);
+void destroy(void *process_group) {
+    static void *next;
+    void (*real)(void *) = ring_next(&next, DESTROY, RING_CALLER);
+    struct ring *ring = ring_of_process();
+    if (ring) ring_group_ended(ring, (uint64_t)(uintptr_t)process_group);
+    real(process_group);
 }
 
 RING_PUBLIC void enqueue(void *process_group, void **work) __asm__(ENQUEUE);

@@ -17,7 +17,7 @@ from tests.support.clusters import MIDDLE_SERIES, each_series, own_cluster
 from tests.support.requirements import need_shared_mounts
 
 QUICK = (
-    *("rank SIGKILL", "rank exception", "rank exits 0 too early"),
+    *("rank SIGKILL", "rank exception", "rank exits 0 too early", "rank SIGSTOP"),
     *("agent SIGKILL", "controller's agent SIGKILL", "srun SIGKILL", "srun: rank SIGKILL", "srun: agent SIGKILL"),
     *("node power cut, partner copies", "node power cut, no spare", "srun: node power cut, with a spare"),
     *("one node cut off", "an administrator sets a node down"),

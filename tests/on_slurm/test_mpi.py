@@ -79,11 +79,11 @@ class MpiRun:
         path = self.cluster.shared / f"{self.name}.txt"
         return path.read_text()[-6000:] if path.exists() else ""
 
-    def kill(self, node: str, wanted: Callable[[NodeProcess], bool]) -> None:
+    def kill(self, node: str, wanted: Callable[[NodeProcess], bool], number: int = signal.SIGKILL) -> None:
         found = [process for process in self.cluster.machines.pids(node) if wanted(process)]
         assert found, f"nothing to kill on {node}"
         for process in found:
-            os.kill(process.host_pid, signal.SIGKILL)
+            os.kill(process.host_pid, number)
 
     def judge(self, verdict: str = "completed", steps: int = STEPS) -> list[Event]:
         """Wait for the end; the verdict and the result must be right."""
@@ -125,17 +125,19 @@ def test_an_undisturbed_run_is_right(cluster: DevCluster) -> None:
     assert recoveries(events) == [] and modes(events) == {"mpi"}
 
 
-def strike_rank(run: MpiRun, events: list[Event]) -> None:
+def strike_rank(run: MpiRun, events: list[Event], number: int = signal.SIGKILL) -> int:
+    """Send a signal to a rank of n2, and return which."""
     ranks = [event for event in events if event.kind == "ranks" and event.fields["node"] == "n2"][-1]
-    pid = int(next(iter(ranks.fields["pids"].values())))
-    run.kill("n2", lambda process: process.pid == pid)
+    rank, pid = (int(value) for value in next(iter(ranks.fields["pids"].items())))
+    run.kill("n2", lambda process: process.pid == pid, number)
+    return rank
 
 
 def strike_leader(run: MpiRun, events: list[Event]) -> None:
     run.kill(str(last(events, "controller").fields["node"]), is_agent)
 
 
-STRIKES: dict[str, tuple[Callable[[MpiRun, list[Event]], None], str]] = {
+STRIKES: dict[str, tuple[Callable[[MpiRun, list[Event]], object], str]] = {
     "rank": (strike_rank, "rank_killed"),
     "task": (lambda run, _: run.kill("n2", is_task), "rank_exception"),
     "agent": (lambda run, _: run.kill("n2", is_agent), "agent_lost"),
@@ -155,6 +157,18 @@ def test_a_run_comes_over_sigkill_of_its(what: str, cluster: DevCluster) -> None
     events = run.judge(steps=LONG)
     assert recoveries(events) == [kind]
     assert modes(events) == {"mpi"}
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_blamed_and_the_run_goes_on(cluster: DevCluster) -> None:
+    run = MpiRun(cluster, "stopped")
+    run.submit(steps=LONG)
+    rank = strike_rank(run, run.until(progressed, "in the middle of the run"), signal.SIGSTOP)
+    events = run.judge(steps=LONG)
+    assert recoveries(events) == ["hang"]
+    (hang,) = [event.fields for event in events if event.kind == "hang"]
+    assert (hang["kind"], hang["ranks"], hang["nodes"], hang["acted"]) == ("absent", [rank], ["n2"], True)
+    assert hang["evidence"].startswith(f"rank {rank} is stopped (SIGSTOP, or a debugger)")
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def _calls(sight: RankSight) -> tuple[int, int]:
 
 
 def _with_calls(said: str, stopped: tuple[int, ...], found: HangBlame) -> str:
-    if found.call is None or not set(stopped) & set(found.ranks):
+    if found.kind is not HangKind.ABSENT or not set(stopped) & set(found.ranks):
         return said
     return f"{said}, and {found.evidence.removeprefix(names_of(stopped) + ' ')}"
 

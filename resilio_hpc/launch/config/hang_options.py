@@ -29,3 +29,11 @@ class HangOptions:
         reads=lambda given: not given,
         names="--no-intercept",
     )
+
+    def watched(self, torch: bool, mpi: bool) -> tuple[str, ...]:
+        """Return the families of communication libraries that ranks may use and whose calls are noted.
+
+        A library that is of no use is not loaded: programs would find its names.
+        """
+        found = {"gloo": torch, "mpi": mpi}
+        return tuple(family for family, used in found.items() if used and self.intercept)

@@ -5,7 +5,7 @@ They stand in the spawner's environment, since a forked rank cannot load them an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from resilio_hpc.native import intercept
@@ -13,9 +13,12 @@ from resilio_hpc.native import intercept
 CALLS_VARIABLE = "RESILIO_CALLS"
 
 
-def preload(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that load the libraries; {} where none was built, or its path cannot stand in a list."""
-    libraries = [path for family in intercept.FAMILIES if (path := intercept.library(family))]
+def preload(environment: Mapping[str, str], watched: Sequence[str]) -> dict[str, str]:
+    """Return the variables that load these families' libraries.
+
+    {} where none was built, or its path cannot stand in a list.
+    """
+    libraries = [path for family in watched if (path := intercept.library(family))]
     usable = [path for path in libraries if not set(path) & {" ", ":"}]
     if not usable:
         return {}

@@ -56,8 +56,8 @@ class LocalRanks:
         self._devices = devices
         self._begun = begun
         self._options = node.options
-        own = slurm_variables.of_ranks(os.environ)
-        environment = rank_environment(own, core.slots, token, node.options.hangs.intercept)
+        watched = node.options.hangs.watched(node.options.torch, bool(node.options.mpi))
+        environment = rank_environment(slurm_variables.of_ranks(os.environ), core.slots, token, watched)
         self._in_own_step = slurm_variables.SET_ASIDE in os.environ
         self._base = environment
         self._spawner = self._new_spawner(environment, node.local_dir)

@@ -6,7 +6,7 @@ this package's, which ``resilio_hpc.train`` and ``resilio_hpc.ckpt`` read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,18 +51,18 @@ class RoundSetting:
     read_ahead: Path  # the file that names the step which is being read ahead
 
 
-def rank_environment(base: dict[str, str], slots: int, token: str, watched: bool = False) -> dict[str, str]:
+def rank_environment(base: dict[str, str], slots: int, token: str, watched: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment of the spawner, which its ranks inherit.
 
-    It is Slurm's and the user's, and holds the variables that are read at load time. ``watched``: calls of
-    communication libraries are noted.
+    It is Slurm's and the user's, and holds the variables that are read at load time. ``watched``: families
+    of communication libraries whose calls are noted.
     """
     environment = {key: value for key, value in base.items() if not key.startswith(INTERNAL_PREFIXES)}
     if slots > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     environment.pop(process_title.OWNER_VARIABLE, None)
     environment[TOKEN_VARIABLE] = token
-    return environment | (interception.preload(environment) if watched else {})
+    return environment | (interception.preload(environment, watched))
 
 
 def rank_variables(

@@ -1,0 +1,136 @@
+"""What a run without progress means: by processes, calls and steps, and what is certain."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from resilio_hpc.diagnose.hangs.blame import HangKind
+from resilio_hpc.diagnose.hangs.rank_sight import CallSight, GroupSight, RankSight
+from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge, rank_calls
+
+WORLD = 4
+
+
+def sight(rank: int, entered: int, waits: bool, **facts: object) -> RankSight:
+    """A rank in one group of all, in its last call or past it."""
+    group = GroupSight(7, "gloo", rank, WORLD, entered)
+    call = CallSight(0, "all_reduce", entered, completed=not waits)
+    done = entered - waits
+    fields = {"step": done, "state": "S", "begun": entered, "completed": done, **facts}
+    return RankSight(rank, groups=(group,), calls=(call,), **fields)  # type: ignore[arg-type]
+
+
+def world(*sights: RankSight) -> dict[int, RankSight]:
+    return {one.rank: one for one in sights}
+
+
+def standing(now: dict[int, RankSight]) -> HangVerdict:
+    """Judge a run that looks the same twice, two seconds apart."""
+    return judge(now, now, 2.0, WORLD)
+
+
+def waiting_for(rank: int, **facts: object) -> dict[int, RankSight]:
+    """All others wait in a call that this rank has not entered."""
+    return world(*(sight(one, 20 if one == rank else 21, one != rank, **(facts if one == rank else {}))
+                   for one in range(WORLD)))  # fmt: skip
+
+
+@pytest.mark.parametrize("state", ["T", "t"])
+def test_a_stopped_rank_is_certain_the_second_time(state: str) -> None:
+    now = waiting_for(2, state=state)
+    verdict = standing(now)
+    assert (verdict.kind, verdict.ranks, verdict.certain) == (HangKind.ABSENT, (2,), True)
+    assert verdict.evidence == (
+        "rank 2 is stopped (SIGSTOP, or a debugger), and did not enter all_reduce number 21 of the gloo group of all "
+        "ranks, in which others wait"
+    ).replace(", in which others wait", "")
+    assert not judge(now, {}, 0.0, WORLD).certain
+    assert not judge(now, waiting_for(2), 2.0, WORLD).certain  # it ran a moment ago
+
+
+@pytest.mark.parametrize(
+    ("facts", "earlier", "words"),
+    [
+        ({"state": "R", "cpu_s": 9.0, "place": "train.py:88"}, {"cpu_s": 7.1}, "rank 2 computes at train.py:88"),
+        ({"state": "D", "waits_in": "nfs_wait"}, {}, "rank 2 sleeps in the kernel (nfs_wait): a disk, a file system"),
+        ({"state": "S", "waits_in": "futex"}, {}, "rank 2 sleeps in futex"),
+        ({"state": "R"}, {}, "rank 2 runs"),
+    ],
+)
+def test_a_rank_that_may_come_back_is_blamed_and_not_certain(
+    facts: dict[str, object], earlier: dict[str, object], words: str
+) -> None:
+    verdict = judge(waiting_for(2, **facts), waiting_for(2, **earlier), 2.0, WORLD)
+    assert (verdict.kind, verdict.ranks, verdict.certain, verdict.moves) == (HangKind.ABSENT, (2,), False, False)
+    assert words in verdict.evidence
+
+
+def test_calls_that_go_on_are_no_hang() -> None:
+    before = world(*(sight(rank, 20, True) for rank in range(WORLD)))
+    now = before | {3: sight(3, 21, True)}
+    verdict = judge(now, before, 2.0, WORLD)
+    assert verdict.moves
+    assert not verdict.certain
+    assert verdict.evidence == "rank 3 made calls meanwhile"
+
+
+def test_a_rank_of_which_nothing_is_seen_is_blamed() -> None:
+    now = waiting_for(1)
+    del now[1]
+    assert standing(now).ranks == (1,)
+    assert standing(waiting_for(1, state="")).ranks == (1,)
+    assert standing(waiting_for(1, state="Z")).ranks == (1,)
+
+
+def test_calls_that_do_not_agree_are_certain() -> None:
+    now = world(*(sight(rank, 21, True) for rank in range(WORLD)))
+    odd = msgspec.structs.replace(now[3], calls=(CallSight(0, "barrier", 21),))
+    verdict = standing(now | {3: odd})
+    assert (verdict.kind, verdict.ranks, verdict.certain) == (HangKind.MISMATCH, (3,), True)
+
+
+def in_two_groups(rank: int, *calls: CallSight, entered: tuple[int, int]) -> RankSight:
+    groups = tuple(GroupSight(number + 1, "gloo", rank, WORLD, count) for number, count in enumerate(entered))
+    return RankSight(rank, 5, "S", begun=9, completed=8, groups=groups, calls=calls)
+
+
+def test_ranks_that_wait_for_each_other_are_certain() -> None:
+    first, second = CallSight(0, "all_reduce", 4), CallSight(1, "all_reduce", 4)
+    now = world(
+        *(in_two_groups(rank, first, entered=(4, 3)) for rank in (0, 2, 3)), in_two_groups(1, second, entered=(3, 4))
+    )
+    verdict = standing(now)
+    assert (verdict.kind, verdict.certain) == (HangKind.DEADLOCK, True)
+    assert 1 in verdict.ranks
+    assert "group of all ranks (2)" in verdict.evidence
+
+
+def test_all_in_one_call_is_the_network_or_a_kernel() -> None:
+    verdict = standing(world(*(sight(rank, 21, True) for rank in range(WORLD))))
+    assert (verdict.kind, verdict.ranks, verdict.certain) == (HangKind.STUCK, (), False)
+
+
+def test_without_calls_the_steps_tell_where_few_are_behind() -> None:
+    ranks = [RankSight(rank, 19 if rank == 2 else 20, "S") for rank in range(WORLD)]
+    assert standing(world(*ranks)).ranks == (2,)
+    all_the_same = [RankSight(rank, 20, "S") for rank in range(WORLD)]
+    assert standing(world(*all_the_same)).ranks == ()
+    assert standing({}).ranks == tuple(range(WORLD))
+
+
+def test_groups_are_named_by_their_ranks() -> None:
+    group = GroupSight(5, "nccl", 0, 2, 3)
+    sights = {rank: RankSight(rank, groups=(msgspec.structs.replace(group, rank=rank % 2, id=5 + rank // 2),))
+              for rank in range(4)}  # fmt: skip
+    _, members = rank_calls(sights, 4)
+    assert members == {"the nccl group of ranks 0, 1": (0, 1), "the nccl group of ranks 2, 3": (2, 3)}
+
+
+def test_a_receive_is_matched_by_the_ranks_of_its_group() -> None:
+    groups = {rank: (GroupSight(5, "gloo", number, 2, 0),) for number, rank in enumerate((1, 3))}
+    receives = RankSight(3, 1, "S", groups=groups[3], calls=(CallSight(0, "recv", 0, peer=0),), begun=1, completed=0)
+    idle = RankSight(1, 1, "R", groups=groups[1], begun=0, completed=0)
+    others = [RankSight(rank, 1, "R", begun=0, completed=0) for rank in (0, 2)]
+    verdict = standing(world(receives, idle, *others))
+    assert (verdict.kind, verdict.ranks) == (HangKind.ABSENT, (1,))
