@@ -15,6 +15,8 @@ from resilio_hpc.core.struct_codec import StructCodec
 from resilio_hpc.core.tiers import Stage, Tier
 
 MAX_BYTES = 64 * 1024
+LAST_CHECKPOINT = "last checkpoint"
+"""The section in which a rank waits until its last save is committed: as long as that takes."""
 
 
 class Attach(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +80,12 @@ class Finished(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True
     step: int
 
 
+class Section(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: what it does from here on, beside its steps; "": steps again."""
+
+    name: str
+
+
 class StopAt(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → rank: propose to stop after ``target`` steps."""
 
@@ -98,7 +106,7 @@ class SaveProgress(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=
     error: str = ""
 
 
-RankMessage = Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Stopped | Finished
+RankMessage = Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Section | Stopped | Finished
 AgentMessage = StopAt | StopConfirmed | SaveProgress
 
 to_agent: StructCodec[RankMessage] = StructCodec(RankMessage, "a message from a rank")

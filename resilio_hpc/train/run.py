@@ -5,6 +5,7 @@ All of it is optional; without resilio-launch it is a plain loop that saves.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import Literal, Protocol
 from resilio_hpc.ckpt.coordination import agent_link, world
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.errors import SaveRefused
-from resilio_hpc.core.rank_link import Finished, StopAt, StopConfirmed, Stopped
+from resilio_hpc.core.rank_link import LAST_CHECKPOINT, Finished, Section, StopAt, StopConfirmed, Stopped
 from resilio_hpc.train.agreed_stop import AgreedStop
 
 
@@ -32,6 +33,7 @@ class Waitable(Protocol):
 
 Save = Callable[[int], Waitable | None]
 
+CHECKPOINT = "checkpoint"  # the section of saves between steps
 _PATIENCE_S = 10.0  # before a user is told what the end of training waits for
 _LOOK_S = 0.05
 
@@ -54,6 +56,7 @@ class Run:
     _link: agent_link.AgentLink | None = field(default=None, repr=False)
     _stop: AgreedStop | None = field(default=None, repr=False)
     _stopping: bool = field(default=False, repr=False)
+    _section: str = field(default="", repr=False)
     _patience_s: float = field(default=_PATIENCE_S, repr=False)
 
     @property
@@ -82,7 +85,8 @@ class Run:
             self._report(start)
             stop = start < total and self._stop_here(start)
             if save is not None and every and start % every == 0 and not stop:
-                saved_at, handle = start, save(start)
+                with self.section(CHECKPOINT):
+                    saved_at, handle = start, save(start)
         if save is not None and (saved_at != start or handle is not None):
             self.save_last(start, save, handle if saved_at == start else None)
         self.finish(start)
@@ -104,6 +108,10 @@ class Run:
         A normal save may be refused, because earlier ones are still being written. This one waits for them, as long as
         it takes: the training since then would be lost. Raises CheckpointError when it cannot be committed.
         """
+        with self.section(LAST_CHECKPOINT):
+            self._save_last(completed, save, handle)
+
+    def _save_last(self, completed: int, save: Save, handle: Waitable | None) -> None:
         tell_at = time.monotonic() + self._patience_s
         while True:
             try:
@@ -117,6 +125,25 @@ class Run:
                     tell_at = math.inf
                 handle = None
                 time.sleep(_LOOK_S)
+
+    @contextlib.contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """Do something beside the steps, such as an evaluation: ``with run.section("evaluation"):``.
+
+        How long it may last is learned for each name, so that it is no hang, and a hang in it is found. Saves of
+        ``steps`` and ``save_last`` are sections by themselves. Nothing happens without the launcher.
+        """
+        outer, self._section = self._section, name
+        self._tell_section()
+        try:
+            yield
+        finally:
+            self._section = outer
+            self._tell_section()
+
+    def _tell_section(self) -> None:
+        if self._link is not None:
+            self._link.send(Section(self._section))
 
     def finish(self, completed: int) -> None:
         """Leave training on purpose after ``completed`` steps: exiting with 0 is right from here on."""

@@ -10,6 +10,9 @@ from resilio_hpc.watch.learned_limit import LearnedLimit
 LOOK_S = 0.1
 NODES_PER_S = 20_000  # a look at thousands of nodes takes a millisecond
 FIRST_LIMIT_S = 60.0  # while none is learned: a second step may compile for long
+FIRST_SECTION_S = 600.0  # the same for a section, such as an evaluation
+SECTION_LEAST_S = 10.0
+MOST_SECTIONS = 100
 SUSPECT_SHARE = 0.6  # of the limit
 SILENT_LEAST_S = 10.0  # of a script that reports no steps
 SILENT_WARM_UP = 100  # calls
@@ -51,6 +54,8 @@ class StepWatch:
         self._since: float | None = None  # when that count was seen; None while nothing is expected
         self._moved = 0.0  # when a call was last seen
         self._told = False
+        self._section, self._entered = "", 0.0  # what ranks do beside steps, and since when
+        self._sections: dict[str, LearnedLimit] = {}
 
     def stalled_s(self, now: float) -> float | None:
         """Return for how long there has been no step, once that is too long; else None."""
@@ -59,13 +64,17 @@ class StepWatch:
     @property
     def limit_s(self) -> float:
         """Return for how long there may be no step."""
+        if self._section:
+            learned = self._sections[self._section].seconds
+            return FIRST_SECTION_S if learned is None else learned
         learned = self._limit.seconds
         return FIRST_LIMIT_S if learned is None else learned
 
     @property
     def has_learned(self) -> bool:
         """Return whether this run's own steps gave the limit."""
-        return self._limit.seconds is not None
+        limit = self._sections[self._section] if self._section else self._limit
+        return limit.seconds is not None
 
     def is_suspect(self, now: float) -> bool:
         """Return whether there has been no step and no call for so long that it is worth a look."""
@@ -77,13 +86,14 @@ class StepWatch:
         return self._limit.longest_s
 
     def look(
-        self, round_number: int, ranks: int, steps: Mapping[str, int] | None, now: float, calls: int = -1
-    ) -> Stalled | GoesOn | None:
+        self, round_number: int, ranks: int, steps: Mapping[str, int] | None, now: float, calls: int = -1,
+        section: str = "",
+    ) -> Stalled | GoesOn | None:  # fmt: skip
         """Take the steps done on each node, and return what is new.
 
         ``steps``: None while none are expected, because ranks start, have finished or were asked to stop; -1 where they
         are not reported. ``calls``: of all ranks together; -1 where they are not known. A run whose calls go on does
-        not stall, be it an evaluation.
+        not stall, be it an evaluation. ``section``: what ranks do beside steps, which has a limit of its own.
         """
         self.next_look = now + max(LOOK_S, len(steps or ()) / NODES_PER_S)
         step = min(steps.values(), default=-1) if steps else -1
@@ -101,9 +111,15 @@ class StepWatch:
             self._round, self._count, self._since, self._told = round_number, count, now, False
             return None
         waited_s = now - self._since
+        if section != self._section:  # the run goes on; what was waited is no wait for a step
+            told = self._told
+            self._change_section(section, now)
+            self._since, self._told = now, False
+            return GoesOn(step, round(waited_s, 3)) if told else None
         if count > self._count:
             told = self._told
-            self._limit.learn(waited_s, count - self._count)
+            if not section:
+                self._limit.learn(waited_s, count - self._count)
             self._count, self._since, self._told = count, now, False
             return GoesOn(step, round(waited_s, 3)) if told else None
         limit_s = self.limit_s
@@ -112,3 +128,13 @@ class StepWatch:
         self._told = True
         behind = tuple(sorted(node for node, done in steps.items() if done == step)) if step >= 0 else ()
         return Stalled(step, round(waited_s, 3), round(limit_s, 3), behind)
+
+    def _change_section(self, section: str, now: float) -> None:
+        """Learn how long the section lasted that is over, and begin another one."""
+        if self._section:
+            self._sections[self._section].learn(now - self._entered)
+        self._section, self._entered = section, now
+        if section and section not in self._sections:
+            if len(self._sections) >= MOST_SECTIONS:
+                self._sections.clear()
+            self._sections[section] = LearnedLimit(SECTION_LEAST_S, 2)

@@ -81,6 +81,31 @@ def test_the_users_limit_is_kept() -> None:
     assert 7.0 <= world.records("hang")[-1]["silent_s"] < 7.2 + ANSWER_S
 
 
+def test_ranks_that_wait_for_their_last_checkpoint_are_left_alone() -> None:
+    world = World(nodes=2)
+    world.until_step(25)
+    world.life.say_section("last checkpoint")
+    world.life.absent.add(1)
+    world.run(limit_s=700)
+    assert world.records("stalled") == []
+    world.life.absent.clear()
+    world.life.say_section("")
+    world.until_step(60)
+    assert world.records("recovered") == []
+
+
+def test_a_rank_that_waits_for_a_file_system_is_named_and_not_restarted() -> None:
+    world = World(nodes=2)
+    world.until_step(25)
+    world.life.absent.add(2)
+    world.life.state_of_absent = "D"
+    world.run(limit_s=700)
+    (hang,) = world.records("hang")
+    assert (hang["ranks"], hang["acted"]) == ([2], False)
+    assert "waits_until_s" not in hang
+    assert "sleeps in the kernel" in hang["evidence"]
+
+
 def test_two_ranks_stopped_one_during_the_look_at_the_other() -> None:
     world = World(nodes=3)
     world.until_step(25)

@@ -17,7 +17,7 @@ import pytest
 from resilio_hpc.ckpt.coordination.agent_link import AgentLink
 from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.core import rank_link
-from resilio_hpc.core.rank_link import Finished, StepDone, StopAck, StopAt, StopConfirmed, Stopped
+from resilio_hpc.core.rank_link import Finished, Section, StepDone, StopAck, StopAt, StopConfirmed, Stopped
 from resilio_hpc.launch.controller.stopping import StopAgreement
 from resilio_hpc.train import Run
 from resilio_hpc.train import run as run_module
@@ -373,3 +373,25 @@ def test_a_process_that_stops_runs_its_clean_up_and_exits_with_0(agent: StrictAg
     peer.hear_end()
     assert process.returncode == 0
     assert out.split("\n") == ["save 3", "finally", "exit handler", ""]
+
+
+def test_sections_are_told_and_the_outer_one_is_again_when_an_inner_one_ends(attach: Attach) -> None:
+    run, peer = attach(0)
+    with run.section("evaluation"), run.section("upload"):
+        pass
+    with pytest.raises(ValueError, match="of the script"), run.section("setup"):
+        raise ValueError("of the script")
+    assert [peer.hear(Section).name for _ in range(6)] == ["evaluation", "upload", "evaluation", "", "setup", ""]
+
+
+def test_saves_are_sections_and_the_last_one_is_another(attach: Attach) -> None:
+    run, peer = attach(0)
+    for _ in run.steps(0, 3, save=lambda step: None, every=2):
+        pass
+    assert [peer.hear(Section).name for _ in range(4)] == ["checkpoint", "", "last checkpoint", ""]
+    assert peer.hear(Finished) == Finished(3)
+
+
+def test_without_a_launcher_a_section_is_nothing() -> None:
+    with run_module._attach({}).section("evaluation"):
+        pass

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc.watch.learned_limit import LEAST_S, TIMES_AS_LONG, WARM_UP, LearnedLimit
-from resilio_hpc.watch.step_watch import FIRST_LIMIT_S, SILENT_LEAST_S, SILENT_WARM_UP, GoesOn, Stalled, StepWatch
+from resilio_hpc.watch.step_watch import (
+    FIRST_LIMIT_S,
+    FIRST_SECTION_S,
+    SILENT_LEAST_S,
+    SILENT_WARM_UP,
+    GoesOn,
+    Stalled,
+    StepWatch,
+)
 
 
 class Run:
@@ -17,11 +25,12 @@ class Run:
         self.now = 100.0
         self.step = 0
         self.calls = -1
+        self.section = ""
         self.seen: list[Stalled | GoesOn] = []
 
     def look(self, round_number: int = 0, ranks: int = 4, expected: bool = True, **steps: int) -> None:
         reported = steps or {"n1": self.step, "n2": self.step}
-        found = self.watch.look(round_number, ranks, reported if expected else None, self.now, self.calls)
+        found = self.watch.look(round_number, ranks, reported if expected else None, self.now, self.calls, self.section)
         self.seen += [] if found is None else [found]
 
     def train(self, steps: int, step_s: float) -> None:
@@ -107,6 +116,33 @@ def test_a_pause_in_which_calls_go_on_is_no_stall() -> None:
     assert run.seen == []
     run.wait(LEAST_S + 0.5)
     assert [type(one) for one in run.seen] == [Stalled]
+
+
+def test_a_section_has_a_limit_of_its_own_which_is_learned() -> None:
+    run = Run()
+    run.look()
+    for seconds, stalls in ((40.0, 0), (50.0, 0), (60.0, 0), (FIRST_SECTION_S - 400, 1)):
+        run.train(30, 0.1)
+        run.section = "evaluation"
+        run.wait(seconds)
+        assert sum(isinstance(one, Stalled) for one in run.seen) == stalls
+        run.section = ""
+        run.look()
+    assert [type(one) for one in run.seen] == [Stalled, GoesOn]  # its end is progress
+    run.wait(LEAST_S + 1)  # the steps' own limit is what it was
+    assert isinstance(run.seen[-1], Stalled)
+    assert run.seen[-1].limit_s == LEAST_S
+
+
+def test_the_first_time_a_section_may_last_for_long() -> None:
+    run = Run()
+    run.look()
+    run.train(30, 0.1)
+    run.section = "evaluation"
+    run.wait(FIRST_SECTION_S - 1)
+    assert run.seen == []
+    run.wait(2)
+    assert isinstance(run.seen[-1], Stalled)
 
 
 def test_a_script_that_reports_no_steps_is_seen_by_its_calls() -> None:

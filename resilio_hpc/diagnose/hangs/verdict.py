@@ -23,7 +23,8 @@ CERTAIN = (HangKind.MISMATCH, HangKind.DEADLOCK)
 class HangVerdict(msgspec.Struct, frozen=True):
     """Why a run stands still. ``ranks``: those to blame, () where that is not known; ``certain``: it will not end.
 
-    ``moves``: calls were begun or completed between the looks, so this is no hang.
+    ``moves``: calls were begun or completed between the looks, so this is no hang. ``in_kernel``: the rank to blame
+    waits for a disk, a file system or a driver.
     """
 
     kind: HangKind
@@ -31,6 +32,7 @@ class HangVerdict(msgspec.Struct, frozen=True):
     evidence: str
     certain: bool = False
     moves: bool = False
+    in_kernel: bool = False
 
 
 def judge(
@@ -58,7 +60,9 @@ def judge(
     said = found.evidence
     if found.kind is HangKind.ABSENT:
         said += "; " + _what_it_does(found.ranks[0], now, before, between_s)
-    return HangVerdict(found.kind, found.ranks, said, certain=bool(before) and found.kind in CERTAIN)
+    in_kernel = any(rank in now and now[rank].state == "D" for rank in found.ranks)
+    certain = bool(before) and found.kind in CERTAIN
+    return HangVerdict(found.kind, found.ranks, said, certain=certain, in_kernel=in_kernel)
 
 
 def rank_calls(sights: Mapping[int, RankSight], world_size: int) -> tuple[list[RankCalls], dict[str, tuple[int, ...]]]:

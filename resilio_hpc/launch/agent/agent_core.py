@@ -117,6 +117,7 @@ class AgentCore:
                 self._ports.services.copy_port(), self.ranks.local.has_attached if self.ranks.local else False,
                 self.ranks.local.finishing if self.ranks.local else False,
                 self._ports.services.calls() if self.ranks.alive else -1,
+                self.ranks.local.section if self.ranks.local else "",
             )
         )  # fmt: skip
 

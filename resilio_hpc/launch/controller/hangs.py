@@ -7,8 +7,10 @@ on at once, any other after the hang timeout.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
+from resilio_hpc.core.rank_link import LAST_CHECKPOINT
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge
 from resilio_hpc.launch.config.options import Mode
@@ -54,7 +56,7 @@ class Hangs:
         """Look at the steps, and at the ranks where there are none."""
         run, now = self._run, self._run.now()
         if now >= self._watch.next_look:
-            seen = self._watch.look(run.round, run.world_size, steps(run), now, calls(run))
+            seen = self._watch.look(run.round, run.world_size, steps(run), now, calls(run), section(run))
             if isinstance(seen, Stalled):
                 self._out.record("stalled", round=run.round, **asdict(seen))
                 self._looks, self._told = 0, None
@@ -104,23 +106,29 @@ class Hangs:
         silent_s = self.stalled_s()
         if silent_s is None:
             return
-        to_limit_s = self._timeout_s() - silent_s
+        verdict = judge(self._sights, before, between_s, run.world_size)
+        to_limit_s = self._timeout_s(verdict) - silent_s
         every_s = LOOKS_EVERY_S[min(self._looks, len(LOOKS_EVERY_S) - 1)]
         self._next_look = now + (min(every_s, to_limit_s) if to_limit_s > 0 else every_s)
         self._looks += 1
-        verdict = judge(self._sights, before, between_s, run.world_size)
-        due = not verdict.moves and (verdict.certain or silent_s >= self._timeout_s())
+        due = not verdict.moves and (verdict.certain or silent_s >= self._timeout_s(verdict))
         acts = due and run.config.mode is Mode.RECOVER and run.config.hang_timeout_s != 0 and run.leads
         self._tell(verdict, silent_s, due, acts)
         if acts:
             self._next_look = None
             self._intend(HangFound(verdict.ranks, verdict.evidence, run.unix() - silent_s, self._places(verdict)))
 
-    def _timeout_s(self) -> float:
-        """Return for how long an uncertain hang may last."""
+    def _timeout_s(self, verdict: HangVerdict) -> float:
+        """Return for how long an uncertain hang may last.
+
+        A rank that waits for a disk or a file system is not restarted unless the user says when: its successor would
+        wait, too, and such a process may not even end.
+        """
         chosen = self._run.config.hang_timeout_s
         if chosen is not None:
             return chosen
+        if verdict.in_kernel:
+            return math.inf
         is_known = self._run.max_step >= 0 and self._watch.has_learned
         least = UNCERTAIN_S if is_known else UNKNOWN_S
         return max(least, TIMES_LONGEST * self._watch.longest_s)
@@ -138,8 +146,14 @@ class Hangs:
         self._out.record(
             "hang", round=run.round, kind=verdict.kind.value, ranks=list(verdict.ranks), nodes=nodes,
             evidence=verdict.evidence, certain=verdict.certain, moves=verdict.moves, silent_s=round(silent_s, 3),
-            acted=acts, **({"waits_until_s": round(self._timeout_s(), 1)} if not due and not verdict.moves else {}),
+            acted=acts, **self._follows(verdict, due),
         )  # fmt: skip
+
+    def _follows(self, verdict: HangVerdict, due: bool) -> dict[str, float]:
+        """Return when the ranks are restarted, if nothing changes."""
+        limit_s = self._timeout_s(verdict)
+        acts = self._run.config.mode is Mode.RECOVER and limit_s > 0 and not verdict.moves
+        return {"waits_until_s": round(limit_s, 1)} if acts and not due and math.isfinite(limit_s) else {}
 
     def _places(self, verdict: HangVerdict) -> str:
         """Return the program's line of the first rank to blame, as a traceback has it."""
@@ -157,9 +171,17 @@ def ranks_of(member: m.Member) -> range:
 def steps(run: RunState) -> dict[str, int] | None:
     """Return the steps done on each node that trains, -1 where they are not known; None while none are expected."""
     agents = [run.agents.get(member.node) for member in run.members]
-    if run.phase is not Phase.RUNNING or run.stopping or any(agent is None or agent.finishing for agent in agents):
+    if run.phase is not Phase.RUNNING or run.stopping or section(run) == LAST_CHECKPOINT:
+        return None
+    if any(agent is None or agent.finishing for agent in agents):
         return None
     return {member.node: run.agents[member.node].step for member in run.members}
+
+
+def section(run: RunState) -> str:
+    """Return what a rank does beside its steps, "" where all do steps."""
+    found = (run.agents[member.node].section for member in run.members if member.node in run.agents)
+    return next((name for name in found if name), "")
 
 
 def calls(run: RunState) -> int:

@@ -86,6 +86,7 @@ class Presence:
                 agent.step_time = beat.step_time
                 agent.finishing = beat.finishing
                 agent.calls = beat.calls
+                agent.section = beat.section
         agent.sent = beat.sent
         agent.ready, agent.copy_port = beat.ready, beat.copy_port
         run.attached |= beat.attached

@@ -188,6 +188,7 @@ class KnownAgent:
     copy_port: int = 0  # as its last Heartbeat said
     finishing: bool = False  # as its last Heartbeat of this round said
     calls: int = -1  # as its last Heartbeat of this round said
+    section: str = ""  # as its last Heartbeat of this round said
     leaves_at: float | None = None  # when its own job ends, on the controller's clock
 
     def last_contact(self, patience_s: float) -> float:
@@ -200,3 +201,4 @@ class KnownAgent:
         self.started = False
         self.round = self.step = self.calls = -1
         self.finishing = False
+        self.section = ""

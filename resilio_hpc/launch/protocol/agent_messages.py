@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.diagnose.hangs.rank_sight import RankSight
+from resilio_hpc.diagnose.hangs.rank_sight import RankSight, Word
 from resilio_hpc.launch.protocol.membership import NEVER, Membership
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -68,6 +68,7 @@ class Heartbeat(Struct, frozen=True):
     attached: bool = False  # a local rank uses resilio_hpc.train, so it reports steps
     finishing: bool = False  # a local rank has done its last step, so no more are expected
     calls: Count = -1  # of communication libraries, begun and completed by its ranks; -1 where they are not seen
+    section: Word = ""  # what a local rank does beside its steps, such as an evaluation
 
 
 class RanksStopped(Struct, frozen=True):

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from resilio_hpc.core import rank_link
+from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
@@ -31,6 +32,7 @@ class LocalRank:
     restored: tuple[int, Tier | None, float] = (-1, None, 0.0)  # step, source, seconds
     may_exit: bool = False  # it sent Finished or Stopped
     finished_at: float = 0.0  # when it sent that
+    section: str = ""  # what it does beside its steps
     is_told: bool = False  # it was reported that it has not ended since
     stopped: bool = False
     done: bool = False
@@ -91,6 +93,11 @@ class LocalRound:
         return any(rank.attached for rank in self.ranks.values())
 
     @property
+    def section(self) -> str:
+        """Return what a rank here does beside its steps, "" where all do steps."""
+        return next((rank.section for rank in self.ranks.values() if rank.section and not rank.done), "")
+
+    @property
     def finishing(self) -> bool:
         """Return whether a rank has finished training, was stopped or has ended: it does no more steps."""
         return any(rank.may_exit or rank.done for rank in self.ranks.values())
@@ -109,6 +116,8 @@ class LocalRound:
             rank.restored = (message.step, message.source, message.seconds)
         elif isinstance(message, rank_link.RestoreFailed):
             rank.bad_copy = (m.RestorePoint(message.source, message.step), message.error)
+        elif isinstance(message, rank_link.Section):
+            rank.section = printable(message.name, 64)
         elif isinstance(message, rank_link.StopAck):
             return self._stop_answer(local, message)
         else:  # Stopped, Finished

@@ -68,7 +68,7 @@ class RankLook:
                                    for number, rank in local.ranks.items())  # fmt: skip
 
     def _sight(self, rank: int, step: int, local_rank: int, pid: int | None) -> RankSight:
-        state, waits_in, cpu_s = process_facts(pid) if pid is not None else ("", "", 0.0)
+        state, waits_in, cpu_s = _facts(pid) if pid is not None else ("", "", 0.0)
         ring = self._ring(local_rank)
         begun, completed = ring.counts if ring is not None else (-1, -1)
         groups, calls = ring.look() if ring is not None else ((), ())
@@ -98,6 +98,17 @@ class RankLook:
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()
+
+
+def _facts(pid: int) -> tuple[str, str, float]:
+    """Return what the kernel knows of a rank. One that waits for a child that waits for a disk waits for the disk."""
+    state, waits_in, cpu_s = process_facts(pid)
+    if state == "S":
+        for child in process_tree.descendants(pid):
+            child_state, child_waits_in, _ = process_facts(child)
+            if child_state == "D":
+                return child_state, child_waits_in, cpu_s
+    return state, waits_in, cpu_s
 
 
 def _main_thread(text: str) -> str:

@@ -59,6 +59,7 @@ class Training:
     confirmed: set[str] = field(default_factory=set)  # nodes
     saving: bool = False
     stopped: set[int] = field(default_factory=set)  # ranks (SIGSTOP)
+    state_of_absent: str = "R"
     absent: set[int] = field(default_factory=set)  # ranks that compute, and do not enter the call of the others
 
     @property
@@ -84,6 +85,10 @@ class Training:
         """A node's ranks are gone."""
         self.broken = True
         self.nodes.pop(node, None)
+
+    def say_section(self, name: str) -> None:
+        """All ranks enter a section."""
+        self._say_all(rank_link.Section(name))
 
     def _say_all(self, message: rank_link.RankMessage) -> None:
         for agent, local in list(self.nodes.values()):
@@ -157,7 +162,7 @@ class Training:
         world = sum(member.local_world_size for member in self.start.state.members)
         group = GroupSight(1, "virtual", rank.rank, world, entered)
         call = CallSight(0, "all_reduce", entered, completed=entered == self.step)
-        state = "T" if stopped else "S"
+        state = "T" if stopped else self.state_of_absent if rank.rank in self.absent else "S"
         return RankSight(rank.rank, rank.step, state, "", 0.0, entered, self.step, (group,), (call,))
 
     def _held_up(self, call: Callable[[], None]) -> bool:
