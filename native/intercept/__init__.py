@@ -5,7 +5,7 @@ They are no modules of Python: ``library`` names the file for LD_PRELOAD. Each n
 
 from importlib.util import find_spec
 
-FAMILIES = ("gloo", "mpi")
+FAMILIES = ("gloo", "mpi", "nccl")
 
 
 def library(family: str) -> str | None:

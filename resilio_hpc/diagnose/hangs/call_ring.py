@@ -18,6 +18,7 @@ from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, CallSig
 MAGIC = b"RSLCALLS"
 VERSION = 1
 GROUPS, CAPACITY = 256, 2048
+QUEUED = ("nccl",)  # families whose calls are not seen to complete: all of a communicator but the last count as done
 _HEADER = struct.Struct("<8s4I3QI12x")
 _GROUP = struct.Struct("<QiiQQ8sQ16x")
 _RECORD = struct.Struct("<6QI4BiI")
@@ -73,6 +74,8 @@ class CallRing:
             if call.group not in groups:
                 continue
             last[call.group] = call
+            if groups[call.group].family in QUEUED:
+                waiting[call.group].clear()
             if not call.completed:
                 waiting[call.group].append(call)
         chosen = sorted(groups, key=lambda number: (number in waiting, number))[-MAX_GROUPS:]

@@ -35,5 +35,5 @@ class HangOptions:
 
         A library that is of no use is not loaded: programs would find its names.
         """
-        found = {"gloo": torch, "mpi": mpi}
+        found = {"gloo": torch, "nccl": torch, "mpi": mpi}
         return tuple(family for family, used in found.items() if used and self.intercept)
