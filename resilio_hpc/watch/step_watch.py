@@ -76,6 +76,11 @@ class StepWatch:
         limit = self._sections[self._section] if self._section else self._limit
         return limit.seconds is not None
 
+    def wait_again(self, now: float) -> None:
+        """Wait from now on: for a time, no look was possible."""
+        if self._since is not None and not self._told:
+            self._since = now
+
     def is_suspect(self, now: float) -> bool:
         """Return whether there has been no step and no call for so long that it is worth a look."""
         return self._since is not None and now - max(self._since, self._moved) > SUSPECT_SHARE * self.limit_s

@@ -134,3 +134,22 @@ def test_a_rank_stopped_before_the_limit_is_known_is_found_later() -> None:
     world.stop_rank(1)
     world.run(lambda: world.records("recovered") != [], limit_s=100)
     assert world.records("hang")[-1]["ranks"] == [1]
+
+
+def test_a_job_that_slurm_suspends_and_resumes_has_no_hang() -> None:
+    world = World(nodes=3, heartbeat_timeout_s=60.0)
+    world.until_step(25)
+    for node, site in world.sites.items():
+        site.frozen = True
+        world.agents[node].suspend()
+    world.run(limit_s=30)
+    world.life.stopped.add(4)  # the ranks of another node are continued last
+    for node in world.sites:
+        world.agents[node].resume()
+    world.run(limit_s=1)
+    world.life.stopped.clear()
+    for site in world.sites.values():
+        site.frozen = False
+    world.until_step(40)
+    assert world.records("hang") == []
+    assert world.records("recovered") == []

@@ -24,6 +24,7 @@ from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
 ANSWER_S = 1.0  # seconds that agents have to answer; of thousands, more
 ANSWERS_PER_S = 2000
 LOOKS_EVERY_S = (0.2, 2.0, 10.0)  # between an answer and the next look, once the run has stalled
+PAUSED_S = 1.0  # a controller that did not run for so long was stopped; so were the ranks, by scontrol suspend
 UNCERTAIN_S = 60.0  # before a restart whose reason may end by itself, unless the user sets another number
 TIMES_LONGEST = 10.0  # times the longest wait of this run that ended well
 UNKNOWN_S = 600.0  # the same where no limit is learned or no steps are reported: torch's own limit of a collective
@@ -46,6 +47,7 @@ class Hangs:
         self._before: dict[int, RankSight] = {}
         self._before_at = 0.0
         self._looks = 0  # of this stall
+        self._ticked = run.now()
         self._told: tuple[object, ...] | None = None  # the verdict that was recorded last
 
     def stalled_s(self) -> float | None:
@@ -55,6 +57,9 @@ class Hangs:
     def tick(self) -> None:
         """Look at the steps, and at the ranks where there are none."""
         run, now = self._run, self._run.now()
+        if now - self._ticked > PAUSED_S:
+            self._watch.wait_again(now)
+        self._ticked = now
         if now >= self._watch.next_look:
             seen = self._watch.look(run.round, run.world_size, steps(run), now, calls(run), section(run))
             if isinstance(seen, Stalled):
