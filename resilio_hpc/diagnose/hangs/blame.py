@@ -45,40 +45,54 @@ class HangBlame(msgspec.Struct, frozen=True):
     evidence: str = ""
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """A call in which a rank waits for others. ``absent``: shared by all that wait in the same call."""
+
+    absent: tuple[int, ...]
+    communicator: str
+    call: CollectiveCall
+
+
 def blame(ranks: Sequence[RankCalls], members: Mapping[str, Sequence[int]]) -> HangBlame:
-    """Return who holds up the others. ``members``: all ranks of each communicator, also those that called nothing."""
+    """Return who holds up the others. ``members``: all ranks of each communicator, also those that called nothing.
+
+    Takes time in proportion to the ranks, their communicators and the calls that are given.
+    """
     known = {one.rank: one for one in ranks}
     if differing := _mismatch(known, members):
         return differing
-    entered = {(one.rank, communicator): one.entered(communicator) for one in ranks for communicator in one.calls}
-    edges = {rank: _waits_for(one, known, members, entered) for rank, one in known.items()}
-    edges = {rank: found for rank, found in edges.items() if found}
-    if edges:
-        return _end_of_the_walk(edges, known)
+    waits = _waits(known, members)
+    if waits:
+        return _end_of_the_walk(waits, known)
     return _all_entered(known, members)
 
 
-Edge = tuple[int, str, CollectiveCall]
-"""The rank that is waited for, and where."""
-
-
-def _waits_for(
-    one: RankCalls,
-    known: Mapping[int, RankCalls],
-    members: Mapping[str, Sequence[int]],
-    entered: Mapping[tuple[int, str], int],
-) -> list[Edge]:
-    """Return the ranks that keep a rank in the calls that it has not completed."""
-    found: list[Edge] = []
-    for communicator, call in one.waits_in():
-        if call.peer >= 0:
-            if not _is_met(one.rank, call, communicator, known.get(call.peer)):
-                found.append((call.peer, communicator, call))
-            continue
-        for rank in members.get(communicator, ()):
-            if rank != one.rank and entered.get((rank, communicator), 0) < call.sequence:
-                found.append((rank, communicator, call))
+def _waits(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int]]) -> dict[int, list[Wait]]:
+    """Return what keeps each rank in the calls that it has not completed; ranks that wait for no other are left out."""
+    absent: dict[tuple[str, int], tuple[int, ...]] = {}
+    found: dict[int, list[Wait]] = {}
+    for rank, one in known.items():
+        here = []
+        for communicator, call in one.waits_in():
+            if call.peer >= 0:
+                if not _is_met(rank, call, communicator, known.get(call.peer)):
+                    here.append(Wait((call.peer,), communicator, call))
+                continue
+            key = communicator, call.sequence
+            if key not in absent:
+                absent[key] = _absent(members.get(communicator, ()), communicator, call.sequence, known)
+            if absent[key]:
+                here.append(Wait(absent[key], communicator, call))
+        if here:
+            found[rank] = here
     return found
+
+
+def _absent(
+    members: Sequence[int], communicator: str, sequence: int, known: Mapping[int, RankCalls]
+) -> tuple[int, ...]:
+    """Return the members that have not entered a call."""
+    return tuple(rank for rank in members if rank not in known or known[rank].entered(communicator) < sequence)
 
 
 def _is_met(rank: int, call: CollectiveCall, communicator: str, other: RankCalls | None) -> bool:
@@ -89,36 +103,45 @@ def _is_met(rank: int, call: CollectiveCall, communicator: str, other: RankCalls
     return any(found.peer == rank and found.op != call.op and not found.completed for found in theirs)
 
 
-def _end_of_the_walk(edges: Mapping[int, Sequence[Edge]], known: Mapping[int, RankCalls]) -> HangBlame:
+def _end_of_the_walk(waits: Mapping[int, Sequence[Wait]], known: Mapping[int, RankCalls]) -> HangBlame:
     """Follow who waits for whom to the ranks that wait for no other, or around a circle."""
-    ends: dict[int, tuple[str, CollectiveCall]] = {}
-    for target, communicator, call in (edge for rank in sorted(edges) for edge in edges[rank]):
-        if target not in ends or (call.place and not ends[target][1].place):
-            ends[target] = (communicator, call)
-    roots = sorted(rank for rank in ends if rank not in edges)
+    ends: dict[int, Wait] = {}
+    seen: set[tuple[str, int, tuple[int, ...], bool]] = set()
+    for wait in (wait for rank in sorted(waits) for wait in waits[rank]):
+        has_place = bool(wait.call.place)
+        key = wait.communicator, wait.call.sequence, wait.absent if wait.call.peer >= 0 else (), has_place
+        if key in seen:
+            continue
+        seen.add(key)
+        for target in wait.absent:
+            if target not in ends or (has_place and not ends[target].call.place):
+                ends[target] = wait
+    roots = sorted(rank for rank in ends if rank not in waits)
     # one that is inside a call, too, waits there for a rank of which nothing is known
     roots = [rank for rank in roots if rank not in known or not known[rank].waits_in()] or roots
+    waiting = tuple(sorted(waits))
     if roots:
-        communicator, call = ends[roots[0]]
+        end = ends[roots[0]]
+        call = end.call
         silent = [rank for rank in roots if rank not in known]
-        said = f"{names_of(roots)} did not enter {call.op} number {call.sequence} of {communicator}"
+        said = f"{names_of(roots)} did not enter {call.op} number {call.sequence} of {end.communicator}"
         said += f", in which others wait at {call.place}" if call.place else ""
         if silent:
             said += f"; nothing is known of {names_of(silent)}"
-        return HangBlame(HangKind.ABSENT, tuple(roots), tuple(sorted(edges)), communicator, call, said)
-    circle = _circle(edges)
-    ranks, (_, communicator, call) = tuple(sorted(circle)), next(iter(circle.values()))
-    steps = ", ".join(f"rank {rank} in {name} for rank {target}" for rank, (target, name, _) in circle.items())
+        return HangBlame(HangKind.ABSENT, tuple(roots), waiting, end.communicator, call, said)
+    circle = _circle(waits)
+    ranks, first = tuple(sorted(circle)), next(iter(circle.values()))[1]
+    steps = ", ".join(f"rank {rank} in {wait.communicator} for rank {to}" for rank, (to, wait) in circle.items())
     said = f"they wait in a circle: {steps}"
-    return HangBlame(HangKind.DEADLOCK, ranks, tuple(sorted(edges)), communicator, call, said)
+    return HangBlame(HangKind.DEADLOCK, ranks, waiting, first.communicator, first.call, said)
 
 
-def _circle(edges: Mapping[int, Sequence[Edge]]) -> dict[int, Edge]:
-    """Return ranks that wait in a circle, each with where it waits; all ranks that are waited for wait themselves."""
-    path: dict[int, Edge] = {}
-    rank = min(edges)
+def _circle(waits: Mapping[int, Sequence[Wait]]) -> dict[int, tuple[int, Wait]]:
+    """Return ranks that wait in a circle, each with whom it waits for; all that are waited for wait themselves."""
+    path: dict[int, tuple[int, Wait]] = {}
+    rank = min(waits)
     while rank not in path:
-        path[rank] = min(edges[rank], key=lambda edge: edge[0])
+        path[rank] = min(((min(wait.absent), wait) for wait in waits[rank]), key=lambda one: one[0])
         rank = path[rank][0]
     ranks = list(path)
     return {one: path[one] for one in ranks[ranks.index(rank) :]}

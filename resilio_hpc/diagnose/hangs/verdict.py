@@ -85,17 +85,18 @@ def rank_calls(sights: Mapping[int, RankSight], world_size: int) -> tuple[list[R
         used[name] += 1
         named[group_id] = name if used[name] == 1 else f"{name} ({used[name]})"
         ranks_of[named[group_id]] = everyone
-    return [_calls_of(sight, named, members) for _, sight in sorted(sights.items())], ranks_of
+    by_number = {group_id: {number: rank for rank, number in ranks.items()} for group_id, ranks in members.items()}
+    return [_calls_of(sight, named, by_number) for _, sight in sorted(sights.items())], ranks_of
 
 
-def _calls_of(sight: RankSight, named: Mapping[int, str], members: Mapping[int, Mapping[int, int]]) -> RankCalls:
+def _calls_of(sight: RankSight, named: Mapping[int, str], by_number: Mapping[int, Mapping[int, int]]) -> RankCalls:
     calls: dict[str, list[CollectiveCall]] = {}
     for call in sight.calls:
         if not 0 <= call.group < len(sight.groups):
             continue
         group_id = sight.groups[call.group].id
-        peer = next((rank for rank, number in members[group_id].items() if number == call.peer), -1)
         is_collective = call.sequence > 0
+        peer = -1 if is_collective else by_number[group_id].get(call.peer, -1)
         if not is_collective and peer < 0:
             continue
         calls.setdefault(named[group_id], []).append(
