@@ -93,9 +93,9 @@ def inspect(wheel: Path, tools: Path) -> None:
     """Say what the wheel holds. Ends the program where its tag promises more, or something is missing in it."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    extensions = sorted(name for name in names if re.search(r"/native/_\w+\.\S*so$", name))
-    sources = sorted(path.stem for path in (ROOT / "native").glob("*.c"))
-    found = [re.sub(r".*/_(\w+)\..*", r"\1", name) for name in extensions]
+    extensions = sorted(name for name in names if re.search(r"/native/(_|intercept/)\w+\.\S*so$", name))
+    sources = sorted(str(path.relative_to(ROOT / "native").with_suffix("")) for path in (ROOT / "native").rglob("*.c"))
+    found = sorted(re.sub(r".*/native/_?([\w/]+)\..*", r"\1", name) for name in extensions)
     if found != sources or any(".libs/" in name for name in names):
         sys.exit(f"wheels: {wheel.name} has the extensions {found}, not {sources}, or libraries of others")
     if "-abi3-" in wheel.name:

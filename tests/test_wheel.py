@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.native import intercept
 from tests.support.environments import ROOT
 from tests.support.waiting import PATIENCE_S
 
@@ -103,6 +104,10 @@ def test_one_wheel_serves_this_python_and_all_later_ones(wheel: Path, unpacked: 
     extensions = [path.name for path in (unpacked / "resilio_hpc" / "native").glob("*.so")]
     assert extensions
     assert [name for name in extensions if not name.endswith(".abi3.so")] == []
+    libraries = {
+        path.name.partition(".")[0] for path in (unpacked / "resilio_hpc" / "native" / "intercept").glob("*.so")
+    }
+    assert libraries == set(intercept.FAMILIES)
 
 
 def check(installed: Path, *words: str | Path) -> str:
