@@ -20,7 +20,7 @@ from tests.support.virtual_cluster.invariants import Violation
 from tests.support.waiting import PATIENCE_S
 
 QUICK = 10_000
-CHUNK = 250
+CHUNK = 125
 FULL = int(os.environ.get("RESILIO_SIMULATOR_RUNS", "200000"))
 FULL_FIRST = 1_000_000 + int(time.time() // 86400 % 5) * FULL  # others than the quick ones; others on the next day
 
