@@ -44,6 +44,9 @@ enum ring_dtype {
     DTYPE_FLOAT32, DTYPE_FLOAT64, DTYPE_BFLOAT16, DTYPE_FLOAT8_E4M3, DTYPE_FLOAT8_E5M2
 };
 
+/* A call that keeps its caller, one that goes on beside it, and such a one that the caller waits for by now. */
+enum ring_state { CALL_BLOCKS, CALL_IN_FLIGHT, CALL_WAITED_FOR };
+
 struct ring_header { /* 64 bytes */
     char magic[8];
     uint32_t version, record_size, capacity, groups;
@@ -71,7 +74,7 @@ struct ring_record { /* 64 bytes */
     uint64_t count;        /* elements; 0 where that is not known */
     uint64_t stream;
     uint32_t group;
-    uint8_t op, dtype, unused[2];
+    uint8_t op, dtype, state, unused;
     int32_t peer; /* rank in the group that a call names: of a send or receive, or the root; -1 without one */
     uint32_t more;
 };
@@ -188,7 +191,7 @@ static inline void ring_group_ended(struct ring *ring, uint64_t handle) {
 }
 
 struct ring_call {
-    uint8_t op, dtype;
+    uint8_t op, dtype, state;
     int32_t peer;
     uint64_t count, stream;
 };
@@ -209,6 +212,7 @@ static inline uint64_t ring_entered(struct ring *ring, int group, struct ring_ca
     record->group = (uint32_t)group;
     record->op = call.op;
     record->dtype = call.dtype;
+    record->state = call.state;
     record->peer = call.peer;
     record->entered_ns = ring_clock();
     __atomic_store_n(&record->stamp, index + 1, __ATOMIC_RELEASE);
@@ -235,6 +239,20 @@ static inline void ring_await(uintptr_t object, uint64_t index) {
             continue;
         ring_pending[slot].index = index;
         __atomic_store_n(&ring_pending[slot].object, object, __ATOMIC_RELEASE);
+        return;
+    }
+}
+
+/* Note that the program waits for the object from here on. */
+static inline void ring_waited_for(struct ring *ring, uintptr_t object) {
+    if (!ring) return;
+    for (uint32_t probe = 0; probe < 16; probe++) {
+        uint32_t slot = (uint32_t)((object >> 4) * 2654435761u + probe) % PENDING;
+        if (__atomic_load_n(&ring_pending[slot].object, __ATOMIC_ACQUIRE) != object) continue;
+        uint64_t index = ring_pending[slot].index;
+        struct ring_record *record = &ring->records[index % RING_CAPACITY];
+        if (__atomic_load_n(&record->stamp, __ATOMIC_ACQUIRE) == index + 1)
+            __atomic_store_n(&record->state, CALL_WAITED_FOR, __ATOMIC_RELAXED);
         return;
     }
 }

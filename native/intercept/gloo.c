@@ -99,7 +99,7 @@ void enqueue(void *process_group, void **work) {
     void (*real)(void *, void **) = ring_next(&next, ENQUEUE, RING_CALLER);
     uint8_t (*type_of)(void *) = ring_next(&kept, OP_TYPE, RING_CALLER);
     uint8_t type = type_of ? type_of(*work) : UINT8_MAX;
-    struct ring_call call = {.op = type < sizeof OPS ? OPS[type] : OP_OTHER, .peer = -1};
+    struct ring_call call = {.op = type < sizeof OPS ? OPS[type] : OP_OTHER, .state = CALL_IN_FLIGHT, .peer = -1};
     uint64_t index = entered(ring_of_process(), process_group, call, RING_CALLER);
     ring_await((uintptr_t)*work, index); /* first: another thread may finish it before `real` returns */
     real(process_group, work);
@@ -111,6 +111,14 @@ void finish(void *work, void *error) {
     void (*real)(void *, void *) = ring_next(&next, FINISH, RING_CALLER);
     ring_arrived(ring_of_process(), (uintptr_t)work);
     real(work, error);
+}
+
+RING_PUBLIC uint8_t wait_for(void *work, int64_t timeout_ms) __asm__("_ZN4c10d4Work" WAIT);
+uint8_t wait_for(void *work, int64_t timeout_ms) {
+    static void *next;
+    uint8_t (*real)(void *, int64_t) = ring_next(&next, "_ZN4c10d4Work" WAIT, RING_CALLER);
+    ring_waited_for(ring_of_process(), (uintptr_t)work);
+    return real(work, timeout_ms);
 }
 
 RING_PUBLIC void monitored_barrier(void *process_group, const void *options, uint8_t all) __asm__(MONITORED_BARRIER);
@@ -132,7 +140,7 @@ void monitored_barrier(void *process_group, const void *options, uint8_t all) {
     void *name(void **result, void *process_group, void *tensors, int32_t peer, int32_t tag) {           \
         static void *next;                                                                               \
         void *(*real)(void **, void *, void *, int32_t, int32_t) = ring_next(&next, symbol, RING_CALLER); \
-        struct ring_call call = {.op = which, .peer = peer};                                             \
+        struct ring_call call = {.op = which, .state = CALL_IN_FLIGHT, .peer = peer};                    \
         uint64_t index = entered(ring_of_process(), process_group, call, RING_CALLER);                   \
         void *returned = real(result, process_group, tensors, peer, tag);                                \
         ring_await((uintptr_t)*result, index);                                                           \
@@ -147,6 +155,7 @@ PEER_CALL(receive_from, RECV, OP_RECV)
     uint8_t name(void *work, int64_t timeout_ms) {                                  \
         static void *next;                                                          \
         uint8_t (*real)(void *, int64_t) = ring_next(&next, symbol, RING_CALLER);   \
+        ring_waited_for(ring_of_process(), (uintptr_t)work);                        \
         uint8_t done = real(work, timeout_ms);                                      \
         ring_arrived(ring_of_process(), (uintptr_t)work);                           \
         return done;                                                                \

@@ -148,7 +148,8 @@ static uint64_t request(word place) {
     int MPI_##name(parameters) {                                                                            \
         static void *next;                                                                                  \
         int (*real)(parameters) = FIND(name);                                                               \
-        struct ring_call call = {.op = which, .peer = (number)(other), .count = (uint32_t)(amount)};        \
+        struct ring_call call = {                                                                           \
+            .op = which, .state = CALL_IN_FLIGHT, .peer = (number)(other), .count = (uint32_t)(amount)};    \
         uint64_t index = entered(ring_of_process(), comm, call);                                            \
         int result = real(arguments);                                                                       \
         ring_await(request(place), index);                                                                  \
@@ -166,9 +167,13 @@ REQUESTED(Ireduce, OP_REDUCE, A8, V8, g, c, f, h)
 
 /* A completed request's handle becomes MPI_REQUEST_NULL, so those that changed are completed. */
 #define MOST_REQUESTS 64
-static void note_requests(number count, word places, uint64_t *before) {
+static void note_requests(number count, word places, uint64_t *before, int waits) {
     size_t step = is_open_mpi() ? sizeof(uint64_t) : sizeof(uint32_t);
-    for (number at = 0; at < count && at < MOST_REQUESTS; at++) before[at] = request(places + (size_t)at * step);
+    struct ring *ring = waits ? ring_of_process() : NULL;
+    for (number at = 0; at < count && at < MOST_REQUESTS; at++) {
+        before[at] = request(places + (size_t)at * step);
+        ring_waited_for(ring, before[at]);
+    }
 }
 
 static void note_arrivals(number count, word places, const uint64_t *before) {
@@ -178,13 +183,13 @@ static void note_arrivals(number count, word places, const uint64_t *before) {
         if (request(places + (size_t)at * step) != before[at]) ring_arrived(ring, before[at]);
 }
 
-#define COMPLETES(name, parameters, arguments, count, places)                                               \
+#define COMPLETES(name, parameters, arguments, count, places, waits)                                        \
     RING_PUBLIC int MPI_##name(parameters);                                                                 \
     int MPI_##name(parameters) {                                                                            \
         static void *next;                                                                                  \
         int (*real)(parameters) = FIND(name);                                                               \
         uint64_t before[MOST_REQUESTS];                                                                     \
-        note_requests((number)(count), places, before);                                                     \
+        note_requests((number)(count), places, before, waits);                                              \
         int result = real(arguments);                                                                       \
         note_arrivals((number)(count), places, before);                                                     \
         return result;                                                                                      \
@@ -196,14 +201,14 @@ static void note_arrivals(number count, word places, const uint64_t *before) {
 #define V4 PARAMETERS(a, b, c, d)
 #define A5 PARAMETERS(word a, word b, word c, word d, word e)
 #define V5 PARAMETERS(a, b, c, d, e)
-COMPLETES(Wait, PARAMETERS(word a, word b), PARAMETERS(a, b), 1, a)
-COMPLETES(Waitall, A3, V3, a, b)
-COMPLETES(Waitany, A4, V4, a, b)
-COMPLETES(Waitsome, A5, V5, a, b)
-COMPLETES(Test, A3, V3, 1, a)
-COMPLETES(Testall, A4, V4, a, b)
-COMPLETES(Testany, A5, V5, a, b)
-COMPLETES(Testsome, A5, V5, a, b)
+COMPLETES(Wait, PARAMETERS(word a, word b), PARAMETERS(a, b), 1, a, 1)
+COMPLETES(Waitall, A3, V3, a, b, 1)
+COMPLETES(Waitany, A4, V4, a, b, 0)
+COMPLETES(Waitsome, A5, V5, a, b, 0)
+COMPLETES(Test, A3, V3, 1, a, 0)
+COMPLETES(Testall, A4, V4, a, b, 0)
+COMPLETES(Testany, A5, V5, a, b, 0)
+COMPLETES(Testsome, A5, V5, a, b, 0)
 
 /* A new communicator is known from its making on, so that all members count it in one order. */
 #define MAKES(name, parameters, arguments, comm, place)                                                     \

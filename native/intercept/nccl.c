@@ -62,7 +62,7 @@ static uint8_t dtype_of(int32_t number) {
         if (!real) return INTERNAL_ERROR; /* an older NCCL, asked for a function by our name */      \
         depth++;                                                                                     \
         entered(comm, (struct ring_call){                                                            \
-                          .op = which, .dtype = dtype_of(type), .peer = other,                       \
+                          .op = which, .dtype = dtype_of(type), .state = CALL_IN_FLIGHT, .peer = other, \
                           .count = elements, .stream = (uint64_t)(uintptr_t)stream});                \
         result said = real arguments;                                                                \
         depth--;                                                                                     \

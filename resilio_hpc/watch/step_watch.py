@@ -70,12 +70,6 @@ class StepWatch:
         learned = self._limit.seconds
         return FIRST_LIMIT_S if learned is None else learned
 
-    @property
-    def has_learned(self) -> bool:
-        """Return whether this run's own steps gave the limit."""
-        limit = self._sections[self._section] if self._section else self._limit
-        return limit.seconds is not None
-
     def wait_again(self, now: float) -> None:
         """Wait from now on: for a time, no look was possible."""
         if self._since is not None and not self._told:

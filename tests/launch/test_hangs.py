@@ -38,7 +38,7 @@ def test_a_rank_that_only_computes_is_waited_for() -> None:
     world = World(nodes=2)
     world.until_step(25)
     world.life.absent.add(1)  # it runs, and does not enter the call
-    world.run(lambda: world.records("recovered") != [], limit_s=200)
+    world.run(lambda: world.records("recovered") != [], limit_s=900)
     first, last = world.records("hang")[0], world.records("hang")[-1]
     assert (first["ranks"], first["certain"], first["acted"]) == ([1], False, False)
     assert first["waits_until_s"] == UNCERTAIN_S
@@ -104,6 +104,19 @@ def test_a_rank_that_waits_for_a_file_system_is_named_and_not_restarted() -> Non
     assert (hang["ranks"], hang["acted"]) == ([2], False)
     assert "waits_until_s" not in hang
     assert "sleeps in the kernel" in hang["evidence"]
+
+
+def test_ranks_that_evaluate_for_minutes_and_come_back_one_by_one_are_no_hang() -> None:
+    world = World(nodes=2)
+    world.until_step(25)
+    world.life.absent |= {0, 1, 2, 3}
+    for rank in range(4):
+        world.run(limit_s=400)
+        world.life.absent.discard(rank)
+    world.until_step(60)
+    assert world.records("hang") != []
+    assert not any(fields["acted"] for fields in world.records("hang"))
+    assert world.records("recovered") == []
 
 
 def test_two_ranks_stopped_one_during_the_look_at_the_other() -> None:

@@ -35,7 +35,10 @@ class HangKind(enum.Enum):
 
 
 class HangBlame(msgspec.Struct, frozen=True):
-    """Who holds up a hang. ``ranks``: those to look at; ``waiting``: those that wait for them, directly or not."""
+    """Who holds up a hang. ``ranks``: those to look at; ``waiting``: those that wait for them, directly or not.
+
+    ``blocks``: of a deadlock, whether each rank of the circle does nothing but wait in its call.
+    """
 
     kind: HangKind
     ranks: tuple[int, ...] = ()
@@ -43,6 +46,7 @@ class HangBlame(msgspec.Struct, frozen=True):
     communicator: str = ""
     call: CollectiveCall | None = None
     evidence: str = ""
+    blocks: bool = False
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -61,19 +65,20 @@ def blame(ranks: Sequence[RankCalls], members: Mapping[str, Sequence[int]]) -> H
     known = {one.rank: one for one in ranks}
     if differing := _mismatch(known, members):
         return differing
-    waits = _waits(known, members)
-    if waits:
-        return _end_of_the_walk(waits, known)
+    for beside in (False, True):  # calls beside a program keep no rank, but may be all that is known
+        waits = _waits(known, members, beside)
+        if waits:
+            return _end_of_the_walk(waits, known)
     return _all_entered(known, members)
 
 
-def _waits(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int]]) -> dict[int, list[Wait]]:
+def _waits(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int]], beside: bool) -> dict[int, list[Wait]]:
     """Return what keeps each rank in the calls that it has not completed; ranks that wait for no other are left out."""
     absent: dict[tuple[str, int], tuple[int, ...]] = {}
     found: dict[int, list[Wait]] = {}
     for rank, one in known.items():
         here = []
-        for communicator, call in one.waits_in():
+        for communicator, call in one.waits_in(beside):
             if call.peer >= 0:
                 if not _is_met(rank, call, communicator, known.get(call.peer)):
                     here.append(Wait((call.peer,), communicator, call))
@@ -133,7 +138,8 @@ def _end_of_the_walk(waits: Mapping[int, Sequence[Wait]], known: Mapping[int, Ra
     ranks, first = tuple(sorted(circle)), next(iter(circle.values()))[1]
     steps = ", ".join(f"rank {rank} in {wait.communicator} for rank {to}" for rank, (to, wait) in circle.items())
     said = f"they wait in a circle: {steps}"
-    return HangBlame(HangKind.DEADLOCK, ranks, waiting, first.communicator, first.call, said)
+    blocks = all(wait.call.blocks for _, wait in circle.values())
+    return HangBlame(HangKind.DEADLOCK, ranks, waiting, first.communicator, first.call, said, blocks)
 
 
 def _circle(waits: Mapping[int, Sequence[Wait]]) -> dict[int, tuple[int, Wait]]:
@@ -178,7 +184,7 @@ def _all_entered(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[
     """Return what it is where no rank is absent from a call: stuck, lagging, or no hang."""
     for communicator, ranks in members.items():
         here = [known[rank] for rank in ranks if rank in known]
-        waiting = [(one, call) for one in here for name, call in one.waits_in() if name == communicator]
+        waiting = [(one, call) for one in here for name, call in one.waits_in(beside=True) if name == communicator]
         if not waiting:
             continue
         call = min((call for _, call in waiting), key=lambda call: call.sequence)

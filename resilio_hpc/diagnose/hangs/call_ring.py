@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from resilio_hpc.core import regular_file
 from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, CallSight, GroupSight
 
@@ -25,6 +27,7 @@ _RECORD = struct.Struct("<6QI4BiI")
 SIZE = _HEADER.size + GROUPS * _GROUP.size + CAPACITY * _RECORD.size
 _RECORDS = _HEADER.size + GROUPS * _GROUP.size
 _NUMBER = (1 << 53) - 1
+_IN_FLIGHT = 1
 
 OPS = (
     "other", "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
@@ -112,12 +115,13 @@ def _records(memory: bytes, again: bytes) -> Iterator[CallSight]:
     begun = _HEADER.unpack_from(memory, 0)[6]
     for index in range(max(0, begun - CAPACITY), begun):
         at = _RECORDS + (index % CAPACITY) * _RECORD.size
-        stamp, _, done_ns, sequence, count, _, group, op, dtype, _, _, peer, _ = _RECORD.unpack_from(memory, at)
+        stamp, _, done_ns, sequence, count, _, group, op, dtype, state, _, peer, _ = _RECORD.unpack_from(memory, at)
         if stamp != index + 1 or memory[at : at + 8] != again[at : at + 8]:
             continue
         shape = f"{count & _NUMBER} {DTYPES[dtype] if dtype < len(DTYPES) else ''}".strip() if count else ""
         name = OPS[op] if op < len(OPS) else OPS[0]
-        yield CallSight(group, name, sequence & _NUMBER, shape, max(peer, -1), done_ns != 0)
+        blocks = state != _IN_FLIGHT
+        yield CallSight(group, name, sequence & _NUMBER, shape, max(peer, -1), done_ns != 0, blocks)
 
 
 def _plain(text: str) -> str:
@@ -125,7 +129,7 @@ def _plain(text: str) -> str:
 
 
 def _with_group(call: CallSight, group: int) -> CallSight:
-    return CallSight(group, call.op, call.sequence, call.shape, call.peer, call.completed)
+    return msgspec.structs.replace(call, group=group)
 
 
 def process_facts(pid: int) -> tuple[str, str, float]:

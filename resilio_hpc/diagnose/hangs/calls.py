@@ -10,6 +10,7 @@ class CollectiveCall(msgspec.Struct, frozen=True):
 
     ``sequence`` counts the calls of a communicator from 1. ``shape``: what all ranks must agree on, such as dtype and
     sizes. ``peer``: the other rank of a send or receive, -1 for a collective. ``place``: the program's line, if known.
+    ``blocks``: the program waits for it; else it goes on beside the program.
     """
 
     sequence: int
@@ -18,6 +19,7 @@ class CollectiveCall(msgspec.Struct, frozen=True):
     completed: bool = False
     peer: int = -1
     place: str = ""
+    blocks: bool = True
 
     @property
     def signature(self) -> str:
@@ -31,11 +33,14 @@ class RankCalls(msgspec.Struct, frozen=True):
     rank: int
     calls: dict[str, list[CollectiveCall]]
 
-    def waits_in(self) -> list[tuple[str, CollectiveCall]]:
-        """Return the calls that it has entered and not completed, the first of each communicator."""
+    def waits_in(self, beside: bool = False) -> list[tuple[str, CollectiveCall]]:
+        """Return the calls that it has entered and not completed, the first of each communicator.
+
+        ``beside``: those, too, that go on beside the program.
+        """
         found = []
         for communicator, calls in self.calls.items():
-            first = next((call for call in calls if not call.completed), None)
+            first = next((call for call in calls if not call.completed and (beside or call.blocks)), None)
             if first is not None:
                 found.append((communicator, first))
         return found

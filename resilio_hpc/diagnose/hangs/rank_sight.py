@@ -34,7 +34,10 @@ class GroupSight(_Part, frozen=True):
 
 
 class CallSight(_Part, frozen=True):
-    """A call in the communicator ``groups[group]``. ``sequence``: 0 for a send or receive; ``peer``: rank in it."""
+    """A call in the communicator ``groups[group]``. ``sequence``: 0 for a send or receive; ``peer``: rank in it.
+
+    ``blocks``: the program waits for it; else it goes on beside the program.
+    """
 
     group: Whole
     op: Word
@@ -42,6 +45,7 @@ class CallSight(_Part, frozen=True):
     shape: Word = ""
     peer: Whole = -1
     completed: bool = False
+    blocks: bool = True
 
 
 class RankSight(_Part, frozen=True):

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import msgspec
 
 from resilio_hpc.diagnose.hangs.blame import HangBlame, HangKind, blame, names_of
+from resilio_hpc.diagnose.hangs.call_ring import QUEUED
 from resilio_hpc.diagnose.hangs.calls import CollectiveCall, RankCalls
 from resilio_hpc.diagnose.hangs.rank_sight import GONE, STOPPED, RankSight
 from resilio_hpc.events.phrases import names
 
 BUSY_SHARE = 0.5  # of the time between two looks on a processor: it computes
-CERTAIN = (HangKind.MISMATCH, HangKind.DEADLOCK)
 
 
 class HangVerdict(msgspec.Struct, frozen=True):
@@ -55,13 +55,14 @@ def judge(
         return HangVerdict(HangKind.ABSENT, gone or silent, said, moves=bool(moved))
     if moved:
         return HangVerdict(found.kind, (), f"{names_of(moved)} made calls meanwhile", moves=True)
-    if found.kind is HangKind.NONE:
+    if found.kind is HangKind.NONE or (found.kind is HangKind.STUCK and _is_queued(found)):
         return _by_steps(now)
     said = found.evidence
     if found.kind is HangKind.ABSENT:
         said += "; " + _what_it_does(found.ranks[0], now, before, between_s)
     in_kernel = any(rank in now and now[rank].state == "D" for rank in found.ranks)
-    certain = bool(before) and found.kind in CERTAIN
+    sure = found.kind is HangKind.MISMATCH or (found.kind is HangKind.DEADLOCK and found.blocks)
+    certain = bool(before) and sure
     return HangVerdict(found.kind, found.ranks, said, certain=certain, in_kernel=in_kernel)
 
 
@@ -101,9 +102,14 @@ def _calls_of(sight: RankSight, named: Mapping[int, str], by_number: Mapping[int
             continue
         calls.setdefault(named[group_id], []).append(
             CollectiveCall(call.sequence, call.op, call.shape, call.completed, -1 if is_collective else peer,
-                           sight.place)
+                           sight.place, call.blocks)
         )  # fmt: skip
     return RankCalls(sight.rank, calls)
+
+
+def _is_queued(found: HangBlame) -> bool:
+    """Return whether the call is one whose end is never seen: all ranks may be far beyond it."""
+    return found.communicator.startswith(tuple(f"the {family} " for family in QUEUED))
 
 
 def _calls(sight: RankSight) -> tuple[int, int]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from resilio_hpc.launch.config.flags import failures_flag, number
+
+CONTAINERS = ("apptainer", "singularity", "shifter", "podman", "docker", "enroot", "ch-run")
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,7 @@ class HangOptions:
     timeout_s: float | None = failures_flag(
         "seconds without a step before ranks are restarted whose hang may still end by itself; a certain one (a "
         "stopped rank, a deadlock) is acted on at once; 0: hangs are told, and nothing is restarted "
-        "(default: 60, or ten times the run's longest step)",
+        "(default: 600, or ten times the run's longest step; never where no rank is known to wait for another)",
         None,
         number,
         metavar="S",
@@ -30,10 +33,12 @@ class HangOptions:
         names="--no-intercept",
     )
 
-    def watched(self, torch: bool, mpi: bool) -> tuple[str, ...]:
-        """Return the families of communication libraries that ranks may use and whose calls are noted.
+    def watched(self, torch: bool, mpi: bool, kind: str, program: str) -> tuple[str, ...]:
+        """Return the families of communication libraries whose calls are noted. ``kind``: of the options.
 
-        A library that is of no use is not loaded: programs would find its names.
+        A library that is of no use is not loaded, since programs would find its names. Nor is one where a command may
+        open a container: its file is missing there, and each process would say so.
         """
-        found = {"gloo": torch, "nccl": torch, "mpi": mpi}
+        in_python = torch and kind != "command"
+        found = {"gloo": in_python, "nccl": in_python, "mpi": mpi and Path(program).name not in CONTAINERS}
         return tuple(family for family, used in found.items() if used and self.intercept)

@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict
 
 from resilio_hpc.core.rank_link import LAST_CHECKPOINT
+from resilio_hpc.diagnose.hangs.blame import HangKind
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge
 from resilio_hpc.launch.config.options import Mode
@@ -25,9 +26,8 @@ ANSWER_S = 1.0  # seconds that agents have to answer; of thousands, more
 ANSWERS_PER_S = 2000
 LOOKS_EVERY_S = (0.2, 2.0, 10.0)  # between an answer and the next look, once the run has stalled
 PAUSED_S = 1.0  # a controller that did not run for so long was stopped; so were the ranks, by scontrol suspend
-UNCERTAIN_S = 60.0  # before a restart whose reason may end by itself, unless the user sets another number
+UNCERTAIN_S = 600.0  # before a restart whose reason may end by itself: torch's own limit of a collective
 TIMES_LONGEST = 10.0  # times the longest wait of this run that ended well
-UNKNOWN_S = 600.0  # the same where no limit is learned or no steps are reported: torch's own limit of a collective
 
 
 class Hangs:
@@ -48,6 +48,7 @@ class Hangs:
         self._before_at = 0.0
         self._looks = 0  # of this stall
         self._ticked = run.now()
+        self._judged: tuple[object, float] = (None, 0.0)  # kind and ranks, and since when they are the same
         self._told: tuple[object, ...] | None = None  # the verdict that was recorded last
 
     def stalled_s(self) -> float | None:
@@ -64,7 +65,7 @@ class Hangs:
             seen = self._watch.look(run.round, run.world_size, steps(run), now, calls(run), section(run))
             if isinstance(seen, Stalled):
                 self._out.record("stalled", round=run.round, **asdict(seen))
-                self._looks, self._told = 0, None
+                self._looks, self._told, self._judged = 0, None, (None, 0.0)
                 self._ask(now, stacks=True)
             elif isinstance(seen, GoesOn):
                 self._out.record("goes_on", round=run.round, **asdict(seen))
@@ -112,31 +113,40 @@ class Hangs:
         if silent_s is None:
             return
         verdict = judge(self._sights, before, between_s, run.world_size)
-        to_limit_s = self._timeout_s(verdict) - silent_s
+        to_limit_s = self._timeout_s(verdict) - self._lasts_s(verdict, now, silent_s)
         every_s = LOOKS_EVERY_S[min(self._looks, len(LOOKS_EVERY_S) - 1)]
         self._next_look = now + (min(every_s, to_limit_s) if to_limit_s > 0 else every_s)
         self._looks += 1
-        due = not verdict.moves and (verdict.certain or silent_s >= self._timeout_s(verdict))
+        lasts_s = self._lasts_s(verdict, now, silent_s)
+        due = not verdict.moves and (verdict.certain or lasts_s >= self._timeout_s(verdict))
         acts = due and run.config.mode is Mode.RECOVER and run.config.hang_timeout_s != 0 and run.leads
         self._tell(verdict, silent_s, due, acts)
         if acts:
             self._next_look = None
             self._intend(HangFound(verdict.ranks, verdict.evidence, run.unix() - silent_s, self._places(verdict)))
 
+    def _lasts_s(self, verdict: HangVerdict, now: float, silent_s: float) -> float:
+        """Return for how long it has been so: without a step, where the user has set a limit; else the same verdict.
+
+        Ranks that evaluate for minutes come to their next collective one after the other.
+        """
+        same = (verdict.kind, verdict.ranks)
+        if self._judged[0] != same:
+            self._judged = (same, now)
+        return silent_s if self._run.config.hang_timeout_s is not None else now - self._judged[1]
+
     def _timeout_s(self, verdict: HangVerdict) -> float:
         """Return for how long an uncertain hang may last.
 
-        A rank that waits for a disk or a file system is not restarted unless the user says when: its successor would
-        wait, too, and such a process may not even end.
+        Ranks of which none is known to wait may all compute, and a rank that waits for a disk or a file system would be
+        followed by one that waits, too: neither is restarted unless the user says when.
         """
         chosen = self._run.config.hang_timeout_s
         if chosen is not None:
             return chosen
-        if verdict.in_kernel:
+        if verdict.in_kernel or verdict.kind is HangKind.NONE:
             return math.inf
-        is_known = self._run.max_step >= 0 and self._watch.has_learned
-        least = UNCERTAIN_S if is_known else UNKNOWN_S
-        return max(least, TIMES_LONGEST * self._watch.longest_s)
+        return max(UNCERTAIN_S, TIMES_LONGEST * self._watch.longest_s)
 
     def _tell(self, verdict: HangVerdict, silent_s: float, due: bool, acts: bool) -> None:
         """Record a verdict that is new, or is acted on."""

@@ -55,8 +55,8 @@ class LocalRanks:
         self._core = core
         self._devices = devices
         self._begun = begun
-        self._options = node.options
-        watched = node.options.hangs.watched(node.options.torch, bool(node.options.mpi))
+        options = self._options = node.options
+        watched = options.hangs.watched(options.torch, bool(options.mpi), options.kind, options.script)
         environment = rank_environment(slurm_variables.of_ranks(os.environ), core.slots, token, watched)
         self._in_own_step = slurm_variables.SET_ASIDE in os.environ
         self._base = environment

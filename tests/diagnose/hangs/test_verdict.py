@@ -106,6 +106,35 @@ def test_ranks_that_wait_for_each_other_are_certain() -> None:
     assert "group of all ranks (2)" in verdict.evidence
 
 
+def test_a_rank_that_computes_beside_a_call_is_not_in_a_circle() -> None:
+    beside, keeps = CallSight(0, "all_reduce", 4, blocks=False), CallSight(1, "all_reduce", 4)
+    now = world(
+        *(in_two_groups(rank, keeps, entered=(3, 4)) for rank in (0, 2, 3)), in_two_groups(1, beside, entered=(4, 3))
+    )
+    verdict = standing(now)
+    assert (verdict.kind, verdict.ranks, verdict.certain) == (HangKind.ABSENT, (1,), False)
+
+
+def test_a_circle_of_calls_beside_programs_is_not_certain() -> None:
+    first, second = CallSight(0, "all_reduce", 4, blocks=False), CallSight(1, "all_reduce", 4, blocks=False)
+    now = world(
+        *(in_two_groups(rank, first, entered=(4, 3)) for rank in (0, 2, 3)), in_two_groups(1, second, entered=(3, 4))
+    )
+    verdict = standing(now)
+    assert (verdict.kind, verdict.certain) == (HangKind.DEADLOCK, False)
+
+
+def test_where_no_end_is_seen_the_same_last_call_of_all_tells_nothing() -> None:
+    def queued(rank: int, entered: int) -> RankSight:
+        group = GroupSight(7, "nccl", rank, WORLD, entered)
+        calls = (CallSight(0, "all_reduce", entered, blocks=False),)
+        return RankSight(rank, 5, "R", begun=entered, completed=0, groups=(group,), calls=calls)
+
+    assert standing(world(*(queued(rank, 9) for rank in range(WORLD)))).kind is HangKind.NONE
+    behind = standing(world(*(queued(rank, 8 if rank == 3 else 9) for rank in range(WORLD))))
+    assert (behind.kind, behind.ranks, behind.certain) == (HangKind.ABSENT, (3,), False)
+
+
 def test_all_in_one_call_is_the_network_or_a_kernel() -> None:
     verdict = standing(world(*(sight(rank, 21, True) for rank in range(WORLD))))
     assert (verdict.kind, verdict.ranks, verdict.certain) == (HangKind.STUCK, (), False)
