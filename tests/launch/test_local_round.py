@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from resilio_hpc.core.rank_link import (
     Attach,
     Finished,
     Restored,
     RestoreFailed,
+    Section,
     SnapshotTaken,
     StepDone,
     StopAck,
@@ -141,3 +144,14 @@ def test_who_attaches_late_is_told_of_the_stop() -> None:
     assert local.pending_stop() == [StopAt(9)]
     local.stop_confirmed = True
     assert local.pending_stop() == [StopAt(9), StopConfirmed(9)]
+
+
+@pytest.mark.parametrize("name", ["évaluation", "评估", "a\nb", "x" * 500, "\x1b[31m"])
+def test_a_section_may_have_any_name_and_its_heartbeat_is_taken(name: str) -> None:
+    local = local_round()
+    local.said(0, Section(name), 0.0)
+    assert local.section
+    beat = m.Heartbeat("n1", "i", 1, 0.0, 0, section=local.section)
+    assert m.to_controller.decode(m.to_controller.encode(beat)) == beat
+    local.said(0, Section(""), 1.0)
+    assert local.section == ""

@@ -136,8 +136,8 @@ def _end_of_the_walk(waits: Mapping[int, Sequence[Wait]], known: Mapping[int, Ra
         return HangBlame(HangKind.ABSENT, tuple(roots), waiting, end.communicator, call, said)
     circle = _circle(waits)
     ranks, first = tuple(sorted(circle)), next(iter(circle.values()))[1]
-    steps = ", ".join(f"rank {rank} in {wait.communicator} for rank {to}" for rank, (to, wait) in circle.items())
-    said = f"they wait in a circle: {steps}"
+    steps = [f"rank {rank} in {wait.communicator} for rank {to}" for rank, (to, wait) in circle.items()]
+    said = f"they wait in a circle: {names(steps)}"
     blocks = all(wait.call.blocks for _, wait in circle.values())
     return HangBlame(HangKind.DEADLOCK, ranks, waiting, first.communicator, first.call, said, blocks)
 

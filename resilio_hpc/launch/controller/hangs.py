@@ -24,8 +24,10 @@ from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
 
 ANSWER_S = 1.0  # seconds that agents have to answer; of thousands, more
 ANSWERS_PER_S = 2000
+MOST_RANKS = 64  # that an event names
 LOOKS_EVERY_S = (0.2, 2.0, 10.0)  # between an answer and the next look, once the run has stalled
 PAUSED_S = 1.0  # a controller that did not run for so long was stopped; so were the ranks, by scontrol suspend
+STACKS = 3  # looks of a stall for which ranks write theirs: a signal interrupts what may be healthy
 UNCERTAIN_S = 600.0  # before a restart whose reason may end by itself: torch's own limit of a collective
 TIMES_LONGEST = 10.0  # times the longest wait of this run that ended well
 
@@ -47,6 +49,7 @@ class Hangs:
         self._before: dict[int, RankSight] = {}
         self._before_at = 0.0
         self._looks = 0  # of this stall
+        self._places: dict[int, str] = {}  # the program's line of each rank, as last seen in this stall
         self._ticked = run.now()
         self._judged: tuple[object, float] = (None, 0.0)  # kind and ranks, and since when they are the same
         self._told: tuple[object, ...] | None = None  # the verdict that was recorded last
@@ -65,7 +68,7 @@ class Hangs:
             seen = self._watch.look(run.round, run.world_size, steps(run), now, calls(run), section(run))
             if isinstance(seen, Stalled):
                 self._out.record("stalled", round=run.round, **asdict(seen))
-                self._looks, self._told, self._judged = 0, None, (None, 0.0)
+                self._looks, self._told, self._judged, self._places = 0, None, (None, 0.0), {}
                 self._ask(now, stacks=True)
             elif isinstance(seen, GoesOn):
                 self._out.record("goes_on", round=run.round, **asdict(seen))
@@ -73,7 +76,7 @@ class Hangs:
         if self._asked is not None and now > self._asked + ANSWER_S + len(run.members) / ANSWERS_PER_S:
             self._judge(now)
         elif self._next_look is not None and self._asked is None and now >= self._next_look:
-            self._ask(now, stacks=True)
+            self._ask(now, stacks=self._looks < STACKS)
 
     def _suspect(self, now: float) -> None:
         """Take a first look when a step is late; forget everything when the steps go on."""
@@ -107,6 +110,7 @@ class Hangs:
     def _judge(self, now: float) -> None:
         run = self._run
         self._asked = None
+        self._places |= {rank: sight.place for rank, sight in self._sights.items() if sight.place}
         before, between_s = self._before, now - self._before_at
         self._before, self._before_at = self._sights, now
         silent_s = self.stalled_s()
@@ -123,7 +127,7 @@ class Hangs:
         self._tell(verdict, silent_s, due, acts)
         if acts:
             self._next_look = None
-            self._intend(HangFound(verdict.ranks, verdict.evidence, run.unix() - silent_s, self._places(verdict)))
+            self._intend(HangFound(verdict.ranks, verdict.evidence, run.unix() - silent_s, self._place(verdict)))
 
     def _lasts_s(self, verdict: HangVerdict, now: float, silent_s: float) -> float:
         """Return for how long it has been so: without a step, where the user has set a limit; else the same verdict.
@@ -159,7 +163,8 @@ class Hangs:
         run = self._run
         nodes = sorted({member.node for member in run.members if set(ranks_of(member)) & set(verdict.ranks)})
         self._out.record(
-            "hang", round=run.round, kind=verdict.kind.value, ranks=list(verdict.ranks), nodes=nodes,
+            "hang", round=run.round, kind=verdict.kind.value, ranks=list(verdict.ranks[:MOST_RANKS]),
+            nodes=nodes[:MOST_RANKS],
             evidence=verdict.evidence, certain=verdict.certain, moves=verdict.moves, silent_s=round(silent_s, 3),
             acted=acts, **self._follows(verdict, due),
         )  # fmt: skip
@@ -170,12 +175,9 @@ class Hangs:
         acts = self._run.config.mode is Mode.RECOVER and limit_s > 0 and not verdict.moves
         return {"waits_until_s": round(limit_s, 1)} if acts and not due and math.isfinite(limit_s) else {}
 
-    def _places(self, verdict: HangVerdict) -> str:
-        """Return the program's line of the first rank to blame, as a traceback has it."""
-        for rank in verdict.ranks:
-            if rank in self._sights and self._sights[rank].place:
-                return self._sights[rank].place
-        return ""
+    def _place(self, verdict: HangVerdict) -> str:
+        """Return the program's line of the first rank to blame whose line is known."""
+        return next((self._places[rank] for rank in verdict.ranks if rank in self._places), "")
 
 
 def ranks_of(member: m.Member) -> range:

@@ -117,7 +117,7 @@ class LocalRound:
         elif isinstance(message, rank_link.RestoreFailed):
             rank.bad_copy = (m.RestorePoint(message.source, message.step), message.error)
         elif isinstance(message, rank_link.Section):
-            rank.section = printable(message.name, 64)
+            rank.section = printable(message.name, 64).encode("ascii", "replace").decode()
         elif isinstance(message, rank_link.StopAck):
             return self._stop_answer(local, message)
         else:  # Stopped, Finished

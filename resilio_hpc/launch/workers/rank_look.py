@@ -54,8 +54,10 @@ class RankLook:
         """Begin a look, whose ``answer`` is due soon. ``pids``: ranks that are to write their stacks first."""
         self._number, self._due = number, time.monotonic() + (ANSWER_S if pids else 0.0)
         for local_rank, pid in pids.items():
-            self._sizes[local_rank] = _size(self._stacks.get(local_rank))
-            if process_tree.handles(pid, STACK_SIGNAL):  # else it would end a rank that knows nothing of it
+            path = self._stacks.get(local_rank)
+            self._sizes[local_rank] = _size(path)
+            # else the signal is the program's own, or would end it
+            if path is not None and path.exists() and process_tree.handles(pid, STACK_SIGNAL):
                 with contextlib.suppress(OSError):
                     os.kill(pid, STACK_SIGNAL)
 
