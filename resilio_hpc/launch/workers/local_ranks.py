@@ -64,10 +64,10 @@ class LocalRanks:
         self._logs = Path(self._options.output.log_dir) if self._options.output.log_dir else spool / "logs"
         self._console = Console(self._options)
         self.server = RankServer(node.local_dir / "agent.sock", core.rank_said)
-        self._look = RankLook(node.arena_dir)
         self._errors: dict[int, Path] = {}
         self._error_logs: dict[int, Path] = {}  # local rank → its standard error's file
         self._pids: dict[int, int] = {}
+        self._look = RankLook(node.arena_dir, self._pids)
         self._starting: set[int] = set()
         self._start_began = 0.0
         self._round = -1
@@ -112,7 +112,7 @@ class LocalRanks:
             overdue = {"rank": rank.rank, "pid": self._pids.get(rank.local_rank), "waited_s": LINGERS_S}
             node.record("exit_overdue", **overdue)
             node.say(words("exit_overdue", {"node": node.name, **overdue}))
-        if local is not None and (seen := self._look.answer(local, self._pids)) is not None:
+        if local is not None and (seen := self._look.answer(local)) is not None:
             self._core.ranks_seen(*seen)
 
     # -- what the core wants -----------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class LocalRanks:
 
     def look(self, number: int, stacks: bool) -> None:
         """Look at the ranks from outside → ``ranks_seen``."""
-        self._look.ask(number, self._pids if stacks else {})
+        self._look.ask(number, stacks)
 
     def calls(self) -> int:
         """Return how many calls of communication libraries were begun and completed here; -1: not known."""

@@ -25,11 +25,12 @@ MOST_BYTES = 1 << 20
 
 
 class RankLook:
-    """Looks at the ranks of the present round. ``stacks``: where ranks write theirs."""
+    """Looks at the ranks of the present round."""
 
-    def __init__(self, arena_dir: Path) -> None:
-        """``arena_dir``: where the rings are."""
+    def __init__(self, arena_dir: Path, pids: Mapping[int, int]) -> None:
+        """Take where the rings are, and a live view of the ranks' processes, by local rank."""
         self._arena_dir = arena_dir
+        self._pids = pids
         self._rings: dict[int, CallRing] = {}
         self._round = -1
         self._stacks: Mapping[int, Path] = {}
@@ -50,23 +51,25 @@ class RankLook:
         found = [ring.counts for number in ranks if (ring := self._ring(number)) is not None]
         return sum(begun + completed for begun, completed in found) if 0 < len(found) == len(ranks) else -1
 
-    def ask(self, number: int, pids: Mapping[int, int]) -> None:
-        """Begin a look, whose ``answer`` is due soon. ``pids``: ranks that are to write their stacks first."""
-        self._number, self._due = number, time.monotonic() + (ANSWER_S if pids else 0.0)
-        for local_rank, pid in pids.items():
+    def ask(self, number: int, stacks: bool) -> None:
+        """Begin a look, whose ``answer`` is due soon. ``stacks``: ranks write theirs first."""
+        self._number, self._due = number, time.monotonic() + (ANSWER_S if stacks else 0.0)
+        for local_rank, pid in self._pids.items():
             path = self._stacks.get(local_rank)
             self._sizes[local_rank] = _size(path)
+            if not stacks:
+                continue
             # else the signal is the program's own, or would end it
             if path is not None and path.exists() and process_tree.handles(pid, STACK_SIGNAL):
                 with contextlib.suppress(OSError):
                     os.kill(pid, STACK_SIGNAL)
 
-    def answer(self, local: LocalRound, pids: Mapping[int, int]) -> tuple[int, tuple[RankSight, ...]] | None:
+    def answer(self, local: LocalRound) -> tuple[int, tuple[RankSight, ...]] | None:
         """Return the look's number and what is seen, once that is due."""
         if self._due is None or time.monotonic() < self._due:
             return None
         self._due = None
-        return self._number, tuple(self._sight(rank.rank, rank.step, number, pids.get(number))
+        return self._number, tuple(self._sight(rank.rank, rank.step, number, self._pids.get(number))
                                    for number, rank in local.ranks.items())  # fmt: skip
 
     def _sight(self, rank: int, step: int, local_rank: int, pid: int | None) -> RankSight:
@@ -77,10 +80,12 @@ class RankLook:
         return RankSight(rank, step, state, waits_in, cpu_s, begun, completed, groups, calls, self._place(local_rank))
 
     def _ring(self, local_rank: int) -> CallRing | None:
-        if local_rank not in self._rings:
+        """Return the ring of a rank's own process, once there is one: a program that it starts may have been first."""
+        if local_rank not in self._rings and local_rank in self._pids:
             with contextlib.suppress(OSError):
                 self._rings[local_rank] = CallRing(interception.ring_file(self._arena_dir, self._round, local_rank))
-        return self._rings.get(local_rank)
+        found = self._rings.get(local_rank)
+        return found if found is not None and found.process == self._pids.get(local_rank) else None
 
     def _place(self, local_rank: int) -> str:
         """Return the program's line in the stack that the rank wrote since it was asked; "" without one."""
