@@ -25,8 +25,8 @@ QUIET = frozenset({
 })  # fmt: skip
 EVENT_STYLE = {
     "rank_failed": "red", "first_failure": "red", "node_lost": "red", "agent_ended": "red", "launch_failed": "red",
-    "persist_failed": "yellow", "save_overdue": "yellow", "stalled": "red", "goes_on": "green", "recovered": "green",
-    "node_returned": "green",
+    "persist_failed": "yellow", "save_overdue": "yellow", "stalled": "red", "hang": "red", "goes_on": "green",
+    "recovered": "green", "node_returned": "green",
 }  # fmt: skip
 OF_NODES = frozenset({"node_lost", "spare_lost", "agent_lost", "controller_lost"})
 LEAST_NAME = 8  # columns for a name that is cut

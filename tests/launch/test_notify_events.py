@@ -146,3 +146,12 @@ def test_a_controller_that_stepped_down_forgets_what_it_saw() -> None:
                                    "verdict"])  # fmt: skip
 def test_entries_with_missing_fields_break_nothing(entry: str) -> None:
     told((entry, {}), (entry, {"node": 7, "rank": "x", "members": 3, "first_failure": []}))
+
+
+def test_a_hang_that_is_not_acted_on_is_told_and_one_that_is_comes_as_a_failure() -> None:
+    maker = NoticeMaker()
+    hang = {"round": 0, "kind": "absent", "ranks": [3], "nodes": ["n2"], "evidence": "rank 3 waits", "moves": False}
+    maker.take("hang", {**hang, "acted": False}, 10.0)
+    maker.take("hang", {**hang, "acted": False, "moves": True}, 11.0)
+    maker.take("hang", {**hang, "acted": True}, 12.0)
+    assert [(notice.event, notice.node, notice.kind) for notice in maker.due(12.0)] == [("failure", "n2", "hang")]

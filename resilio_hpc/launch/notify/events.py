@@ -104,6 +104,14 @@ class NoticeMaker:
             about = f"round {f.whole('round')}"
             self._ready.append(Notice("failure", now, words("slow_start", f.data), about, kind="slow_start"))
 
+    def _on_hang(self, f: Fields, now: float) -> None:
+        """Tell of ranks that do not go on and are not restarted; those that are restarted have failed."""
+        if f.data.get("acted") or f.data.get("moves"):
+            return
+        node = next(iter(f.texts("nodes")), "")
+        about = f"round {f.whole('round')} {f.text('kind')}"
+        self._ready.append(Notice("failure", now, words("hang", f.data), about, node=node, kind="hang"))
+
     def _on_decision(self, f: Fields, now: float) -> None:
         would = "" if f.data.get("acted", True) else "would have been: "
         self._decision = f"{would}{rung_words(f.text('rung'))}"

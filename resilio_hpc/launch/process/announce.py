@@ -14,8 +14,8 @@ _stream = PatientStream()
 
 ANNOUNCED = frozenset({
     "waiting", "round", "rank_failed", "first_failure", "echoes", "node_lost", "decision", "recovered", "slow_start",
-    "persist_failed", "save_overdue", "save_resumed", "stalled", "goes_on", "last_save", "stopping", "stop_overdue",
-    "agent_left", "node_returned", "regroup", "suspended", "resumed", "notify_failed",
+    "persist_failed", "save_overdue", "save_resumed", "stalled", "hang", "goes_on", "last_save", "stopping",
+    "stop_overdue", "agent_left", "node_returned", "regroup", "suspended", "resumed", "notify_failed",
 })  # fmt: skip
 
 
@@ -23,6 +23,8 @@ def announcement(kind: str, fields: Mapping[str, Any]) -> str:
     """Return the line for a ledger entry; "" for entries that only the ledger needs. Pure."""
     if kind == "rank_failed" and fields.get("echo"):
         return ""  # the controller waits for its cause: "first_failure" or "echoes" tell of it then
+    if kind == "hang" and fields.get("acted") and fields.get("ranks"):
+        return ""  # "rank_failed" tells of it
     restoring = kind == "start" and bool(Fields(fields).text("restore")) and fields.get("acted", True)
     return words(kind, fields) if restoring or kind in ANNOUNCED else ""
 
