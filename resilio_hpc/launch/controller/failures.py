@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from resilio_hpc.launch.consensus.state import HANDSHAKES_PER_S
-from resilio_hpc.launch.controller.hangs import ranks_of
 from resilio_hpc.launch.controller.intents import HangFound, Intend, TryRound
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.recovery import Recovery, fields_of
@@ -202,7 +201,7 @@ class Failures:
     def hang_found(self, hang: HangFound) -> None:
         """Handle ranks that live and do not go on; the first to blame counts as the one that failed."""
         run = self._run
-        at = [(member, rank) for rank in hang.ranks for member in run.members if rank in ranks_of(member)]
+        at = [(member, rank) for rank in hang.ranks for member in run.members if rank in member.ranks]
         if at:
             member, rank = at[0]
             place = (

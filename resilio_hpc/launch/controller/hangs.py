@@ -101,7 +101,7 @@ class Hangs:
         run = self._run
         if self._asked is None or message.look != self._look or not run.is_member(message.node):
             return
-        ours = {rank for member in run.members if member.node == message.node for rank in ranks_of(member)}
+        ours = {rank for member in run.members if member.node == message.node for rank in member.ranks}
         self._sights |= {sight.rank: sight for sight in message.ranks if sight.rank in ours}
         self._answered.add(message.node)
         if len(self._answered) == len(run.members):
@@ -161,7 +161,7 @@ class Hangs:
             return
         self._told = (*told, "due") if due else told
         run = self._run
-        nodes = sorted({member.node for member in run.members if set(ranks_of(member)) & set(verdict.ranks)})
+        nodes = sorted({member.node for member in run.members if set(member.ranks) & set(verdict.ranks)})
         self._out.record(
             "hang", round=run.round, kind=verdict.kind.value, ranks=list(verdict.ranks[:MOST_RANKS]),
             nodes=nodes[:MOST_RANKS],
@@ -178,11 +178,6 @@ class Hangs:
     def _place(self, verdict: HangVerdict) -> str:
         """Return the program's line of the first rank to blame whose line is known."""
         return next((self._places[rank] for rank in verdict.ranks if rank in self._places), "")
-
-
-def ranks_of(member: m.Member) -> range:
-    """Return a node's ranks."""
-    return range(member.first_rank, member.first_rank + member.local_world_size)
 
 
 def steps(run: RunState) -> dict[str, int] | None:

@@ -44,6 +44,11 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local_world_size: Count
     first_rank: Count
 
+    @property
+    def ranks(self) -> range:
+        """Return the node's ranks."""
+        return range(self.first_rank, self.first_rank + self.local_world_size)
+
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole snapshot in a node's memory. ``is_copy``: of a rank that runs on another node."""
