@@ -15,8 +15,10 @@ from random import Random
 
 import pytest
 
+from resilio_hpc.core.wire import MAX_BYTES_HEARD
 from resilio_hpc.diagnose.hangs.call_ring import CAPACITY, GROUPS, SIZE, CallRing, process_facts
-from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS
+from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, RankSight
+from resilio_hpc.launch.protocol import messages as m
 from tests.support.environments import ROOT
 from tests.support.waiting import PATIENCE_S, until
 
@@ -159,3 +161,18 @@ def test_what_the_kernel_knows_of_a_process() -> None:
             process.kill()
     assert process_facts(process.pid) == ("", "", 0.0)
     assert process_facts(os.getpid())[2] > 0
+
+
+def test_the_looks_at_all_ranks_of_a_node_fit_into_one_message(writer: Path, tmp_path: Path) -> None:
+    assert write(writer, tmp_path / "ring", "groups", str(GROUPS)) == 0
+    ring = CallRing(tmp_path / "ring")
+    for ranks in (1, 8, 64, 256):
+        groups, calls = ring.look(ranks)
+        sights = tuple(
+            RankSight(rank, 1 << 50, "S", "x" * 64, 1e9, 1 << 50, 1 << 50, groups, calls, "p" * 300)
+            for rank in range(ranks)
+        )
+        message = m.RanksSeen("n" * 60, 1, 1, 1, sights)
+        data = m.to_controller.encode(message)
+        assert len(data) < MAX_BYTES_HEARD / 2
+        assert m.to_controller.decode(data) == message

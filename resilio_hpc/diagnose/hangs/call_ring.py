@@ -26,6 +26,7 @@ _GROUP = struct.Struct("<QiiQQ8sQ16x")
 _RECORD = struct.Struct("<6QI4BiI")
 SIZE = _HEADER.size + GROUPS * _GROUP.size + CAPACITY * _RECORD.size
 _RECORDS = _HEADER.size + GROUPS * _GROUP.size
+SHARED = 1024  # communicators, and calls, of all ranks in one message, which must stay far below a mebibyte
 _NUMBER = (1 << 53) - 1
 _IN_FLIGHT = 1
 
@@ -63,11 +64,13 @@ class CallRing:
         *_, begun, completed, _ = self._header()
         return begun & _NUMBER, completed & _NUMBER
 
-    def look(self) -> tuple[tuple[GroupSight, ...], tuple[CallSight, ...]]:
+    def look(self, ranks: int = 1) -> tuple[tuple[GroupSight, ...], tuple[CallSight, ...]]:
         """Return the communicators, and of each the calls that are not completed and the last one, oldest first.
 
-        Of too many communicators the last ones are kept; of too many calls the first that wait.
+        Of too many communicators the last ones are kept; of too many calls the first that wait. ``ranks``: whose looks
+        share one message.
         """
+        most_groups, most_calls = (max(2, min(most, SHARED // ranks)) for most in (MAX_GROUPS, MAX_CALLS))
         memory = os.pread(self._file, SIZE, 0).ljust(SIZE, b"\0")
         stamps = os.pread(self._file, SIZE, 0).ljust(SIZE, b"\0")  # what changed meanwhile is not whole
         groups = _groups(memory)
@@ -81,16 +84,16 @@ class CallRing:
                 waiting[call.group].clear()
             if not call.completed:
                 waiting[call.group].append(call)
-        chosen = sorted(groups, key=lambda number: (number in waiting, number))[-MAX_GROUPS:]
+        chosen = sorted(groups, key=lambda number: (number in waiting, number))[-most_groups:]
         place = {number: at for at, number in enumerate(sorted(chosen))}
         calls = []
-        share = max(1, MAX_CALLS // max(1, len(waiting)))
+        share = max(1, most_calls // max(1, len(waiting)))
         for number in sorted(chosen):
             kept = waiting[number][:share]
             if last.get(number) is not None and last[number] not in kept:
                 kept.append(last[number])
             calls += kept
-        named = tuple(_with_group(call, place[call.group]) for call in calls[: MAX_GROUPS + MAX_CALLS])
+        named = tuple(_with_group(call, place[call.group]) for call in calls[: most_groups + most_calls])
         return tuple(groups[number] for number in sorted(chosen)), named
 
     def close(self) -> None:

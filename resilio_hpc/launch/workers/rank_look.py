@@ -18,7 +18,7 @@ from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol.root_cause import place_of
 from resilio_hpc.launch.workers import interception
-from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
 
 ANSWER_S = 0.1  # for a rank to write its stacks
 MOST_BYTES = 1 << 20
@@ -69,15 +69,17 @@ class RankLook:
         if self._due is None or time.monotonic() < self._due:
             return None
         self._due = None
-        return self._number, tuple(self._sight(rank.rank, rank.step, number, self._pids.get(number))
+        return self._number, tuple(self._sight(rank, number, len(local.ranks))
                                    for number, rank in local.ranks.items())  # fmt: skip
 
-    def _sight(self, rank: int, step: int, local_rank: int, pid: int | None) -> RankSight:
+    def _sight(self, rank: LocalRank, local_rank: int, ranks: int) -> RankSight:
+        pid = self._pids.get(local_rank)
         state, waits_in, cpu_s = _facts(pid) if pid is not None else ("", "", 0.0)
         ring = self._ring(local_rank)
         begun, completed = ring.counts if ring is not None else (-1, -1)
-        groups, calls = ring.look() if ring is not None else ((), ())
-        return RankSight(rank, step, state, waits_in, cpu_s, begun, completed, groups, calls, self._place(local_rank))
+        groups, calls = ring.look(ranks) if ring is not None else ((), ())
+        place = self._place(local_rank)
+        return RankSight(rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place)
 
     def _ring(self, local_rank: int) -> CallRing | None:
         """Return the ring of a rank's own process, once there is one: a program that it starts may have been first."""
