@@ -42,7 +42,8 @@ setup(
             [str(source)],
             depends=sorted(map(str, source.parent.glob("*.h"))),
             py_limited_api=IS_LIMITED,
-            extra_compile_args=["-O2", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            # C++ exceptions of what is wrapped pass through
+            extra_compile_args=["-O2", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions"],
             libraries=["dl", "pthread"],
             optional=True,
         )
