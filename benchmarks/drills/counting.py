@@ -94,8 +94,8 @@ def main() -> None:
             os._exit(0)
         if hangs and step == options.hang_at:
             hanging.hang(hangs, run.rank)
-        if options.read is not None and run.rank == 1:
-            hanging.read(options.read)
+        if options.reads and run.rank == 1 and run.run_dir is not None:
+            hanging.read(run.run_dir / "launch.json")
         stamps.write("b", step)
         ends = int(options.enough is not None and options.enough.exists())
         total = world.sum(np.append(vector * mine, ends))
@@ -127,7 +127,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--exit-at", type=int, default=-1)
     parser.add_argument("--hang", default="", metavar="WAY", help="hang so in the first round (hanging.py)")
     parser.add_argument("--hang-at", type=int, default=60)
-    parser.add_argument("--read", type=Path, metavar="FILE", help="rank 1 reads it before each step")
+    parser.add_argument("--reads", action="store_true", help="rank 1 reads a file of the run directory in each step")
     return parser.parse_args()
 
 

@@ -55,7 +55,6 @@ class Drill:
     told: str = ""  # and this event
     hang: str = ""  # and a hang of this kind that was acted on
     blamed: int = -1  # with this rank to blame; -1: the one that was struck
-    needs_torch: bool = False  # to know in which collective a rank waits
     nodes: int = 3  # of the allocation
     nnodes: str = "3"
     spares: int = 0
@@ -181,16 +180,19 @@ def _both() -> list[Drill]:
 
 def _hangs() -> list[Drill]:
     """Ranks that live and do not go on."""
-    waits = {"launch_arguments": ("--hang-timeout", "5"), "needs_torch": True}  # they might still go on by themselves
+    waits = {"launch_arguments": ("--hang-timeout", "5")}  # they might still go on by themselves
     absent = {"hang": "absent", "blamed": 1, **waits}
     return [
-        Drill("deadlock of two groups", (), ("hang",), hang="deadlock", script_arguments=("--hang", "deadlock"),
-              needs_torch=True),
+        Drill("deadlock of two groups", (), ("hang",), hang="deadlock", script_arguments=("--hang", "deadlock")),
         Drill("mismatched collective", (), ("hang",), hang="mismatch", blamed=1,
-              script_arguments=("--hang", "mismatch"), needs_torch=True),
+              script_arguments=("--hang", "mismatch")),
         Drill("endless loop", (), ("hang",), script_arguments=("--hang", "loop"), **absent),
         Drill("Python's lock held for ever", (), ("hang",), script_arguments=("--hang", "lock"), **absent),
         Drill("rank sleeps for ever", (), ("hang",), script_arguments=("--hang", "sleep"), **absent),
+        # it is told, and no rank is restarted: another one would wait there, too
+        Drill("a rank reads from a shared directory that hangs for 15 s",
+              (Act("hang_shared"), Act("release_shared", after_s=15.0)), **HANGS, told="hang", world_size=6,
+              script_arguments=("--reads",)),
     ]  # fmt: skip
 
 
