@@ -95,7 +95,7 @@ static struct {
 
 /* Which record belongs to an object that completes later, such as torch's Work. Not in shared memory. */
 #define PENDING 4096u
-static struct {
+static struct ring_pending {
     uintptr_t object;
     uint64_t index;
 } ring_pending[PENDING];
@@ -243,30 +243,30 @@ static inline void ring_await(uintptr_t object, uint64_t index) {
     }
 }
 
-/* Note that the program waits for the object from here on. */
-static inline void ring_waited_for(struct ring *ring, uintptr_t object) {
-    if (!ring) return;
+/* The place of an object that is awaited; NULL without one. */
+static inline struct ring_pending *ring_find(uintptr_t object) {
     for (uint32_t probe = 0; probe < 16; probe++) {
         uint32_t slot = (uint32_t)((object >> 4) * 2654435761u + probe) % PENDING;
-        if (__atomic_load_n(&ring_pending[slot].object, __ATOMIC_ACQUIRE) != object) continue;
-        uint64_t index = ring_pending[slot].index;
-        struct ring_record *record = &ring->records[index % RING_CAPACITY];
-        if (__atomic_load_n(&record->stamp, __ATOMIC_ACQUIRE) == index + 1)
-            __atomic_store_n(&record->state, CALL_WAITED_FOR, __ATOMIC_RELAXED);
-        return;
+        if (__atomic_load_n(&ring_pending[slot].object, __ATOMIC_ACQUIRE) == object) return &ring_pending[slot];
     }
+    return NULL;
+}
+
+/* Note that the program waits for the object from here on. */
+static inline void ring_waited_for(struct ring *ring, uintptr_t object) {
+    struct ring_pending *pending = ring ? ring_find(object) : NULL;
+    if (!pending) return;
+    struct ring_record *record = &ring->records[pending->index % RING_CAPACITY];
+    if (__atomic_load_n(&record->stamp, __ATOMIC_ACQUIRE) == pending->index + 1)
+        __atomic_store_n(&record->state, CALL_WAITED_FOR, __ATOMIC_RELAXED);
 }
 
 static inline void ring_arrived(struct ring *ring, uintptr_t object) {
-    if (!ring) return;
-    for (uint32_t probe = 0; probe < 16; probe++) {
-        uint32_t slot = (uint32_t)((object >> 4) * 2654435761u + probe) % PENDING;
-        if (__atomic_load_n(&ring_pending[slot].object, __ATOMIC_ACQUIRE) != object) continue;
-        uint64_t index = ring_pending[slot].index;
-        __atomic_store_n(&ring_pending[slot].object, 0, __ATOMIC_RELEASE);
-        ring_completed(ring, index);
-        return;
-    }
+    struct ring_pending *pending = ring ? ring_find(object) : NULL;
+    if (!pending) return;
+    uint64_t index = pending->index;
+    __atomic_store_n(&pending->object, 0, __ATOMIC_RELEASE);
+    ring_completed(ring, index);
 }
 
 /* The function that a wrapper stands before; `caller`: the wrapper's return address.

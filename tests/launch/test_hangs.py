@@ -1,4 +1,4 @@
-"""Ranks that live and do not go on, in a virtual cluster: what is told, who is blamed, what is restarted, and when."""
+"""Ranks that live and do not go on, in a virtual cluster: what is reported, blamed and restarted, and when."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ from random import Random
 import pytest
 
 from resilio_hpc.core.wire import MAX_BYTES_HEARD
-from resilio_hpc.diagnose.hangs.call_ring import CAPACITY, GROUPS, SIZE, CallRing, process_facts
+from resilio_hpc.diagnose.hangs.call_ring import CAPACITY, GROUPS, SIZE, CallRing
 from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, RankSight
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.rank_look import process_facts
 from tests.support.environments import ROOT
 from tests.support.waiting import PATIENCE_S, until
 

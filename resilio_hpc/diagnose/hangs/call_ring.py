@@ -108,7 +108,7 @@ def _groups(memory: bytes) -> dict[int, GroupSight]:
     for number in range(used):
         key, rank, size, entered, _, family, _ = _GROUP.unpack_from(memory, _HEADER.size + number * _GROUP.size)
         if key:
-            name = _plain(family.rstrip(b"\0").decode("ascii", "replace"))
+            name = plain(family.rstrip(b"\0").decode("ascii", "replace"))
             found[number] = GroupSight(key & _NUMBER, name, max(rank, -1), max(size, -1), entered & _NUMBER)
     return found
 
@@ -127,26 +127,10 @@ def _records(memory: bytes, again: bytes) -> Iterator[CallSight]:
         yield CallSight(group, name, sequence & _NUMBER, shape, max(peer, -1), done_ns != 0, blocks)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return what a message may hold of a text."""
     return "".join(letter for letter in text if letter.isascii() and letter.isprintable())[:64]
 
 
 def _with_group(call: CallSight, group: int) -> CallSight:
     return msgspec.structs.replace(call, group=group)
-
-
-def process_facts(pid: int) -> tuple[str, str, float]:
-    """Return the kernel's letter for a process, the function in which it sleeps, and its processor time in seconds.
-
-    "" and 0 where it is not there. Nothing here waits for the process, as reading its command line may.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        state, cpu_s = fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return "", "", 0.0
-    try:
-        waits_in = Path(f"/proc/{pid}/wchan").read_text().strip("\0\n ")
-    except OSError:
-        waits_in = ""
-    return state, "" if waits_in == "0" else _plain(waits_in), cpu_s

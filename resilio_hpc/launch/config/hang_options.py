@@ -16,7 +16,7 @@ class HangOptions:
 
     timeout_s: float | None = failures_flag(
         "seconds without a step before ranks are restarted whose hang may still end by itself; a certain one (a "
-        "stopped rank, a deadlock) is acted on at once; 0: hangs are told, and nothing is restarted "
+        "stopped rank, a deadlock) is acted on at once; 0: hangs are reported, and nothing is restarted "
         "(default: 600, or ten times the run's longest step; never where no rank is known to wait for another)",
         None,
         number,

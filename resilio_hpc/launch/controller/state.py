@@ -62,7 +62,7 @@ class ControllerConfig:
     save_margin_s: float = 10.0
     forgiven_after_s: float = FORGIVEN_AFTER_S
     logs: str = ""  # where the ranks' logs are
-    hang_timeout_s: float | None = None  # None: learned; 0: a hang is told, and no rank is restarted
+    hang_timeout_s: float | None = None  # None: learned; 0: a hang is reported, and no rank is restarted
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from resilio_hpc.core.stack_dump import STACK_SIGNAL
-from resilio_hpc.diagnose.hangs.call_ring import CallRing, process_facts
+from resilio_hpc.diagnose.hangs.call_ring import CallRing, plain
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol.root_cause import place_of
@@ -107,6 +107,22 @@ class RankLook:
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()
+
+
+def process_facts(pid: int) -> tuple[str, str, float]:
+    """Return the kernel's letter for a process, the function in which it sleeps, and its processor time in seconds.
+
+    "" and 0 where it is not there. Nothing here waits for the process, as reading its command line may.
+    """
+    fields = process_tree.stat(pid)
+    if not fields:
+        return "", "", 0.0
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    try:
+        waits_in = plain(Path(f"/proc/{pid}/wchan").read_text().strip("\0\n "))
+    except OSError:
+        waits_in = ""
+    return fields[0].decode(), "" if waits_in == "0" else waits_in, cpu_s
 
 
 def _facts(pid: int) -> tuple[str, str, float]:
