@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.hangs import ANSWER_S, UNCERTAIN_S
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.watch.learned_limit import LEAST_S

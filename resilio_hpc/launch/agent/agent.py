@@ -7,8 +7,6 @@ not outlive it; snapshots in shared memory outlive both.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
 import time
 from typing import Any
@@ -23,6 +21,7 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.agent.agent_files import AgentFiles, tell_supervisor
+from resilio_hpc.launch.agent.caught_signals import CaughtSignals
 from resilio_hpc.launch.agent.controller_connection import ControllerConnection
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
 from resilio_hpc.launch.agent.disk_link import DiskLink
@@ -44,10 +43,6 @@ from resilio_hpc.launch.rundir.storage import Storage
 from resilio_hpc.launch.workers import open_files
 from resilio_hpc.launch.workers.node_context import NodeContext
 
-SIGNALS = {
-    signal.SIGUSR1: "USR2", signal.SIGUSR2: "USR2",  # sbatch --signal: either means that the time limit is near
-    signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM",
-}  # fmt: skip
 PREDECESSOR_DIES_S = 3.0
 ABANDON_S = 300.0  # without a quorum for so long, the agent ends its part of the job
 
@@ -110,18 +105,8 @@ class Agent:
         self._helpers = HelperWatch(self._helper_stopped, lambda: self.services.paused_pids)
         if settings.stop:
             self._core.warned(settings.stop, self._own_job.lasts_s(settings.stop))
-        self._signals = self._catch_signals()
+        self._signals = CaughtSignals()
         self.record("agent", incarnation=incarnation, pid=os.getpid(), slots=slots)
-
-    def _catch_signals(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setblocking(False)
-        for number in SIGNALS:
-            signal.signal(number, lambda _number, _frame: None)  # the wake-up descriptor tells which signal came
-        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        self._signal_writer = theirs
-        return ours
 
     def _vote_record(self) -> VoteRecord:
         settings = self.node.settings
@@ -170,11 +155,9 @@ class Agent:
                 self._core.controller_said(message)
 
     def _on_signals(self) -> None:
-        for number in self._signals.recv(4096):
-            name = SIGNALS.get(signal.Signals(number))
-            if name:
-                self.record("signal", signal=name)
-                self._core.warned(name, self._own_job.lasts_s(name))
+        for name in self._signals.received():
+            self.record("signal", signal=name)
+            self._core.warned(name, self._own_job.lasts_s(name))
 
     def _close(self) -> int:
         """End all processes of this node, copy the ledger to the run directory, and return the exit code."""

@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import assert_never
 
 from resilio_hpc.launch.agent.agent_ports import NO_GRACE, Ports
-from resilio_hpc.launch.agent.heartbeat_rate import beat_interval_s
+from resilio_hpc.launch.agent.heartbeat import beat_interval_s, heartbeat
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.agent.stop_warnings import StopWarnings
 from resilio_hpc.launch.config.agent_settings import Graces
@@ -64,7 +64,7 @@ class AgentCore:
         if now >= self._next_beat and self._may_follow() and self.ranks.ending is None:
             self._next_beat = now + self.beat_interval_s
             if self._welcomed and self._succession.in_contact:
-                self._beat(now)
+                self._beat()
             elif not self._succession.contacts:
                 self._next_beat = now + max(self.beat_interval_s, self._succession.state.repeat_s)
                 self._say_hello(now)
@@ -106,20 +106,8 @@ class AgentCore:
         """Return how many seconds the caller may sleep."""
         return 0.05 if not self._succession.in_contact else min(0.1, self.beat_interval_s)
 
-    def _beat(self, now: float) -> None:
-        number = self.ranks.local.number if self.ranks.local else -1
-        step = self.ranks.local.step if self.ranks.local else -1
-        step_time = self.ranks.local.step_time if self.ranks.local else 0.0
-        incarnation = self._hello.incarnation
-        self._ports.to_controller(
-            m.Heartbeat(
-                self.node, incarnation, self.ranks.epoch, now, number, self._echo, step, step_time, self.ranks.ready,
-                self._ports.services.copy_port(), self.ranks.local.has_attached if self.ranks.local else False,
-                self.ranks.local.finishing if self.ranks.local else False,
-                self._ports.services.calls() if self.ranks.alive else -1,
-                self.ranks.local.section if self.ranks.local else "",
-            )
-        )  # fmt: skip
+    def _beat(self) -> None:
+        self._ports.to_controller(heartbeat(self.ranks, self._ports, self._hello.incarnation, self._echo))
 
     def offer(self, slots: int, evicted: int) -> None:
         """Tell the controller how many ranks this node has devices for, and which devices are evicted."""
@@ -248,7 +236,7 @@ class AgentCore:
         self._succession.heard(message.epoch, now)
         match message:
             case m.Beat():
-                self._renewed(message, now)
+                self._renewed(message)
             case m.Welcome():
                 self._welcome()
             case m.UpdateVoters():
@@ -270,18 +258,18 @@ class AgentCore:
             case _:
                 assert_never(message)
 
-    def _renewed(self, message: m.Beat, now: float) -> None:
+    def _renewed(self, message: m.Beat) -> None:
         self.ranks.lease = max(self.ranks.lease, message.sent + message.lease_s)
         first = self._echo == NEVER
         self._echo = max(self._echo, message.stamp)
         if first:  # the sooner the controller knows of this agent, the sooner it may decide
-            self._beat(now)
+            self._beat()
         self.ranks.start_when_leased()
 
     def _welcome(self) -> None:
         self._welcomed = True
         if self._echo == NEVER:
-            self._beat(self._ports.monotonic())
+            self._beat()
         for signal in self.warnings.signals:
             self._warn(signal)
         self.ranks.reports.repeat()

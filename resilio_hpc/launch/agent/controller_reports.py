@@ -34,6 +34,10 @@ class ControllerReports:
         for message in messages:
             self.tell(message)
 
+    def failure(self, round_number: int, failure: m.RankFailure) -> m.RankFailed:
+        """Return the report of a failure."""
+        return m.RankFailed(self.node, self.epoch, round_number, failure)
+
     def repeat(self) -> None:
         """Send the facts of this round again: the controller may have missed them."""
         for fact in self._facts.values():

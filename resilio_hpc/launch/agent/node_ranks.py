@@ -154,10 +154,7 @@ class NodeRanks:
 
     def stage_reached(self, message: m.StageReached) -> None:
         """Tell the ranks that a checkpoint is durable, or failed."""
-        if message.stage is Stage.COMMITTED:
-            self.saves.committed.add(message.step)
-        for rank in self.local.attached if self.local else ():
-            self._ports.services.tell_rank(rank, rank_link.SaveProgress(message.step, message.stage, message.error))
+        self.saves.stage_reached(message, self.local.attached if self.local else ())
 
     def during_round(self, message: OfRound) -> None:
         """Carry out an order for the ranks of the current round."""
@@ -296,5 +293,4 @@ class NodeRanks:
         local = self.local
         number = local.number if local else self._prepared
         rank = local.ranks[local_rank].rank if local and local_rank in local.ranks else 0
-        failure = m.RankFailure(self.node, rank, local_rank, kind, at, None, None, text)
-        return m.RankFailed(self.node, self.epoch, number, failure)
+        return self.reports.failure(number, m.RankFailure(self.node, rank, local_rank, kind, at, None, None, text))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.core.rank_link import SaveProgress
+from resilio_hpc.core.tiers import Stage
 from resilio_hpc.launch.agent.agent_ports import Ports
 from resilio_hpc.launch.agent.controller_reports import ControllerReports
 from resilio_hpc.launch.protocol import messages as m
@@ -33,6 +37,13 @@ class SaveOrders:
             self._ports.services.commit(message)
         else:
             self._ports.services.persist(message, local.member, world_size)
+
+    def stage_reached(self, message: m.StageReached, attached: Iterable[int]) -> None:
+        """Tell the ranks that a checkpoint is durable, or failed."""
+        if message.stage is Stage.COMMITTED:
+            self.committed.add(message.step)
+        for rank in attached:
+            self._ports.services.tell_rank(rank, SaveProgress(message.step, message.stage, message.error))
 
     def repeats(self, step: int, local: LocalRound) -> bool:
         """Return whether a rank saves the step again that its round began with, as a restart after the last step does.

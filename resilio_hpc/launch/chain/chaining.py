@@ -23,7 +23,8 @@ from resilio_hpc.launch.chain.continuation_policy import CONTINUES, Continuation
 from resilio_hpc.launch.chain.predecessor import gather, newest_commit
 from resilio_hpc.launch.chain.requeueing import REQUEUE_POLL_S, requeue
 from resilio_hpc.launch.chain.successor import ChainSuccessor
-from resilio_hpc.launch.config.options import LaunchOptions, Mode
+from resilio_hpc.launch.config.mode import Mode
+from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.process.announce import say
 from resilio_hpc.launch.rundir import chain_order, holder, run_claim, run_directory
 from resilio_hpc.launch.rundir.chain_order import ChainOrder

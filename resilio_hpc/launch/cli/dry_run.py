@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from resilio_hpc.launch.cli.option_values import available_nodes
-from resilio_hpc.launch.config.options import LaunchOptions, Mode
+from resilio_hpc.launch.config.mode import Mode
+from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.gpus.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.workers.rank_env import rank_argv
 

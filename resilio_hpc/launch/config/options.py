@@ -7,7 +7,6 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.config.device_options import DeviceOptions
 from resilio_hpc.launch.config.flags import (
@@ -21,6 +20,7 @@ from resilio_hpc.launch.config.flags import (
     world_flag,
 )  # fmt: skip
 from resilio_hpc.launch.config.hang_options import HangOptions
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
 
@@ -37,14 +37,6 @@ DEFAULT_STOP_GRACE_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM; the ve
 DEFAULT_FAILURE_GRACE_S = 2.0  # a restart waits for it, where a rank handles SIGTERM
 DEFAULT_JOIN_TIMEOUT_S = 600.0
 DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-
-
-class Mode(StrEnum):
-    """What the launcher does about decisions: docs/adoption.md."""
-
-    OBSERVE = "observe"  # decisions are written down, and not carried out
-    CHECKPOINT = "checkpoint"  # saves, restores and chains; a failure ends the run
-    RECOVER = "recover"  # everything
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from resilio_hpc.core.tiers import Stage, Tier
-from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller import replica_placement
 from resilio_hpc.launch.controller.commits import CommitTracker
 from resilio_hpc.launch.controller.intents import Intend, StepAbandoned, StepCommitted

@@ -35,7 +35,6 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import Term
 
 MAX_AGENTS = 20_000
-PAST_PATIENCE_S = 2.0  # seconds that the run directory has to tell what agents know as well
 OfRound = m.RanksStopped | m.StoreOpened | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone | m.RanksSeen
 OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | OfRound
 
@@ -98,7 +97,8 @@ class Controller:
             self.leadership.step_down()
         else:
             self.shutdown.end_when_led()
-            self._go_on_without_the_past()
+            if self.presence.has_adopted:
+                self.gathering.go_on_uninformed()
             if not behind:  # a node's sign of life may be among the unread messages
                 self.failures.find_lost_nodes()
             if run.phase is Phase.GATHERING:
@@ -147,13 +147,6 @@ class Controller:
         """Release all agents, the controller's own last, so that no message is lost with it: the verdict is durable."""
         self.shutdown.release()
         return self._out.take()
-
-    def _go_on_without_the_past(self) -> None:
-        """Go on without the run directory, which hangs after a change of controller: agents know nearly all of it."""
-        run = self.run
-        if not run.may_prepare and self.presence.has_adopted and run.now() - run.began > PAST_PATIENCE_S:
-            run.may_prepare = True
-            self._out.record("uninformed", committed=sorted(run.committed_steps))
 
     # -- intents -----------------------------------------------------------------------------------------------
 
@@ -211,14 +204,9 @@ class Controller:
                 self.membership_change.leaving(agent, message)
             case m.VotersUpdated():
                 self.voters.kept(message.node, message.number)
-            case (
-                m.RanksStopped() | m.StoreOpened() | m.StopAnswer() | m.RanksStarted() | m.FirstStep() | m.RanksDone()
-                | m.RanksSeen()
-            ):  # fmt: skip
+            case _:
                 if message.round == self.run.round:  # otherwise it belongs to a round that is over
                     self._dispatch_of_round(agent, message)
-            case _:
-                assert_never(message)
 
     def _dispatch_of_round(self, agent: KnownAgent, message: OfRound) -> None:
         """Take a message of this round. A node that is no member of it may only stop its earlier ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import assert_never
 
 from resilio_hpc.events.rungs import Rung
-from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.intents import EndRun, EndStopped, Intend, PrepareRound
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, RecoveryPlan, World, decide
@@ -14,6 +14,7 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import MAX_LOSSES, Phase
 
 WAITING_SAID_AFTER_S = 10.0
+PAST_PATIENCE_S = 2.0  # seconds that the run directory has to tell what agents know as well
 RETURN_S = 20.0  # seconds that a node that was just lost has to come back before the run gives up for lack of nodes
 
 
@@ -36,6 +37,13 @@ class Gathering:
         """Try for a round after an agent has come."""
         if not self._more_must_come():
             self.try_round()
+
+    def go_on_uninformed(self) -> None:
+        """Go on without the run directory, which hangs after a change of controller: agents know nearly all of it."""
+        run = self._run
+        if not run.may_prepare and run.now() - run.began > PAST_PATIENCE_S:
+            run.may_prepare = True
+            self._out.record("uninformed", committed=sorted(run.committed_steps))
 
     def try_round(self) -> None:
         """Prepare the next round if the nodes that it needs are in; otherwise carry out what else is decided."""

@@ -14,7 +14,7 @@ from resilio_hpc.core.rank_link import LAST_CHECKPOINT
 from resilio_hpc.diagnose.hangs.blame import HangKind
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge
-from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.intents import HangFound, Intend
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState

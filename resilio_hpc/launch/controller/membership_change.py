@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.intents import Intend, TryRound
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState

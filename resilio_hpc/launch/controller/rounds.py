@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointPhase
 from resilio_hpc.launch.controller.intents import (
     EndRun,

@@ -8,7 +8,7 @@ from typing import Any
 
 from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.launch.config.agent_settings import AgentSettings
-from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER

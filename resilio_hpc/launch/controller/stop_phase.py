@@ -6,7 +6,7 @@ step, save there, and exit; the next job of the chain resumes from it.
 
 from __future__ import annotations
 
-from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.intents import EndRun, Intend
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState

@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilio_hpc.launch.config.options import LaunchOptions, Mode
+from resilio_hpc.launch.config.mode import Mode
+from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.process import bootstrap
 from resilio_hpc.launch.process.announce import say
 from resilio_hpc.slurm.submit import submission

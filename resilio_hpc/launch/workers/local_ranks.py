@@ -8,28 +8,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from resilio_hpc.ckpt.coordination.coordinator import ARRIVING
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
-from resilio_hpc.launch.config.slurm_variables import SlurmTask
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.console import Console, RankLogs
 from resilio_hpc.launch.workers.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.log_tail import last_line
 from resilio_hpc.launch.workers.node_context import NodeContext
-from resilio_hpc.launch.workers.rank_env import (
-    RankPlacement,
-    RoundSetting,
-    cpu_share,
-    rank_argv,
-    rank_environment,
-    rank_variables,
-    stack_file,
-)  # fmt: skip
+from resilio_hpc.launch.workers.rank_commands import RankCommands
+from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_environment, stack_file
 from resilio_hpc.launch.workers.rank_look import RankLook
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, Devices, RankEvents, StopHow
 from resilio_hpc.launch.workers.rank_server import RankServer
@@ -54,16 +44,14 @@ class LocalRanks:
         self._node = node
         self._core = core
         self._devices = devices
-        self._begun = begun
         options = self._options = node.options
         watched = options.hangs.watched(options.torch, bool(options.mpi), options.kind, options.script)
         environment = rank_environment(slurm_variables.of_ranks(os.environ), core.slots, token, watched)
-        self._in_own_step = slurm_variables.SET_ASIDE in os.environ
-        self._base = environment
         self._spawner = self._new_spawner(environment, node.local_dir)
         self._logs = Path(self._options.output.log_dir) if self._options.output.log_dir else spool / "logs"
         self._console = Console(self._options)
         self.server = RankServer(node.local_dir / "agent.sock", core.rank_said)
+        self._commands = RankCommands(node, devices, environment, self.server.path, begun)
         self._errors: dict[int, Path] = {}
         self._error_logs: dict[int, Path] = {}  # local rank → its standard error's file
         self._pids: dict[int, int] = {}
@@ -155,7 +143,7 @@ class LocalRanks:
         world = sum(member.local_world_size for member in start.state.members)
         logs = []
         for rank in local.ranks.values():
-            out, err = self._log_paths(directory, rank.rank)
+            out, err = self._commands.log_paths(directory, rank.rank)
             error = self._errors[rank.local_rank] = errors / f"{rank.local_rank}.json"
             logs.append(RankLogs(rank.rank, rank.local_rank, out, err, error))
             self._error_logs[rank.local_rank] = err
@@ -164,7 +152,7 @@ class LocalRanks:
                 rank.rank, world,
             )  # fmt: skip
             try:
-                command = self._command(placement, start, out, err)
+                command = self._commands.of(placement, start, out, err, error)
             except UsageError as error:  # this world is impossible: every node reports it, and each try counts
                 self._core.spawn_failed(rank.local_rank, str(error), time.time())
                 return
@@ -175,42 +163,6 @@ class LocalRanks:
     def judge(self, cause: m.Cause | None) -> None:
         """Take what ended the last round, for the console."""
         self._console.judge(cause)
-
-    def _log_paths(self, directory: Path, rank: int) -> tuple[Path, Path]:
-        output = self._options.output
-        separate = any((
-            output.redirects != "0", output.tee != "0", output.duplicate_stdout_filters,
-            output.duplicate_stderr_filters,
-        ))  # fmt: skip
-        return directory / f"{rank}.log", directory / (f"{rank}.err.log" if separate else f"{rank}.log")
-
-    def _command(self, placement: RankPlacement, start: m.Start, out: Path, err: Path) -> sm.RankCommand:
-        node = self._node
-        restore = start.restore_of(placement.rank)
-        setting = RoundSetting(
-            node.run.run_id, node.run.path, start.state.round, start.state.epoch, start.state.restarts,
-            start.master_address, start.master_port, self.server.path, node.arena_dir,
-            f"{ARRIVING if start.arrives(placement.rank) else restore.source}:{restore.step}" if restore else "",
-            self._begun,
-        )  # fmt: skip
-        local = placement.local_rank
-        devices = self._devices.variables
-        variables = devices | rank_variables(
-            self._base | devices, self._options, placement, setting, self._errors[local]
-        )
-        if self._in_own_step:
-            task = SlurmTask(
-                placement.node_rank, local, placement.rank, placement.local_world_size, placement.world_size
-            )
-            variables |= slurm_variables.of_task(self._base, start.state.members, task)
-        cpus = None
-        if self._options.cpu_bind == "ranks":
-            cpus = cpu_share(sorted(os.sched_getaffinity(0)), local, placement.local_world_size)
-        return sm.RankCommand(
-            local, rank_argv(self._options, local, placement), self._options.kind, variables,
-            node.settings.cwd or str(Path.cwd()), str(out), str(err), cpus, node.open_files,
-            str(node.run.path / run_directory.STDIN) if placement.rank == self._options.stdin_rank else "",
-        )  # fmt: skip
 
     # -- what becomes of them ----------------------------------------------------------------------------------
 
