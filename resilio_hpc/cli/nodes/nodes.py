@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         if name != "apply":
             ledger.add_argument("--system", action="store_true", help=f"the cluster's, in {SYSTEM}")
-        command.add_argument("--policy", type=Path, metavar="FILE", help="values for slurm/node_faults/policy.toml's")
+        if name in ("list", "exclude", "apply"):
+            numbers = "values for slurm/node_faults/policy.toml's"
+            command.add_argument("--policy", type=Path, metavar="FILE", help=numbers)
     made["list"].add_argument("nodes", nargs="*", metavar="NODE", help="default: all that have faults")
     made["exclude"].add_argument(
         "--nodes", type=int, default=1, metavar="N", help="how many the job needs (default: 1)"
