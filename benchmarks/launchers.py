@@ -39,6 +39,7 @@ DLROVER_MASTER = (
 DLROVER_ADDRESS = {"DLROVER_MASTER_ADDR": "127.0.0.1:{port}", "JOB_NAME": "recovery"}
 LAUNCHERS = (
     OUR_LAUNCHER,
+    Launcher("resilio-launch", "--no-intercept", OURS / "resilio-launch", ("--no-intercept",)),  # calls are not noted
     Launcher("torchrun", "defaults", PEERS / "torchrun", STANDALONE),
     Launcher("torchrun", "best", PEERS / "torchrun", (*STANDALONE, "--monitor-interval=0.1"), OWN_STORE),
     Launcher("ft_launcher", "defaults", PEERS / "ft_launcher", FAULT_TOLERANCE),
