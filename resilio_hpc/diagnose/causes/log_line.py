@@ -6,7 +6,7 @@ import re
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 # what launchers and loggers write in front of a line, in any order and number: [rank3]: · [default0]: ·
-# [1,2]<stderr>: · 12: · 2026-11-27 10:00:01,123 · (Worker pid=12)
+# [1,2]<stderr>: · 12: · 2026-11-27 10:00:01,123 · (Worker pid=12) · ERROR · ERROR 11-27 · [launch.py:321:main]
 _PREFIX = re.compile(
     r"""\s*(?:
         \[(?:rank|default|local_rank|node)?\s?\d+\]:?
@@ -15,6 +15,8 @@ _PREFIX = re.compile(
       | \(\w+\ pid=\d+[^)]*\)
       | \[?\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?
       | \[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?
+      | \[?(?:ERROR|CRITICAL|WARNING|INFO)\]?(?:\ \d\d-\d\d)?\s?[:|-]?(?=\s)
+      | \[?\w+\.py:\d+(?::\w+)?\]:?(?=\s)
       | <(?:T|RANK)>:?
       | \[<T>\]
     )\s*""",
@@ -28,7 +30,7 @@ _SUPPOSED = re.compile(
     r"|\bif (?:you|this|the)\b",
     re.IGNORECASE,
 )
-_ENDS_SENTENCE = re.compile(r"[.;:!?]\s")
+_ENDS_SENTENCE = re.compile(r"[.;:!?]\s|\s[-–(]")
 MOST_CHARACTERS = 1000
 """Of a longer line the middle is left out, so that no line can hold up a search."""
 
