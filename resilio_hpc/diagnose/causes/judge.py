@@ -11,7 +11,7 @@ import msgspec
 from resilio_hpc.diagnose.causes.log_line import stated
 from resilio_hpc.diagnose.causes.pattern_table import CauseClass, FailurePattern, LineRole, find
 
-_AS_SURE = 0.2  # candidates this close to the surest are equals, and the earliest of them counts
+_AS_SURE = 0.1  # candidates this close to the surest are equals, and the earliest of them counts
 # a loop at work: "step 120 … loss 2.1", "iteration 42780/ 115311 | …", "Epoch 3: 46%|####6 | 31/67 [29:02<35:12"
 _PROGRESS = re.compile(
     r"\b(?:iteration|iter|step|global_step|epoch)\b\W{0,3}\d+.*\b(?:loss|lr|elapsed|time|tokens|grad|throughput|it/s)"

@@ -20,16 +20,16 @@ slurm.time-limit | =>> PBS: job killed: walltime 3605 exceeded limit 3600
 by-writer.slurm | slurmctld: error: this text is not in the table
 by-writer.slurm | [12.extern] error: this text is not in the table
 host.oom-killer | earlyoom: sending SIGKILL, killing process 12 uid 1000
-host.shm-full | RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that workers ran out
-host.too-many-files | RuntimeError: unable to open shared memory object </torch_7_1> in read-write mode: Too many open files (24)
+host.shm-full | RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible
+host.too-many-files | unable to open shared memory object </torch_7_1> in read-write mode: Too many open files (24)
 host.cannot-allocate | pyarrow.lib.ArrowMemoryError: malloc of size 64 failed
 host.no-processes | bash: fork: Cannot fork
-gpu.full | E0000 local_client.cc:1] Execution of replica 0 failed: Resource exhausted: Out of memory while trying to allocate 7
+gpu.full | E0000 client.cc:1] Execution failed: Resource exhausted: Out of memory while trying to allocate 7
 gpu.full | RuntimeError: HPU out of memory.
 gpu.out-of-memory | RuntimeError: CUDA driver error: out of memory
 gpu.xid-hardware | NVRM: Xid (PCI:0000:4b:00): 149, NETIR Fatal XC0 i0 Link 03
 gpu.xid-unclear | NVRM: Xid (PCI:0000:4b:00): 109, pid=7, name=python3, Ch 00000008, errorString CTX SWITCH TIMEOUT
-gpu.xid-recovery | NVRM: Xid (PCI:0000:4b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
+gpu.xid-recovery | NVRM: Xid (PCI:0000:4b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1
 gpu.xid-named | XidCriticalError: Xid=79 on Device=GPU-1, the device will go unhealthy
 gpu.ecc | Remapping Failure Occurred : Yes
 gpu.nvlink | nvidia: NVLink 3 training has failed
@@ -39,7 +39,7 @@ by-writer.gpu | NVRM: nvTextOfOurOwn: request timed out
 stack.gpu-library-version | Loaded runtime CuDNN library: 8.0.5 but source was compiled with: 8.1.0.
 stack.gpu-library-version | RuntimeError: HIP error: invalid device function
 stack.driver | RuntimeError: No CUDA GPUs are available
-stack.kernel-image | triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 7, Hardware limit: 5
+stack.kernel-image | triton.OutOfResources: out of resource: shared memory, Required: 7, Hardware limit: 5
 stack.symbol | /usr/bin/ld: cannot find -lcuda: No such file or directory
 stack.symbol | ImportError: libgomp.so.1: cannot allocate memory in static TLS block
 stack.module | bash: line 1: torchrun: command not found
@@ -73,12 +73,22 @@ data.sample | decord._ffi.base.DECORDError: cannot find video stream
 launch.environment | KeyError: 'LOCAL_RANK'
 launch.environment | omegaconf.errors.MissingMandatoryValue: Missing mandatory value: model
 launch.device-ordinal | (GTL DEBUG: 1) cuIpcOpenMemHandle: invalid argument
-code.process-group | ValueError: Default process group has not been initialized, please make sure to call init_process_group.
+code.process-group | ValueError: Default process group has not been initialized, please call it.
 code.shapes | ValueError: cannot reshape array of size 7 into shape (2,3)
 echo.elastic | [2026-11-28 10:00:00,1] [INFO] [launch.py:7:sigkill_handler] Killing subprocess 7
 echo.peer-gone | E0000 7 agent.cc:7] Polled an error from coordination service (this can be from another task).
 echo.mpi | *** An error occurred in MPI_Init
 hang.collective | DEADLINE_EXCEEDED: Barrier timed out. Id: x
+run.node-dead | RuntimeError: task 7 failed because the node it was running on is dead or unavailable
+slurm.plugin-start | slurmstepd: error: execve(): /var/spool/slurmd/job00007/slurm_script: No such file or directory
+slurm.service | slurmd: error: slurmd initialization failed
+slurm.credential | Job for munge.service failed because the control process exited with error code.
+slurm.gres | slurmstepd: error: execve(): /usr/bin/ls: No such file or directory
+stack.service | Job for nvidia-fabricmanager.service failed because the control process exited with error code.
+net.none | n1:7:7 [0] a.cc:7 NCCL WARN NET/IB : No device found
+by-writer.nccl | n1:7:7 [0] a.cc:7 NCCL WARN Cuda failure 9 'of our own'
+disk.write-failed | InternalError (see above): Error writing (tmp) checkpoint file: /a/model
+hang.collective | RuntimeError: DataLoader timed out after 7 seconds
 signal.kill | /var/spool/slurmd/job7/slurm_script: line 9:  7 Killed                  python train.py
 signal.segv | double free or corruption (!prev)
 """
