@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from resilio_hpc.diagnose.causes.log_line import stated
-from resilio_hpc.diagnose.causes.pattern_table import CauseClass, FailurePattern, LineRole, find
+from resilio_hpc.diagnose.causes.pattern_table import CauseClass, FailurePattern, LineRole, find, guess
 
+_GUESSED_LINES = 50  # guesses look at the end of each stream
 _AS_SURE = 0.1  # candidates this close to the surest are equals, and the earliest of them counts
 # a loop at work: "step 120 … loss 2.1", "iteration 42780/ 115311 | …", "Epoch 3: 46%|####6 | 31/67 [29:02<35:12"
 _PROGRESS = re.compile(
@@ -60,8 +61,8 @@ def judge(streams: Sequence[LogStream]) -> LikelyCause:
     """Return the cause that logs name.
 
     The earliest line with the role "root" counts, of those that are about as sure as the surest; without any, the
-    surest "either" line. Echoes never count: where only they are left, the cause is unknown. A line before its stream's
-    last sign of progress was overcome, and counts only where nothing comes after it.
+    surest "either" line. Echoes never count. A line before its stream's last sign of progress was overcome, and counts
+    only where nothing comes after it. Where only echoes are left, or nothing, a line before them may give a guess.
     """
     found: list[Sighting] = []
     overcome: list[Sighting] = []
@@ -74,6 +75,9 @@ def judge(streams: Sequence[LogStream]) -> LikelyCause:
     if _may_be_causes(overcome):
         before_it = _cause(overcome)
         return msgspec.structs.replace(before_it, confidence=round(before_it.confidence / 2, 2), overcome=True)
+    if guessed := _guess(streams, found):
+        hint = guessed.pattern
+        return LikelyCause(hint.cause, hint.sure, hint.says, guessed, others=_counts(found))
     if found or overcome:
         return LikelyCause(
             CauseClass.UNKNOWN, 0.2, "only lines that follow from a failure", others=_counts(found or overcome)
@@ -99,6 +103,18 @@ def _read(number: int, stream: LogStream) -> tuple[list[Sighting], list[Sighting
         elif pattern is not None:
             after.append(Sighting(number, index, statement, pattern))
     return before, after
+
+
+def _guess(streams: Sequence[LogStream], echoes: Sequence[Sighting]) -> Sighting | None:
+    """Return the first line before any echo that tells of a failure, by its words."""
+    ends = {one.stream: one.index for one in reversed(echoes)}
+    for number, stream in enumerate(streams):
+        for index in range(max(0, len(stream.lines) - _GUESSED_LINES), ends.get(number, len(stream.lines))):
+            statement = stated(stream.lines[index])
+            hint = None if find(statement) or _PROGRESS.search(statement) else guess(statement)
+            if hint:
+                return Sighting(number, index, statement, hint)
+    return None
 
 
 def _may_be_causes(sightings: Sequence[Sighting]) -> bool:

@@ -9,15 +9,15 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 # [1,2]<stderr>: · 12: · 2026-11-27 10:00:01,123 · (Worker pid=12) · ERROR · ERROR 11-27 · [launch.py:321:main]
 _PREFIX = re.compile(
     r"""\s*(?:
-        \[(?:rank|default|local_rank|node)?\s?\d+\]:?
+        \[(?:rank|default|local_rank|node)?\s?(?:\d+|<\w+>)\]:?
       | \[\d+,\d+\]<std(?:out|err)>:
-      | \d{1,6}:(?=\s)
-      | \(\w+\ pid=\d+[^)]*\)
+      | (?:\d{1,6}|<\w+>):(?=\s)
+      | \(\w+\ pid=[^)]*\)
       | \[?\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?
       | \[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?
       | \[?(?:ERROR|CRITICAL|WARNING|INFO)\]?(?:\ \d\d-\d\d)?\s?[:|-]?(?=\s)
       | \[?\w+\.py:\d+(?::\w+)?\]:?(?=\s)
-      | <(?:T|RANK)>:?
+      | <(?:T|RANK)>
       | \[<T>\]
     )\s*""",
     re.VERBOSE,

@@ -37,6 +37,7 @@ class LineRole(enum.Enum):
     ROOT = "root"
     EITHER = "either"
     ECHO = "echo"
+    HINT = "hint"
 
 
 class FaultOf(enum.Enum):
@@ -61,18 +62,20 @@ class FailurePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class PatternTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file. ``todo``: what a person does about a failure of each class."""
+    """The whole file. ``todo``: what a person does about a failure of each class. ``failure``: words of a failure."""
 
     todo: dict[CauseClass, str]
     pattern: list[FailurePattern]
+    hint: list[FailurePattern] = []
+    failure: str = "$^"
 
 
 def parse(text: str) -> PatternTable:
     """Return a table. Raises ResilioError where it is wrong."""
     try:
         table = msgspec.convert(tomllib.loads(text), PatternTable)
-        for pattern in table.pattern:
-            re.compile(pattern.text)
+        for text in (table.failure, *(one.text for one in table.pattern + table.hint)):
+            re.compile(text)
     except (ValueError, re.error) as error:  # msgspec's and tomllib's errors are ValueErrors
         raise ResilioError(f"table of failure patterns: {error}") from None
     return table
@@ -93,3 +96,15 @@ def find(statement: str) -> FailurePattern | None:
     """Return the first pattern that fits what a line states (`log_line.stated`)."""
     number = _index().first(statement)
     return None if number is None else shipped().pattern[number]
+
+
+@functools.cache
+def _words(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE)
+
+
+def guess(statement: str) -> FailurePattern | None:
+    """Return what the words of a line speak of that tells of a failure; None where it tells of none."""
+    if not _words(shipped().failure).search(statement):
+        return None
+    return next((hint for hint in shipped().hint if _words(hint.text).search(statement)), None)

@@ -78,6 +78,32 @@ def test_the_surest_line_of_several_logs_counts_and_its_place_is_known() -> None
     assert sum(cause.others.values()) == 1
 
 
+@pytest.mark.parametrize(
+    ("lines", "label", "root"),
+    [
+        (["all is well", "zz: the RDMA thing of our own cannot start"], CauseClass.NIC_NETWORK, 1),
+        (["zz: no error of RDMA, 0 errors of disks"], CauseClass.UNKNOWN, None),
+        (["zz: the disk of our own failed", PEER], CauseClass.STORAGE, 0),
+        ([PEER, "zz: the disk of our own failed"], CauseClass.UNKNOWN, None),
+        (["zz: the disk of our own failed", "KeyError: 'lr'"], CauseClass.USER_CODE, 1),
+        (["step 7 loss 2.1, retries of a failed disk: 3"], CauseClass.UNKNOWN, None),
+        (["zz: the disk of our own failed", *["all is well"] * 50], CauseClass.UNKNOWN, None),
+    ],
+)
+def test_without_any_known_line_the_words_of_a_failure_give_a_guess(
+    lines: list[str], label: CauseClass, root: int | None
+) -> None:
+    cause = judge_lines(lines)
+    assert (cause.label, None if cause.root is None else cause.root.index) == (label, root)
+    if root is not None and label is not CauseClass.USER_CODE:
+        assert cause.confidence <= 0.3
+
+
+def test_a_surer_root_counts_before_an_earlier_one() -> None:
+    noise = "[n1:7] PMIX ERROR: PMIX_ERR_NO_PERMISSIONS in file dstore_base.c at line 7"
+    assert judge_lines([noise, ECC]).label is CauseClass.GPU_HARDWARE
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(max_size=60), max_size=8))
 def test_any_lines_get_an_answer(lines: list[str]) -> None:

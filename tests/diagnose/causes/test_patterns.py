@@ -33,6 +33,12 @@ def test_the_table_is_large_and_each_pattern_has_its_own_name_and_a_source() -> 
     assert shipped().todo.keys() == set(CauseClass)
 
 
+def test_a_guess_is_never_sure() -> None:
+    assert {hint.role for hint in shipped().hint} == {LineRole.HINT}
+    assert all(hint.sure <= 0.3 for hint in shipped().hint)
+    assert all(pattern.role is not LineRole.HINT for pattern in PATTERNS)
+
+
 def test_an_echo_or_an_undecided_line_is_never_sure() -> None:
     unsure = [one for one in PATTERNS if one.role is LineRole.ECHO or one.cause is CauseClass.UNKNOWN]
     assert unsure

@@ -38,7 +38,7 @@ gpu.mce | EDAC MC1: 1 UE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#0
 by-writer.gpu | NVRM: nvTextOfOurOwn: request timed out
 stack.gpu-library-version | Loaded runtime CuDNN library: 8.0.5 but source was compiled with: 8.1.0.
 stack.gpu-library-version | RuntimeError: HIP error: invalid device function
-stack.driver | RuntimeError: No CUDA GPUs are available
+stack.no-gpu | RuntimeError: No CUDA GPUs are available
 stack.kernel-image | triton.OutOfResources: out of resource: shared memory, Required: 7, Hardware limit: 5
 stack.symbol | /usr/bin/ld: cannot find -lcuda: No such file or directory
 stack.symbol | ImportError: libgomp.so.1: cannot allocate memory in static TLS block
@@ -48,7 +48,8 @@ stack.pmi | srun: error: Couldn't find the specified plugin name for mpi/pmix lo
 stack.compiler | /tmp/x/main.c:2:10: fatal error: cuda.h: No such file or directory
 stack.cpu-arch | slurmstepd: error: pyxis:     mkdir: cannot create directory '/run/enroot': Permission denied
 stack.cpu-arch | FATAL:   container creation failed: mount /x->/y error
-stack.container-start | slurmstepd: error: pyxis: child 7 failed with error code: 1
+stack.container-start | slurmstepd: error: pyxis: container start failed with error code: 1
+slurm.cancelled | slurmstepd: error: pyxis: child 7 failed with error code: 1
 stack.illegal-instruction | traps: a.out[7] trap invalid opcode ip:7 sp:7 error:0 in a.out[7]
 by-writer.mpi | mpiexec@n1] our_own_text (a.c:7): error in a text that is not in the table
 by-writer.check | F0000 7 a.cc:7] Check failed: a == b (1 vs. 2)
@@ -89,6 +90,9 @@ net.none | n1:7:7 [0] a.cc:7 NCCL WARN NET/IB : No device found
 by-writer.nccl | n1:7:7 [0] a.cc:7 NCCL WARN Cuda failure 9 'of our own'
 disk.write-failed | InternalError (see above): Error writing (tmp) checkpoint file: /a/model
 hang.collective | RuntimeError: DataLoader timed out after 7 seconds
+stack.mpi-shm | [n1:7] shmem: mmap: an error occurred while determining whether /tmp/sm_segment.n1.7 could be created
+disk.locks | #004: H5FDsec2.c line 7 in H5FD_sec2_lock(): file locking disabled on this file system, errno = 38
+code.exception-inside | 2026-11-28 rank 3 gave up with ValueError: of our own
 signal.kill | /var/spool/slurmd/job7/slurm_script: line 9:  7 Killed                  python train.py
 signal.segv | double free or corruption (!prev)
 """
