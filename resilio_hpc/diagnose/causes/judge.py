@@ -106,14 +106,18 @@ def _read(number: int, stream: LogStream) -> tuple[list[Sighting], list[Sighting
 
 
 def _guess(streams: Sequence[LogStream], echoes: Sequence[Sighting]) -> Sighting | None:
-    """Return the first line before any echo that tells of a failure, by its words."""
+    """Return the first line, behind the last progress and before any echo, that tells of a failure by its words."""
     ends = {one.stream: one.index for one in reversed(echoes)}
     for number, stream in enumerate(streams):
+        first: Sighting | None = None
         for index in range(max(0, len(stream.lines) - _GUESSED_LINES), ends.get(number, len(stream.lines))):
             statement = stated(stream.lines[index])
-            hint = None if find(statement) or _PROGRESS.search(statement) else guess(statement)
-            if hint:
-                return Sighting(number, index, statement, hint)
+            if index in stream.progress or _PROGRESS.search(statement):
+                first = None
+            elif first is None and find(statement) is None and (hint := guess(statement)):
+                first = Sighting(number, index, statement, hint)
+        if first:
+            return first
     return None
 
 

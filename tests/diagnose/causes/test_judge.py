@@ -88,6 +88,7 @@ def test_the_surest_line_of_several_logs_counts_and_its_place_is_known() -> None
         (["zz: the disk of our own failed", "KeyError: 'lr'"], CauseClass.USER_CODE, 1),
         (["step 7 loss 2.1, retries of a failed disk: 3"], CauseClass.UNKNOWN, None),
         (["zz: the disk of our own failed", *["all is well"] * 50], CauseClass.UNKNOWN, None),
+        (["zz: the disk of our own failed", STEP], CauseClass.UNKNOWN, None),
     ],
 )
 def test_without_any_known_line_the_words_of_a_failure_give_a_guess(
