@@ -91,7 +91,10 @@ def fetch(node: NodeView) -> Gpus:
 
 
 def ask(node: NodeView, expected: int, wanted: Collection[str] | None = None) -> Gpus:
-    """Read the GPUs that NVML has. ``wanted``: fields of Gpu (default: all but LIVE). Raises Unreadable without NVML."""
+    """Read the GPUs that NVML has. Raises Unreadable where it is not installed.
+
+    ``wanted``: fields of Gpu (default: all but LIVE).
+    """
     nvml = node.nvml()
     node.mark("nvmlInit")
     try:

@@ -1,7 +1,7 @@
-"""Samples for Prometheus: an HTTP endpoint, and a file for node_exporter's textfile collector.
+"""Samples for Prometheus: its text, and an HTTP endpoint.
 
-The text is made once per sample, so a scrape reads no device, and many scrapes cost no more than one. The endpoint takes
-a few callers at a time, and none for long.
+The text is made once per sample, so a scrape reads no device, and many scrapes cost no more than one. The endpoint
+takes a few callers at a time, and none for long.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import hmac
 import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -20,7 +18,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.metrics.schema import ALWAYS, METRICS
 from resilio_hpc.metrics.sheet import Sheet, neutral
 
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 MOST_CALLERS = 16
 CALLER_S = 5.0
-STALE_S = 600.0  # a file of a job that ended without removing it
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -108,10 +104,10 @@ class _Handler(WSGIRequestHandler):
 
 
 class Endpoint:
-    """Serves ``/metrics`` in threads of its own. ``token``: callers must send it as a bearer token; "": they need none."""
+    """Serves ``/metrics`` in threads of its own."""
 
     def __init__(self, address: str, port: int, token: str) -> None:
-        """Listen. Raises OSError."""
+        """Listen. ``token``: callers must send it as a bearer token; "": they need none. Raises OSError."""
         self.text = b""
         self._token = f"Bearer {token}".encode() if token else b""
         self._server = _Server(address, port)
@@ -139,25 +135,3 @@ class Endpoint:
         """Stop to listen."""
         self._server.shutdown()
         self._server.server_close()
-
-
-def textfile(directory: str, run_id: str, node: str) -> Path:
-    """Return the path of a run's file on a node."""
-    return Path(directory) / f"resilio-{neutral(run_id)}-{neutral(node).replace('/', '_')}.prom"
-
-
-def write_textfile(path: Path, text: bytes) -> None:
-    """Replace the file, which node_exporter's user may read. Raises OSError."""
-    write_atomic(path, text, 0o644, durable=False)
-
-
-def remove_stale(directory: str, own: int, now: float | None = None) -> None:
-    """Remove files of this user's runs that are not written any more: they would be shown for ever."""
-    now = time.time() if now is None else now
-    for path in Path(directory).glob("resilio-*.prom"):
-        try:
-            status = path.lstat()
-            if status.st_uid == own and now - status.st_mtime > STALE_S:
-                path.unlink()
-        except OSError:
-            continue

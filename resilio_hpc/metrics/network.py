@@ -58,8 +58,8 @@ class NetworkSource:
 
     def _tcp(self, sheet: Sheet) -> None:
         try:
-            lines = [line.split() for line in self._files.text("/proc/net/snmp").splitlines() if line.startswith("Tcp:")]
-            heads, values = lines
+            lines = self._files.text("/proc/net/snmp").splitlines()
+            heads, values = (line.split() for line in lines if line.startswith("Tcp:"))
             fields = dict(zip(heads, values, strict=True))
             sheet.put("tcp_sent_segments_total", int(fields["OutSegs"]))
             sheet.put("tcp_retransmitted_segments_total", int(fields["RetransSegs"]))

@@ -20,7 +20,8 @@ import msgspec
 from resilio_hpc.core import bounded, helper_process
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.json_lines import encode_line
-from resilio_hpc.metrics import latest
+from resilio_hpc.events.memory_text import memory_words
+from resilio_hpc.metrics import latest, textfile
 from resilio_hpc.metrics.counters import error_counters
 from resilio_hpc.metrics.gpus import GpuSource
 from resilio_hpc.metrics.host import HostSource
@@ -32,11 +33,12 @@ from resilio_hpc.metrics.schema import PARTS
 from resilio_hpc.metrics.sheet import Sheet
 from resilio_hpc.metrics.sources import Sources
 from resilio_hpc.metrics.storage import StorageSource
-from resilio_hpc.events.memory_text import memory_words
 from resilio_hpc.prolog_epilog.base.node import NodeView
 
 if TYPE_CHECKING:
     from resilio_hpc.metrics.exposition import Endpoint
+
+LONGEST_TEXT = 200  # of a Heartbeat's
 
 
 class Sampler:
@@ -70,11 +72,11 @@ class Sampler:
         setup = self._setup
         if setup.port is None and not setup.textfile:
             return
-        from resilio_hpc.metrics import exposition  # imported here, since most runs need none of it
-
         if setup.textfile:
-            exposition.remove_stale(setup.textfile, os.getuid())
+            textfile.remove_stale(setup.textfile)
         if setup.port is not None:
+            from resilio_hpc.metrics import exposition  # imported here, since most runs need none of it
+
             try:
                 self._endpoint = exposition.Endpoint(setup.address, setup.port, setup.token)
             except OSError as error:
@@ -97,8 +99,9 @@ class Sampler:
         sheet.put("sampler_cpu_seconds_total", time.process_time())
         self._hand_on(sheet, now)
         worst = self._watch.worst
+        memory = memory_words(Fields(msgspec.structs.asdict(worst)))[:LONGEST_TEXT] if worst else ""
         return Sampled(
-            look.number, worst.level if worst else 0, memory_words(Fields(msgspec.structs.asdict(worst))) if worst else "",
+            look.number, worst.level if worst else 0, memory,
             tuple(news), self._new_notes(), self._endpoint.url if self._endpoint else "",
             error_counters(sheet) if look.when else None,
         )  # fmt: skip
@@ -113,13 +116,14 @@ class Sampler:
                 self._endpoint.text = text
             if setup.textfile:
                 try:
-                    exposition.write_textfile(exposition.textfile(setup.textfile, setup.run_id, setup.node), text)
+                    textfile.write(textfile.path_of(setup.textfile, setup.run_id, setup.node), text)
                 except OSError as error:
                     self._notes.append(f"{setup.textfile}: {error.strerror or error}")
         if now < self._write_at or (self._writing is not None and not self._writing.done()):
             return
-        if self._writing is not None and (error := self._writing.exception()) is not None:
-            self._notes.append(f"samples do not reach the run directory: {error}")
+        failed = self._writing.exception() if self._writing is not None else None
+        if failed is not None:
+            self._notes.append(f"samples do not reach the run directory: {failed}")
         self._write_at = now + latest.every_s(setup.interval_s, setup.nodes) - setup.interval_s / 2
         url = self._endpoint.url if self._endpoint else ""
         self._writing = bounded.begin(lambda: latest.write(Path(setup.run_path), setup.node, sheet, now, url))
@@ -134,9 +138,7 @@ class Sampler:
     def close(self) -> None:
         """Remove what would be stale."""
         if self._setup.textfile:
-            from resilio_hpc.metrics import exposition
-
-            exposition.textfile(self._setup.textfile, self._setup.run_id, self._setup.node).unlink(missing_ok=True)
+            textfile.path_of(self._setup.textfile, self._setup.run_id, self._setup.node).unlink(missing_ok=True)
 
 
 def serve(lines: Callable[[], bytes], answer: Callable[[bytes], object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from resilio_hpc.metrics.schema import METRICS
+from resilio_hpc.metrics.schema import GAUGE, METRICS
 
 MOST_SERIES = 4096  # of one sheet; a node with 8 GPUs and ranks has about 600
 LONGEST_LABEL = 64
@@ -32,12 +32,11 @@ class Sheet:
             return
         key = (name, tuple(neutral(str(label)) for label in labels))
         full = len(self._values) >= MOST_SERIES and key not in self._values
-        if not isinstance(value, int | float) or not math.isfinite(value) or full:
-            self.refused += 1
-        elif metric.kind == "counter" and value < 0:
-            self.refused += 1
-        else:
+        fits = isinstance(value, int | float) and math.isfinite(value) and (metric.kind == GAUGE or value >= 0)
+        if isinstance(value, int | float) and fits and not full:
             self._values[key] = float(value)
+        else:
+            self.refused += 1
 
     def get(self, name: str, *labels: str) -> float | None:
         """Return a value, None where there is none."""

@@ -18,6 +18,7 @@ class Sources:
         self._reads = reads
         self._limit_s = limit_s
         self._pending: dict[str, Future[Sheet]] = {}
+        self._stuck: set[str] = set()  # at the last call
         self._noted: set[str] = set()
         self.notes: list[str] = []
         """What went wrong since the last call, each once."""
@@ -34,8 +35,11 @@ class Sources:
             done = future.done()
             sheet.put("source_stuck", int(not done), name)
             if not done:
-                self._note(f"{name} has not answered for {self._limit_s:g} s")
+                if name in self._stuck:  # once, it may only have been the first import of a library
+                    self._note(f"{name} does not answer: its disk, file system or driver hangs")
+                self._stuck.add(name)
                 continue
+            self._stuck.discard(name)
             del self._pending[name]
             error = future.exception()
             if error is not None:

@@ -49,7 +49,7 @@ class CallCounter:
     @property
     def process(self) -> int:
         """Return the process that writes the ring."""
-        return self._ring.process
+        return int(self._ring.process)
 
     def look(self, now_ns: int) -> CallCounts:
         """Return the sums up to now. ``now_ns``: of CLOCK_MONOTONIC. Raises OSError."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from resilio_hpc.launch.config.flags import number, run_flag, whole_number
 
 DEFAULT_INTERVAL_S = 10.0
+DEFAULT_ADDRESS = "127.0.0.1"
 HIGHEST_PORT = 65535
 
 
@@ -37,7 +38,7 @@ class MetricsOptions:
     address: str = run_flag(
         "with --metrics-port: the address to listen at; one that other machines reach asks for the run's token "
         "(resilio metrics RUN --token) (default: 127.0.0.1)",
-        "127.0.0.1",
+        DEFAULT_ADDRESS,
         metavar="ADDRESS",
         names="--metrics-address",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
@@ -104,6 +104,11 @@ class LocalRanks:
             self._core.ranks_seen(*seen)
 
     # -- what the core wants -----------------------------------------------------------------------------------
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """Return the ranks' processes, by local rank."""
+        return self._pids
 
     def open_store(self, round_number: int) -> None:
         """Open a round's rendezvous store on this node."""
