@@ -32,11 +32,11 @@ class Sheet:
             return
         key = (name, tuple(neutral(str(label)) for label in labels))
         full = len(self._values) >= MOST_SERIES and key not in self._values
-        fits = isinstance(value, int | float) and math.isfinite(value) and (metric.kind == GAUGE or value >= 0)
-        if isinstance(value, int | float) and fits and not full:
-            self._values[key] = float(value)
-        else:
+        number = _number(value)
+        if not math.isfinite(number) or full or (metric.kind != GAUGE and number < 0):
             self.refused += 1
+        else:
+            self._values[key] = number
 
     def get(self, name: str, *labels: str) -> float | None:
         """Return a value, None where there is none."""
@@ -56,6 +56,13 @@ class Sheet:
             if key in self._values or len(self._values) < MOST_SERIES:
                 self._values[key] = value
         self.refused += other.refused
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def neutral(text: str) -> str:

@@ -7,8 +7,6 @@ answer is killed, and no other is started while that one hangs in the kernel.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import select
 import subprocess
 import time
@@ -24,6 +22,7 @@ from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.workers import interception
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.metrics import counters, textfile
+from resilio_hpc.metrics.access import token
 from resilio_hpc.metrics.messages import AFTER, BEFORE, Look, RankFacts, Sampled, Setup
 
 STUCK_S = 60.0
@@ -31,11 +30,6 @@ AGAIN_S = 30.0
 MOST_DEATHS = 5
 LAST_S = 0.5  # for the counters after the last round
 GB = 10**9
-
-
-def token(secret: bytes) -> str:
-    """Return what callers of a run's endpoints must send, where other machines reach them."""
-    return hmac.new(secret.strip(), b"resilio metrics", hashlib.sha256).hexdigest()
 
 
 class NodeMetrics:
