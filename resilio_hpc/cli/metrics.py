@@ -19,7 +19,8 @@ from resilio_hpc.metrics.latest import NodeSample, read_all
 from resilio_hpc.report.overview import find_run, read_identity
 
 HEAD = ("node", "age", "cpu", "memory", "gpu", "gpu memory", "largest rank", "step")
-ENOUGH = 72  # columns for all; narrower ones leave out the largest rank
+LEFT_OUT = ("largest rank", "cpu", "age", "gpu memory")  # in this order, where there is no room
+LEAST_NAME, GAP = 8, 2
 MOST_ENDPOINTS = 8
 EXAMPLES = """examples:
   resilio metrics my-run                     the newest sample of each node
@@ -58,19 +59,22 @@ def main(argv: Sequence[str]) -> int:
 def table(samples: Sequence[NodeSample], now: float, width: int) -> list[str]:
     """Return the lines of the table, and the endpoints below it. Pure."""
     rows = [HEAD, *(_row(sample, now) for sample in samples)]
-    if width < ENOUGH:
-        rows = [(*row[:6], row[7]) for row in rows]
-    rest = [max(len(row[column]) for row in rows) for column in range(1, len(rows[0]))]
-    name = max(8, min(max(len(row[0]) for row in rows), width - sum(rest) - 2 * len(rest)))
-    lines = [
-        "  ".join(
-            [_cut(row[0], name).ljust(name), *(cell.rjust(wide) for cell, wide in zip(row[1:], rest, strict=True))]
-        )
-        for row in rows
-    ]
+    for column in LEFT_OUT:
+        if sum(_widths(rows)) + LEAST_NAME + GAP * len(rows[0][1:]) > width:
+            at = rows[0].index(column)
+            rows = [row[:at] + row[at + 1 :] for row in rows]
+    rest = _widths(rows)
+    room = max(width - sum(rest) - GAP * len(rest), LEAST_NAME)
+    widths = [-min(max(len(row[0]) for row in rows), room), *rest]
+    lines = [(" " * GAP).join(_cell(text, wide) for text, wide in zip(row, widths, strict=True)) for row in rows]
     found = [f"{sample.node}: {sample.endpoint}" for sample in samples if sample.endpoint]
     more = [f"and {len(found) - MOST_ENDPOINTS} more"] if len(found) > MOST_ENDPOINTS else []
     return [*lines, *([""] if found else []), *(_cut(line, width) for line in found[:MOST_ENDPOINTS]), *more]
+
+
+def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
+    """Return the widths of all columns but the first."""
+    return [max(len(row[column]) for row in rows) for column in range(1, len(rows[0]))]
 
 
 def _row(sample: NodeSample, now: float) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from resilio_hpc.metrics.messages import AFTER, BEFORE, Look, RankFacts, Sampled
 STUCK_S = 60.0
 AGAIN_S = 30.0
 MOST_DEATHS = 5
-LAST_S = 0.5  # for the counters after the last round
+LAST_S = 1.0  # for the counters after the last round
 GB = 10**9
 
 
@@ -42,12 +42,12 @@ class NodeMetrics:
         pids: Callable[[], Mapping[int, int]],
         run: Callable[[], dict[str, float]],
         clock: Callable[[], float] = time.monotonic,
-        stuck_s: float = STUCK_S,
+        last_s: float = LAST_S,
     ) -> None:
         """Take ``pids``: the ranks' processes by local rank; ``run``: what the controller knows, where it is here."""
         self.level, self.memory = 0, ""
         self._node, self._core, self._pids, self._run = node, core, pids, run
-        self._clock, self._stuck_s = clock, stuck_s
+        self._clock, self._last_s = clock, last_s
         self._interval_s = node.options.metrics.interval_s
         self._link = ChildLink("metrics.sampler", node.local_dir / "metrics.log", close_s=LAST_S)
         self._killed: subprocess.Popen[bytes] | None = None  # it may hang in the kernel
@@ -68,8 +68,8 @@ class NodeMetrics:
         if self._interval_s <= 0 or self._deaths > MOST_DEATHS:
             return
         now, local = self._clock(), self._core.local
-        if self._asked and now - min(asked for asked, _, _ in self._asked.values()) > self._stuck_s:
-            self._lost(f"has not answered for {self._stuck_s:g} s", now)
+        if self._asked and now - min(asked for asked, _, _ in self._asked.values()) > STUCK_S:
+            self._lost(f"has not answered for {STUCK_S:g} s", now)
         if self._round >= 0 and (local is None or local.number != self._round):
             self._ask(now, AFTER)
             self._round = -1
@@ -182,7 +182,7 @@ class NodeMetrics:
             if self._round >= 0:
                 self._ask(self._clock(), AFTER)
                 self._round = -1
-            deadline = time.monotonic() + LAST_S
+            deadline = time.monotonic() + self._last_s
             while self._asked and (left := deadline - time.monotonic()) > 0 and (fd := self._link.fileno()) is not None:
                 if select.select([fd], [], [], left)[0]:
                     self.serve()
