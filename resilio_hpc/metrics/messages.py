@@ -36,7 +36,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     step_s: float = 0.0
 
 
-class Look(msgspec.Struct, frozen=True):
+class SampleRequest(msgspec.Struct, frozen=True):
     """A request for a sample. ``when``: before or after a round, where its counters are to be kept; else "".
 
     ``run``: values of the schema's part ``run``.
@@ -66,7 +66,7 @@ class MemoryNews(msgspec.Struct, frozen=True):
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """The answer to a Look. ``notes``: what could not be done, each said once. ``endpoint``: the URL, once it is known.
+    """The answer to a request. ``notes``: what could not be done, each said once; ``endpoint``: its URL, once known.
 
     ``counters``: those of errors, where they were asked for. ``level`` and ``memory``: the worst memory level now, and
     what it is about.

@@ -1,7 +1,7 @@
 """The process that samples a node: everything that it reads may hang in the kernel, and then only it waits.
 
-The agent sends a Look for each sample. Samples go to the run directory, the endpoint and the textfile; the answer says
-only what the agent has to act on. ``launch/agent/node_metrics`` is the agent's side. ``python -m
+The agent sends a request for each sample. Samples go to the run directory, the endpoint and the textfile; the answer
+says only what the agent has to act on. ``launch/agent/node_metrics`` is the agent's side. ``python -m
 resilio_hpc.metrics.sampler``.
 """
 
@@ -26,7 +26,7 @@ from resilio_hpc.metrics.counters import error_counters
 from resilio_hpc.metrics.gpus import GpuSource
 from resilio_hpc.metrics.host import HostSource
 from resilio_hpc.metrics.memory_watch import MemoryWatch, uses_of
-from resilio_hpc.metrics.messages import Look, Sampled, Setup
+from resilio_hpc.metrics.messages import Sampled, SampleRequest, Setup
 from resilio_hpc.metrics.network import NetworkSource
 from resilio_hpc.metrics.ranks import RankSource, largest
 from resilio_hpc.metrics.schema import PARTS
@@ -47,7 +47,7 @@ class Sampler:
     def __init__(self, setup: Setup, node: NodeView | None = None) -> None:
         """Take ``node``: where the GPUs are, if not here."""
         self._setup = setup
-        self._look = Look(0)
+        self._look = SampleRequest(0)
         self._ranks = RankSource()
         self._gpus = GpuSource(node or NodeView())
         host = HostSource()
@@ -82,7 +82,7 @@ class Sampler:
             except OSError as error:
                 self._notes.append(f"no endpoint at {setup.address}:{setup.port}: {error.strerror or error}")
 
-    def sample(self, look: Look) -> Sampled:
+    def sample(self, look: SampleRequest) -> Sampled:
         """Take one sample, hand it on, and return the answer."""
         self._look = look
         now = time.time()
@@ -145,7 +145,7 @@ def serve(lines: Callable[[], bytes], answer: Callable[[bytes], object]) -> None
     """Sample for each request, until the requests end."""
     sampler = Sampler(msgspec.json.decode(lines(), type=Setup))
     while line := lines():
-        answer(encode_line(sampler.sample(msgspec.json.decode(line, type=Look))))
+        answer(encode_line(sampler.sample(msgspec.json.decode(line, type=SampleRequest))))
     sampler.close()
 
 

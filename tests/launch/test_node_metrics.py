@@ -16,7 +16,7 @@ from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.metrics import textfile
 from resilio_hpc.metrics.messages import MemoryNews, Sampled
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 SECRET = b"0123456789abcdef0123456789abcdef\n"
 STUCK_S = 60.0
@@ -40,12 +40,8 @@ class Node:
         self.core = SimpleNamespace(local=None, highest_round=-1)
         self.pids: dict[int, int] = {}
         self.metrics = NodeMetrics(
-            self,
-            self.core,
-            lambda: self.pids,
-            lambda: {"run_phase": 3.0},
-            lambda: self.now,  # type: ignore[arg-type]
-        )
+            self, self.core, lambda: self.pids, lambda: {"run_phase": 3.0}, lambda: self.now, PATIENCE_S,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def record(self, kind: str, **fields: Any) -> None:
         self.told.append((kind, fields))

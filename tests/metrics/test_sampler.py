@@ -16,7 +16,7 @@ import pytest
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.metrics import textfile
 from resilio_hpc.metrics.latest import read_all
-from resilio_hpc.metrics.messages import AFTER, Look, RankFacts, Sampled, Setup
+from resilio_hpc.metrics.messages import AFTER, RankFacts, Sampled, SampleRequest, Setup
 from resilio_hpc.metrics.sampler import Sampler
 from tests.support.waiting import PATIENCE_S, until
 
@@ -35,7 +35,7 @@ class Process:
         self._child.stdin.write(encode_line(message))
         self._child.stdin.flush()
 
-    def ask(self, look: Look) -> Sampled:
+    def ask(self, look: SampleRequest) -> Sampled:
         assert self._child.stdout is not None
         self._write(look)
         return msgspec.json.decode(self._child.stdout.readline(), type=Sampled)
@@ -65,7 +65,7 @@ def process(setup: Setup) -> Iterator[Process]:
 def test_it_samples_serves_writes_and_cleans_up(setup: Setup, tmp_path: Path) -> None:
     process = Process(setup)
     run = {"run_round": 4.0, "run_phase": 3.0, "not in the schema": 1.0}
-    said = process.ask(Look(1, (RankFacts(0, os.getpid(), step=3),), run, AFTER))
+    said = process.ask(SampleRequest(1, (RankFacts(0, os.getpid(), step=3),), run, AFTER))
     assert (said.number, said.level, said.news) == (1, 0, ())
     assert said.counters is not None
     os.environ["no_proxy"] = "127.0.0.1"
@@ -100,12 +100,12 @@ def test_it_ends_with_its_agent_though_it_is_killed(setup: Setup) -> None:
 
 
 def test_a_port_in_use_is_said_and_the_rest_goes_on(setup: Setup, process: Process) -> None:
-    port = int(process.ask(Look(1)).endpoint.rpartition(":")[2].partition("/")[0])
+    port = int(process.ask(SampleRequest(1)).endpoint.rpartition(":")[2].partition("/")[0])
     second = Process(msgspec.structs.replace(setup, port=port, textfile=""))
-    said = second.ask(Look(7))
+    said = second.ask(SampleRequest(7))
     assert (said.number, said.endpoint) == (7, "")
     assert said.notes == (f"no endpoint at 127.0.0.1:{port}: Address already in use",)
-    assert second.ask(Look(8)).notes == ()  # once
+    assert second.ask(SampleRequest(8)).notes == ()  # once
     assert second.end() == 0
 
 
@@ -121,7 +121,7 @@ def test_memory_that_is_nearly_full_is_told_once_with_the_rank_that_has_most(set
         try:
             assert rank.stdout is not None
             rank.stdout.readline()
-            look = Look(1, (RankFacts(5, rank.pid),))
+            look = SampleRequest(1, (RankFacts(5, rank.pid),))
             first, second = sampler.sample(look), sampler.sample(look)
         finally:
             rank.kill()
@@ -135,5 +135,5 @@ def test_memory_that_is_nearly_full_is_told_once_with_the_rank_that_has_most(set
 
 def test_a_run_directory_that_is_gone_is_said(setup: Setup) -> None:
     sampler = Sampler(msgspec.structs.replace(setup, port=None, textfile="/nonexistent", run_path="/nonexistent"))
-    said = sampler.sample(Look(1))
+    said = sampler.sample(SampleRequest(1))
     assert any("/nonexistent" in note for note in said.notes)

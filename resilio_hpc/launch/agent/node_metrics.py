@@ -23,7 +23,7 @@ from resilio_hpc.launch.workers import interception
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.metrics import counters, textfile
 from resilio_hpc.metrics.access import token
-from resilio_hpc.metrics.messages import AFTER, BEFORE, Look, RankFacts, Sampled, Setup
+from resilio_hpc.metrics.messages import AFTER, BEFORE, RankFacts, Sampled, SampleRequest, Setup
 
 STUCK_S = 60.0
 AGAIN_S = 30.0
@@ -87,7 +87,7 @@ class NodeMetrics:
         self._due = now + self._interval_s
         self._number += 1
         self._asked[self._number] = (now, when, self._round)
-        self._link.write(encode_line(Look(self._number, self._ranks(), self._facts(), when)))
+        self._link.write(encode_line(SampleRequest(self._number, self._ranks(), self._facts(), when)))
 
     def _started(self, now: float) -> bool:
         """Start the process, unless the one before died just now, or hangs in the kernel."""
