@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from resilio_hpc.diagnose.causes.pattern_table import CauseClass, find
 from resilio_hpc.launch.workers.oom_kills import SAME_S, OomKills
 
 JOB = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7"
@@ -37,8 +38,8 @@ def test_a_kill_of_the_job_names_its_limit(tmp_path: Path) -> None:
     assert watch.why() == ""
     node.kills(1, 1)
     assert watch.why() == (
-        "the kernel's out-of-memory killer ended one process in this job: the memory limit of its cgroup, 2 GiB, was "
-        "reached"
+        "the kernel's out-of-memory killer ended one process in this job (oom_kill event): the memory limit of its "
+        "cgroup, 2 GiB, was reached"
     )
 
 
@@ -64,3 +65,13 @@ def test_ranks_that_end_together_have_one_cause_and_later_ones_their_own(tmp_pat
 
 def test_where_nothing_is_counted_nothing_is_said(tmp_path: Path) -> None:
     assert OomKills(tmp_path).why() == ""
+
+
+def test_a_diagnosis_knows_the_cause(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    watch = node.watch()
+    node.kills(1, 1)
+    text = f"killed by SIGKILL: {watch.why()}"
+    found = find(text)
+    assert found is not None
+    assert found.cause is CauseClass.OOM_HOST

@@ -76,7 +76,7 @@ class NodeMetrics:
         elif local is not None and local.number != self._round and len(self._pids()) == len(local.ranks):
             self._round = local.number
             self._ask(now, BEFORE)
-        elif now >= self._due and self._round >= 0:
+        elif now >= self._due and (self._round >= 0 or self._link.fileno() is not None):
             self._ask(now)
 
     def _ask(self, now: float, when: str = "") -> None:

@@ -37,6 +37,6 @@ class OomKills:
         uses = memory_uses(self._root) if place == "job" else []
         tightest = min((use.limit_bytes for use in uses), default=0)
         limit = f"the memory limit of its cgroup, {size(tightest)}, was reached" if tightest else "memory was full"
-        where = "in this job" if place == "job" else "on this node"
+        where = "in this job (oom_kill event)" if place == "job" else "on this node"  # as Slurm's, for diagnose/causes
         times = f"{count} processes" if count > 1 else "one process"
         return f"the kernel's out-of-memory killer ended {times} {where}: {limit}"
