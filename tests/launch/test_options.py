@@ -16,6 +16,7 @@ from resilio_hpc.launch.cli.option_table import GROUPS
 from resilio_hpc.launch.cli.option_values import Caller
 from resilio_hpc.launch.cli.options_parser import build_parser, parse
 from resilio_hpc.launch.config.flags import FlagGroup, own_rows, rows
+from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.options import LaunchOptions
 from tests.support.waiting import PATIENCE_S
 
@@ -266,3 +267,14 @@ def test_a_launch_from_within_a_rank_uses_its_machine_alone() -> None:
     assert "this machine alone" in parsed.notes[0]
     with pytest.raises(UsageError, match="in a rank there is 1 node"):
         parse(["--nnodes", "2", "x.py"], Caller({**step, "RESILIO_AGENT_SOCKET": "/tmp/agent"}, Path("/"), 0.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("address", "asks"),
+    [
+        ("127.0.0.1", False), ("127.8.8.8", False), ("::1", False), ("localhost", False), ("0.0.0.0", True),
+        ("::", True), ("10.0.0.7", True), ("n1", True), ("localhost.example.org", True),
+    ],
+)  # fmt: skip
+def test_an_endpoint_that_others_reach_asks_for_the_token(address: str, asks: bool) -> None:
+    assert MetricsOptions(address=address).asks_for_token is asks
