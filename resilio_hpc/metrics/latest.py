@@ -42,8 +42,7 @@ def every_s(interval_s: float, nodes: int) -> float:
 def write(run_path: Path, node: str, sheet: Sheet, at: float, endpoint: str) -> None:
     """Replace a node's file. Raises OSError; it may hang with the file system."""
     folder = run_path / FOLDER
-    if not folder.is_dir():
-        trusted_files.make_directory(folder)
+    folder.mkdir(0o700, exist_ok=True)  # not the run directory: one that was removed stays so
     content = {
         "v": VERSION, "time": at, "node": node, "endpoint": endpoint,
         "values": {series(key): value for key, value in sheet.items()},

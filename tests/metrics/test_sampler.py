@@ -134,6 +134,10 @@ def test_memory_that_is_nearly_full_is_told_once_with_the_rank_that_has_most(set
 
 
 def test_a_run_directory_that_is_gone_is_said(setup: Setup) -> None:
-    sampler = Sampler(msgspec.structs.replace(setup, port=None, textfile="/nonexistent", run_path="/nonexistent"))
+    gone = Path(setup.local_dir) / "gone"
+    sampler = Sampler(msgspec.structs.replace(setup, port=None, textfile=str(gone), run_path=str(gone)))
     said = sampler.sample(SampleRequest(1))
-    assert any("/nonexistent" in note for note in said.notes)
+    assert any(str(gone) in note for note in said.notes)
+    assert sampler._writing is not None
+    assert isinstance(sampler._writing.exception(), FileNotFoundError)
+    assert not gone.exists()  # a run directory that was removed is not made again
