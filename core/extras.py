@@ -8,7 +8,10 @@ from typing import Any
 
 from resilio_hpc.core.errors import UsageError
 
-_EXTRAS = {"torch": "torch", "mpi4py": "mpi", "submitit": "submitit", "pynvml": "gpu", "safetensors": "safetensors"}
+_EXTRAS = {
+    "torch": "torch", "mpi4py": "mpi", "submitit": "submitit", "pynvml": "gpu", "safetensors": "safetensors",
+    "prometheus_client": "metrics",
+}  # fmt: skip
 """The extra of resilio_hpc that brings each package, by the name under which it is imported."""
 
 

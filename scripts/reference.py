@@ -1,4 +1,4 @@
-"""Write docs/reference.md, made from the code: options, commands and Python names.
+"""Write what is made from the code: docs/reference.md (options, commands, names), the table of docs/metrics.md.
 
 .venv/bin/python scripts/reference.py
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 from resilio_hpc.cli.main import COMMANDS
 from resilio_hpc.launch.cli.option_table import GROUPS
+from resilio_hpc.metrics.schema import markdown
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, METRICS = DOCS / "reference.md", DOCS / "metrics.md"
 MODULES = ("train", "ckpt", "ckpt.dcp", "slurm", "autoparallel")
 
 
@@ -30,6 +33,12 @@ def page() -> str:
         *(_module(name) for name in MODULES),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def with_metrics(text: str) -> str:
+    """Return the page with the metrics of now."""
+    begin, end = "<!-- metrics -->\n", "<!-- end of metrics -->"
+    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{markdown()}\n{end}", text, flags=re.DOTALL)
 
 
 def _options(title: str, flags: Any) -> str:
@@ -76,3 +85,4 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    METRICS.write_text(with_metrics(METRICS.read_text()))

@@ -26,12 +26,13 @@ FLOORS: dict[str, set[str]] = {
     "prolog_epilog": MIDDLE,
     "diagnose": UPPER,
     "watch": GROUND,
-    "launch": UPPER | {"diagnose", "watch"},
+    "metrics": UPPER | {"diagnose"},
+    "launch": UPPER | {"diagnose", "watch", "metrics"},
     "train": UPPER | {"diagnose"},
     "report": UPPER | {"diagnose"},
     "devtools": UPPER | {"train", "report"},
     "doctor": UPPER | {"launch", "train"},
-    "cli": UPPER | {"diagnose", "launch", "train", "report", "devtools", "doctor"},
+    "cli": UPPER | {"diagnose", "metrics", "launch", "train", "report", "devtools", "doctor"},
 }
 TOP_LEVEL_ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.

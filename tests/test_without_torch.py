@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.waiting import PATIENCE_S
 
-EXTRAS = ("torch", "mpi4py", "submitit", "safetensors", "pynvml")
+EXTRAS = ("torch", "mpi4py", "submitit", "safetensors", "pynvml", "prometheus_client")
 PROGRAM = (
     f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r})); "
     "from resilio_hpc.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -84,3 +84,11 @@ def test_commands_that_need_torch_name_the_extra(plain: Plain, words: tuple[str,
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("needs torch: pip install 'resilio_hpc[torch]'\n")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("--metrics-port", "0"), ("--metrics-textfile", ".")])
+def test_prometheus_needs_its_extra(plain: Plain, tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "train.py").write_text(SAVE)
+    done = plain.run("launch", *words, "train.py")
+    assert done.returncode == 2
+    assert f"{words[0]} needs prometheus_client: pip install 'resilio_hpc[metrics]'\n" in done.stderr

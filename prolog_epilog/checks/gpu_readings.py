@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,8 @@ _NVIDIA = 0x10DE
 _DISPLAY = 0x03
 """PCI base class of VGA and 3D controllers (PCI Code and ID Assignment Specification)."""
 _MOST_LINKS = 36
+LIVE = ("ecc_corrected", "utilization_percent", "power_mw", "sm_clock_mhz", "memory_clock_mhz")
+"""Fields of Gpu that no check of health needs; they are read only where they are asked for."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     mig_pending: int | None = None
     instances: tuple[str, ...] = ()
     persistence: int | None = None
+    ecc_corrected: int | None = None
+    utilization_percent: int | None = None
+    power_mw: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
     unread: dict[str, str] = {}
 
     @property
@@ -80,12 +87,20 @@ def fetch(node: NodeView) -> Gpus:
     expected = int(node.settings["gpus"].number("count")) or count_on_bus(node.files)
     if expected == 0:
         raise Absent("no NVIDIA GPU on the PCI bus")
+    return ask(node, expected)
+
+
+def ask(node: NodeView, expected: int, wanted: Collection[str] | None = None) -> Gpus:
+    """Read the GPUs that NVML has. Raises Unreadable where it is not installed.
+
+    ``wanted``: fields of Gpu (default: all but LIVE).
+    """
     nvml = node.nvml()
     node.mark("nvmlInit")
     try:
         nvml.nvmlInit()
         node.mark("nvmlDeviceGetCount")
-        found = [_gpu(nvml, index, node.mark) for index in range(nvml.nvmlDeviceGetCount())]
+        found = [_gpu(nvml, index, node.mark, wanted) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError as error:
         return Gpus(expected, (), str(error))
     return Gpus(expected, tuple(one for one in found if one is not None))
@@ -101,7 +116,7 @@ def count_on_bus(files: NodeFiles) -> int:
     return count
 
 
-def _gpu(nvml: Any, index: int, mark: Callable[[str], None]) -> Gpu | None:
+def _gpu(nvml: Any, index: int, mark: Callable[[str], None], wanted: Collection[str] | None) -> Gpu | None:
     """Return a GPU; None for one that this process may not see (another job's).
 
     Raises the library's errors where it does not even tell a GPU's name, except those of a GPU that is lost.
@@ -111,7 +126,7 @@ def _gpu(nvml: Any, index: int, mark: Callable[[str], None]) -> Gpu | None:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         questions = _Questions(nvml, gpu, index, mark)
         uuid = questions.ask("nvmlDeviceGetUUID") or ""
-        values, unread = questions.answers()
+        values, unread = questions.answers(wanted)
         return Gpu(index=index, uuid=str(uuid), unread=unread, **values)
     except nvml.NVMLError_NoPermission:
         return None
@@ -154,7 +169,7 @@ class _Questions:
         except self._unknown:
             return None
 
-    def answers(self) -> tuple[dict[str, Any], dict[str, str]]:
+    def answers(self, wanted: Collection[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
         """Return, by field of Gpu, the values, and why others could not be read.
 
         Raises the errors of a GPU that is lost, and of a driver that is gone.
@@ -165,6 +180,8 @@ class _Questions:
         values: dict[str, Any] = {}
         unread: dict[str, str] = {}
         for name, question in self._fields().items():
+            if name in LIVE if wanted is None else name not in wanted:
+                continue
             try:
                 value = question()
                 if value is not None:
@@ -211,6 +228,11 @@ class _Questions:
             "mig_pending": lambda: _of(mig(), lambda told: told[1]),
             "instances": lambda: self._instances() if (mig() or [0])[0] == nvml.NVML_DEVICE_MIG_ENABLE else [],
             "persistence": partial(ask, "nvmlDeviceGetPersistenceMode"),
+            "ecc_corrected": partial(ask, "nvmlDeviceGetTotalEccErrors", corrected, nvml.NVML_VOLATILE_ECC),
+            "utilization_percent": lambda: _of(ask("nvmlDeviceGetUtilizationRates"), lambda told: told.gpu),
+            "power_mw": partial(ask, "nvmlDeviceGetPowerUsage"),
+            "sm_clock_mhz": partial(ask, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": partial(ask, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
         }  # fmt: skip
 
     def _instances(self) -> list[str]:

@@ -77,7 +77,9 @@ _PACKAGES = (
     _Package("numpy", "numpy"),
     _Package("h5py", "h5py"),
     _Package("rich", "rich.console"),
+    _Package("psutil", "psutil", "nodes are not sampled, and memory is not watched"),
     _Package("submitit", "submitit", "there are no jobs from Python"),
+    _Package("prometheus_client", "prometheus_client", "Prometheus cannot read samples"),
 )
 
 
@@ -91,7 +93,7 @@ def packages(view: DoctorView) -> DoctorFinding:
             found.append(f"{package.name} {_version(package.name)}")
         except Exception as error:  # noqa: BLE001 - a broken package raises anything at its import
             missing.append((package, f"{package.name} ({_why(error)})"))
-    extra = [package for package, why in missing if not package.needed and "not installed" in why]
+    extra = [package for package, why in missing if how_to_get(package.name) and "not installed" in why]
     if len(extra) == len(missing):
         without = "".join(f"; without {one.name} {one.means}: {how_to_get(one.name)}" for one in extra)
         return ok(", ".join(found) + without)

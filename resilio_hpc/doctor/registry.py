@@ -23,7 +23,8 @@ CHECKS: tuple[DoctorCheck, ...] = (
         helps="install the package again, where a C compiler and Python's headers are",
     ),
     DoctorCheck(
-        "packages", "installation", installation.packages, "msgspec, pyzmq, cryptography, numpy, h5py, rich, submitit",
+        "packages", "installation", installation.packages,
+        "msgspec, pyzmq, cryptography, numpy, h5py, rich, psutil, submitit, prometheus_client",
         "launches and checkpoints fail without the first five", needed=True, budget_s=60,
         helps="`pip install` of what it names",
     ),

@@ -11,6 +11,7 @@ from typing import Any
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.events.failure_text import exit_words, rank_failed
 from resilio_hpc.events.launch_text import LAUNCH_EVENTS, verdict_of
+from resilio_hpc.events.memory_text import MEMORY_EVENTS
 from resilio_hpc.events.phrases import names, plural, restored, seconds
 from resilio_hpc.events.rungs import rung_words
 
@@ -126,6 +127,7 @@ def _reason(f: Fields) -> str:
 
 _TABLE: dict[str, Callable[[Fields], str]] = {
     **LAUNCH_EVENTS,
+    **MEMORY_EVENTS,
     # agents
     "agent": lambda f: f"agent starts on {f.text('node', '?')} with {plural(f.whole('slots'), 'slot')}",
     "agent_ends": lambda f: f"agent on {f.text('node', '?')} ends: {verdict_of(f)}",

@@ -124,6 +124,10 @@ def _rows(o: Overview, narrow: bool) -> Iterator[tuple[str, Text]]:
         shown = "; ".join(map(str, o.out_of_use[:MOST_DEVICES]))
         more = len(o.out_of_use) - MOST_DEVICES
         yield "out of use", Text(f"{shown}{f' and {more} more' if more > 0 else ''}", "yellow")
+    full = [f"{printable(node.node, 40)}: {node.memory}" for node in s.nodes if node.memory] if s is not None else []
+    if full and o.state != "ended":
+        others = f"; and {plural(len(full) - MOST_DEVICES, 'more node')}" if len(full) > MOST_DEVICES else ""
+        yield "memory", Text("; ".join(full[:MOST_DEVICES]) + others, "yellow")
     yield "goodput", Text(goodput_words(o))
 
 

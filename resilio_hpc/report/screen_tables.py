@@ -21,12 +21,13 @@ ROLE_ORDER = {"lost": 0, "joining": 1, "training": 2, "spare": 3}
 # frequent events, left out: every round has several of each
 QUIET = frozenset({
     "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
-    "start", "agent_ends", "launch_ends", "read_ahead", "voters",
+    "start", "agent_ends", "launch_ends", "read_ahead", "voters", "counters", "memory_warning", "metrics_endpoint",
+    "metrics_unclear",
 })  # fmt: skip
 EVENT_STYLE = {
     "rank_failed": "red", "first_failure": "red", "node_lost": "red", "agent_ended": "red", "launch_failed": "red",
     "persist_failed": "yellow", "save_overdue": "yellow", "stalled": "red", "hang": "red", "goes_on": "green",
-    "recovered": "green", "node_returned": "green",
+    "recovered": "green", "node_returned": "green", "memory_alert": "yellow",
 }  # fmt: skip
 OF_NODES = frozenset({"node_lost", "spare_lost", "agent_lost", "controller_lost"})
 LEAST_NAME = 8  # columns for a name that is cut

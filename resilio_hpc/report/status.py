@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.core.json_fields import Fields, printable
 
 MAX_NODES = 100_000
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node of the run. ``role``: training, spare, joining or lost. ``step_s``: seconds per step."""
+    """A node of the run. ``role``: training, spare, joining or lost. ``step_s``: seconds per step.
+
+    ``memory``: what is nearly full; "" where all is as usual.
+    """
 
     node: str
     role: str
@@ -21,6 +24,7 @@ class NodeStatus:
     step: int | None = None
     step_s: float | None = None
     held_steps: tuple[int, ...] = ()
+    memory: str = ""
 
     @property
     def rank_words(self) -> str:
@@ -112,6 +116,7 @@ def _node(name: str, role: str, agent: Fields, member: Fields) -> NodeStatus:
         step=step if step is not None and step >= 0 else None,
         step_s=step_s if step_s is not None and step_s > 0 else None,
         held_steps=tuple(one for one in held if isinstance(one, int))[:100] if isinstance(held, list) else (),
+        memory=printable(agent.text("memory"), 200),
     )
 
 

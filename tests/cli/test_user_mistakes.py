@@ -30,6 +30,15 @@ class Mistake:
 
 
 MISTAKES = (
+    # metrics
+    Mistake("--metrics-port 70000 train.py", "--metrics-port: 70000 is no port, the highest is 65535"),
+    Mistake("--metrics-port -1 train.py", "--metrics-port: -1 is not possible, it must be 0 or more"),
+    Mistake("--metrics-port many train.py", "'many' is not a whole number"),
+    Mistake("--metrics-address 0.0.0.0 train.py", "--metrics-address belongs to --metrics-port: add it"),
+    Mistake("--metrics-interval 0 --metrics-port 0 train.py", "--metrics-interval 0 takes no samples"),
+    Mistake("--metrics-interval -3 train.py", "--metrics-interval: -3 is not possible, it must be 0 or more"),
+    Mistake("--metrics-textfile /no/such/folder train.py", "no directory that this user may write to"),
+    Mistake("--gpu-headroom nan train.py", "'nan' is not a number"),
     # the program
     Mistake("", "no script given"),
     Mistake("--nproc-per-node 2", "no script given"),

@@ -155,3 +155,10 @@ def test_a_hang_that_is_not_acted_on_is_told_and_one_that_is_comes_as_a_failure(
     maker.take("hang", {**hang, "acted": False, "moves": True}, 11.0)
     maker.take("hang", {**hang, "acted": True}, 12.0)
     assert [(notice.event, notice.node, notice.kind) for notice in maker.due(12.0)] == [("failure", "n2", "hang")]
+
+
+def test_memory_that_is_nearly_full_is_told() -> None:
+    alert = ("memory_alert", {"level": 2, "node": "n2", "text": "memory: 97 % of 1 TiB in use", "count": 4})
+    (notice,) = told(ROUND, alert)
+    assert (notice.event, notice.node) == ("memory", "n2")
+    assert notice.text == "memory critical on n2: memory: 97 % of 1 TiB in use; and on 3 more nodes"

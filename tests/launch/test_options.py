@@ -16,6 +16,7 @@ from resilio_hpc.launch.cli.option_table import GROUPS
 from resilio_hpc.launch.cli.option_values import Caller
 from resilio_hpc.launch.cli.options_parser import build_parser, parse
 from resilio_hpc.launch.config.flags import FlagGroup, own_rows, rows
+from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.options import LaunchOptions
 from tests.support.waiting import PATIENCE_S
 
@@ -68,7 +69,9 @@ def test_which_checkpoints_are_kept_travels_to_the_agents() -> None:
 
 def test_without_a_flag_every_field_has_its_default_and_every_bound_is_held() -> None:
     bare, bounds = given("t.py"), 0
-    parts: tuple[Any, ...] = (bare, bare.checkpoints, bare.devices, bare.hangs, bare.output, bare.resizing)
+    parts: tuple[Any, ...] = (
+        bare, bare.checkpoints, bare.devices, bare.hangs, bare.metrics, bare.output, bare.resizing,
+    )  # fmt: skip
     fields = {(part, field.name): field.default for part in parts for field in dataclasses.fields(part)}
     flags = {(part, name): flag for part in parts for name, flag in own_rows(type(part)).items()}
     assert sorted(flag.names for flag in flags.values()) == sorted(
@@ -266,3 +269,14 @@ def test_a_launch_from_within_a_rank_uses_its_machine_alone() -> None:
     assert "this machine alone" in parsed.notes[0]
     with pytest.raises(UsageError, match="in a rank there is 1 node"):
         parse(["--nnodes", "2", "x.py"], Caller({**step, "RESILIO_AGENT_SOCKET": "/tmp/agent"}, Path("/"), 0.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("address", "asks"),
+    [
+        ("127.0.0.1", False), ("127.8.8.8", False), ("::1", False), ("localhost", False), ("0.0.0.0", True),
+        ("::", True), ("10.0.0.7", True), ("n1", True), ("localhost.example.org", True),
+    ],
+)  # fmt: skip
+def test_an_endpoint_that_others_reach_asks_for_the_token(address: str, asks: bool) -> None:
+    assert MetricsOptions(address=address).asks_for_token is asks

@@ -213,3 +213,13 @@ def test_a_wrong_path_is_said_so(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=said):
         RunReader(tmp_path / name)
+
+
+def test_memory_that_is_nearly_full_is_shown_while_it_lasts(run: Path) -> None:
+    agents = {f"m{n:02}": {"step": 1, "memory": f"memory: 9{n % 10} % of \x1b[31m1 TiB in use"} for n in range(9)}
+    (run / "status.json").write_text(json.dumps(STATUS | {"agents": agents}))
+    text = " ".join(text_of(RunReader(run).overview(now=101.0), width=60).split())
+    assert "memory m00: memory: 90 % of ?[31m1 TiB in use; m01:" in text
+    assert "and 5 more nodes" in text
+    (run / "verdict.json").write_text(json.dumps(VERDICT))
+    assert "m00" not in text_of(RunReader(run).overview(now=102.0))

@@ -152,6 +152,14 @@ wait_for test -s resilio-runs/$job/verdict.json
             ".venv/bin/python benchmarks/": "minutes; each benchmark's smallest run is in tests/benchmarks",
         },
     ),
+    "metrics": Rehearsal(
+        prepare=quoted(TRAIN.replace("40, save", "1000, save"), "train.py")
+        + "resilio-launch --nproc-per-node 1 --no-torch --run-dir my-run train.py >/dev/null 2>&1 &\n"
+        "wait_for eval 'resilio ledger my-run --event counters | grep -q before'\n"
+        "wait_for test -e my-run/metrics/*.json\n",
+        then={"resilio metrics my-run --token": "kill %1; wait"},
+        elsewhere={"pip install": "needs a package index; tests/test_wheel.py"},
+    ),
     "mpi": Rehearsal(
         prepare="printf 'from mpi4py import MPI\\nassert MPI.COMM_WORLD.size == 4\\n' > solver.py\n",
         swaps={"--nodes=5": "--nodes=3", "--nproc-per-node 64": "--nproc-per-node 2"},

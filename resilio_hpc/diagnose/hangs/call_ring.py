@@ -96,6 +96,12 @@ class CallRing:
         named = tuple(_with_group(call, place[call.group]) for call in calls[: most_groups + most_calls])
         return tuple(groups[number] for number in sorted(chosen)), named
 
+    def table(self) -> tuple[bytes, list[int]]:
+        """Return the table of records as it is, and the communicators whose calls are not seen to complete."""
+        memory = os.pread(self._file, SIZE, 0).ljust(SIZE, b"\0")
+        groups = _groups(memory)
+        return memory[_RECORDS:], [number for number, group in groups.items() if group.family in QUEUED]
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)

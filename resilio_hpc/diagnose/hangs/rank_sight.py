@@ -8,6 +8,7 @@ import msgspec
 
 Whole = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
 Word = Annotated[str, msgspec.Meta(pattern=r"^[ -~]{0,64}\Z")]
+Text = Annotated[str, msgspec.Meta(pattern=r"^[ -~]{0,200}\Z")]
 Place = Annotated[str, msgspec.Meta(max_length=300)]
 Calls = Annotated[float, msgspec.Meta(ge=-1.0, le=1e12)]
 MAX_GROUPS = 64

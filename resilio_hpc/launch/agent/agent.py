@@ -101,7 +101,9 @@ class Agent:
             min(ABANDON_S, settings.options.join_timeout_s), settings.begins, settings.graces(os.environ),
             settings.options.stop_grace_s,
         )  # fmt: skip
-        self.services = LocalServices(self.node, self._core, self._devices, self._disks, token, spool)
+        self.services = LocalServices(
+            self.node, self._core, self._devices, self._disks, token, spool, self._host.metrics
+        )
         self._helpers = HelperWatch(self._helper_stopped, lambda: self.services.paused_pids)
         if settings.stop:
             self._core.warned(settings.stop, self._own_job.lasts_s(settings.stop))

@@ -36,6 +36,9 @@ class ServicePorts(Protocol):
     def calls(self) -> int:
         """Return how many calls of communication libraries were begun and completed here; -1 where none are seen."""
 
+    def memory(self) -> tuple[int, str]:
+        """Return the worst memory level of this node (0: as usual, 1: warning, 2: critical), and what it is about."""
+
     def open_store(self, round_number: int) -> None:
         """Open the rendezvous store of a round → ``store_ready`` or ``store_died``."""
 

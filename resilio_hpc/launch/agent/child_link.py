@@ -23,14 +23,15 @@ MAX_UNSENT = 64 << 20  # bytes: a dozen commits of thousands of nodes
 class ChildLink:
     """The link to one helper process, which runs a module of this package."""
 
-    def __init__(self, module: str, log: Path, max_unsent: int = MAX_UNSENT) -> None:
+    def __init__(self, module: str, log: Path, max_unsent: int = MAX_UNSENT, close_s: float = CLOSE_S) -> None:
         """Set the module, its log, and how many bytes may wait before it takes no more.
 
-        ``log``: where its standard error goes.
+        ``log``: where its standard error goes; ``close_s``: how long it is waited for at its end.
         """
         self._module = module
         self._log = log
         self._max_unsent = max_unsent
+        self._close_s = close_s
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._unsent = bytearray()
@@ -98,7 +99,7 @@ class ChildLink:
         if self._process is None:
             return
         assert self._process.stdin
-        deadline = time.monotonic() + CLOSE_S
+        deadline = time.monotonic() + self._close_s
         while self._unsent and time.monotonic() < deadline:
             select.select([], [self._process.stdin], [], 0.1)
             self.push()
@@ -107,8 +108,17 @@ class ChildLink:
             self._process.wait(max(0.1, deadline - time.monotonic()))
         self.end()
 
+    def abandon(self) -> subprocess.Popen[bytes] | None:
+        """Kill the process without waiting for its end, and return it, for the caller to reap; None without one."""
+        process = self._process
+        self._kill(0.0)
+        return process
+
     def end(self) -> None:
         """Kill the process, if it runs."""
+        self._kill(self._close_s)
+
+    def _kill(self, limit_s: float) -> None:
         if self._process is None:
             return
         self._process.kill()
@@ -116,6 +126,6 @@ class ChildLink:
             if pipe is not None:
                 pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it cannot be killed while its disk hangs
-            self._process.wait(CLOSE_S)
+            self._process.wait(limit_s)
         self._process = None
         self._unsent.clear()

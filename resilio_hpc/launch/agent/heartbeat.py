@@ -25,9 +25,13 @@ def heartbeat(ranks: NodeRanks, ports: Ports, incarnation: str, echo: float) -> 
     local, services = ranks.local, ports.services
     begun = services.calls() if ranks.alive else -1
     now, port = ports.monotonic(), services.copy_port()
+    level, memory = services.memory()
     if local is None:
-        return m.Heartbeat(ranks.node, incarnation, ranks.epoch, now, -1, echo, -1, 0.0, ranks.ready, port, calls=begun)
+        return m.Heartbeat(
+            ranks.node, incarnation, ranks.epoch, now, -1, echo, -1, 0.0, ranks.ready, port, calls=begun,
+            memory_level=level, memory=memory,
+        )  # fmt: skip
     return m.Heartbeat(
         ranks.node, incarnation, ranks.epoch, now, local.number, echo, local.step, local.step_time, ranks.ready, port,
-        local.has_attached, local.finishing, begun, local.section,
+        local.has_attached, local.finishing, begun, local.section, level, memory,
     )  # fmt: skip

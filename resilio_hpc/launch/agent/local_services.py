@@ -16,6 +16,7 @@ from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
 from resilio_hpc.launch.agent.disk_link import DiskLink
 from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.agent.node_metrics import NodeMetrics
 from resilio_hpc.launch.agent.partner_copies import PartnerCopies
 from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
 from resilio_hpc.launch.protocol import messages as m
@@ -29,9 +30,19 @@ class LocalServices:
     """The ranks of one node and what they need there. No call blocks."""
 
     def __init__(
-        self, node: NodeContext, core: AgentCore, devices: DeviceEviction, disks: DiskLink, token: str, spool: Path
+        self,
+        node: NodeContext,
+        core: AgentCore,
+        devices: DeviceEviction,
+        disks: DiskLink,
+        token: str,
+        spool: Path,
+        run: Callable[[], dict[str, float]],
     ) -> None:
-        """Take the parts whose state the agent's first Hello tells. ``token`` marks the node's ranks in ``/proc``."""
+        """Take the parts whose state the agent's first Hello tells.
+
+        ``token`` marks the node's ranks in ``/proc``. ``run``: the controller's values of metrics, where it is here.
+        """
         self._core = core.ranks
         self._devices = devices
         self._disks = disks
@@ -42,6 +53,7 @@ class LocalServices:
         os.environ[LOCAL_VARIABLE] = node.options.checkpoints.local_checkpoints  # ranks inherit both variables
         os.environ[PEER_DISKS_VARIABLE] = str(disks.known)
         self._ranks = local_ranks(node, core.ranks, devices, self._read_ahead.begun, token, spool)
+        self._metrics = NodeMetrics(node, core.ranks, lambda: self._ranks.pids, run)
 
     # -- the agent's loop ----------------------------------------------------------------------------------------
 
@@ -57,6 +69,7 @@ class LocalServices:
         """Do what is due."""
         for part in (
             self._ranks, self._snapshots.saver, self._copies, self._disks, self._read_ahead, self._devices,
+            self._metrics,
         ):  # fmt: skip
             part.tick()
 
@@ -64,7 +77,7 @@ class LocalServices:
         """Return the descriptors to poll."""
         yield from self._ranks.filenos()
         yield from self._devices.filenos()
-        for child in (self._snapshots.saver, self._copies.link):
+        for child in (self._snapshots.saver, self._copies.link, self._metrics):
             descriptor = child.fileno()
             if descriptor is not None:
                 yield descriptor
@@ -82,11 +95,22 @@ class LocalServices:
                 serve()
             if child.full_fileno in ready:
                 child.push()
+        if self._metrics.fileno() in ready:
+            self._metrics.serve()
         self._ranks.serve(ready)
 
     def close(self) -> None:
         """End all processes of this node."""
-        for part in (self._ranks, self._snapshots, self._copies, self._disks, self._devices, self._read_ahead):
+        parts = (
+            self._ranks,
+            self._metrics,
+            self._snapshots,
+            self._copies,
+            self._disks,
+            self._devices,
+            self._read_ahead,
+        )
+        for part in parts:
             part.close()
 
     @property
@@ -122,6 +146,10 @@ class LocalServices:
     def calls(self) -> int:
         """Return how many calls of communication libraries were begun and completed here; -1 where none are seen."""
         return self._ranks.calls()
+
+    def memory(self) -> tuple[int, str]:
+        """Return the worst memory level of this node (0: as usual, 1: warning, 2: critical), and what it is about."""
+        return self._metrics.level, self._metrics.memory
 
     def open_store(self, round_number: int) -> None:
         """Open the rendezvous store of a round."""

@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from resilio_hpc.core import trusted_files
+from resilio_hpc.core import extras, trusted_files
 from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
 from resilio_hpc.launch.cli import mpi_check
 from resilio_hpc.launch.cli.program_check import check_command, check_module, check_script
+from resilio_hpc.launch.config.metrics_options import DEFAULT_ADDRESS, HIGHEST_PORT
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.gpus.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.resize.policy import resize_policy
@@ -54,6 +55,7 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
         raise UsageError("--resize-policy and --resize-options belong to --resize: add it")
     if options.resizing.resize:
         check_resize(options)
+    check_metrics(options, runs_here(options, environment))
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     notes = check_ranks(options, devices) if runs_here(options, environment) else ()
@@ -81,6 +83,25 @@ def check_resize(options: LaunchOptions) -> None:
             "where MAX may be more than this job has"
         )
     resize_policy(Path(options.resizing.resize_policy) if options.resizing.resize_policy else None)
+
+
+def check_metrics(options: LaunchOptions, here: bool) -> None:
+    """Check where samples are to be read. ``here``: this machine is one of the nodes."""
+    metrics = options.metrics
+    if metrics.address != DEFAULT_ADDRESS and metrics.port is None:
+        raise UsageError("--metrics-address belongs to --metrics-port: add it")
+    if metrics.port is not None and metrics.port > HIGHEST_PORT:
+        raise UsageError(f"--metrics-port: {metrics.port} is no port, the highest is {HIGHEST_PORT}")
+    if not metrics.exposed:
+        return
+    if metrics.interval_s == 0:
+        raise UsageError("--metrics-interval 0 takes no samples: leave out --metrics-port and --metrics-textfile")
+    extras.require("prometheus_client", "--metrics-textfile" if metrics.port is None else "--metrics-port")
+    if metrics.textfile and here and not os.access(metrics.textfile, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--metrics-textfile {metrics.textfile}: no directory that this user may write to; it is the one that "
+            "node_exporter reads (--collector.textfile.directory)"
+        )
 
 
 def runs_here(options: LaunchOptions, environment: Mapping[str, str]) -> bool:

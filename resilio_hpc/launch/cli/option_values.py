@@ -22,6 +22,7 @@ from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.config.device_options import DeviceOptions
 from resilio_hpc.launch.config.flags import own_rows
 from resilio_hpc.launch.config.hang_options import HangOptions
+from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
 from resilio_hpc.launch.config.streams import parse_std
@@ -67,6 +68,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         signals_to_handle=_signals(raw.signals_to_handle),
         devices=DeviceOptions(**_direct(DeviceOptions, raw)),
         hangs=HangOptions(**_direct(HangOptions, raw)),
+        metrics=MetricsOptions(**_direct(MetricsOptions, raw)),
         checkpoints=CheckpointOptions(
             **_direct(CheckpointOptions, raw), local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller)
         ),

@@ -20,6 +20,7 @@ from resilio_hpc.launch.config.flags import (
     world_flag,
 )  # fmt: skip
 from resilio_hpc.launch.config.hang_options import HangOptions
+from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
@@ -44,8 +45,8 @@ class LaunchOptions:
     """A validated launch. Times are seconds; paths are absolute; a field is never None where a default exists.
 
     A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds
-    (``checkpoints``, ``devices``, ``hangs``, ``output``, ``resizing``). Where ``reads`` is None, its value needs more
-    than the flag (``launch/cli/option_values``). Flags that are no field are in ``launch/cli/option_table``.
+    (``checkpoints``, ``devices``, ``hangs``, ``metrics``, ``output``, ``resizing``). Where ``reads`` is None, its value
+    needs more than the flag (``launch/cli/option_values``). Flags that are no field are in ``launch/cli/option_table``.
 
     ``max_restarts`` counts only restarts **without progress**: one that follows a newly durable step resets the
     count (torchrun counts every restart, and allows none by default).
@@ -253,6 +254,7 @@ class LaunchOptions:
     dry_run: bool = run_flag("check everything, print what would be done, start nothing", False, None)
     json: bool = run_flag("with --dry-run: as JSON", False, None)
 
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
     # accepted for the sake of torchrun's users

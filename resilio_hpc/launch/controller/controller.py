@@ -23,6 +23,7 @@ from resilio_hpc.launch.controller.gathering import Gathering
 from resilio_hpc.launch.controller.hangs import Hangs
 from resilio_hpc.launch.controller.leadership import Leadership
 from resilio_hpc.launch.controller.membership_change import MembershipChange
+from resilio_hpc.launch.controller.memory_alerts import MemoryAlerts
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.presence import Arrival, Presence
 from resilio_hpc.launch.controller.rounds import Rounds
@@ -54,6 +55,7 @@ class Controller:
         self.failures = Failures(run, out, self._carry_out)
         self.hangs = Hangs(run, out, self._carry_out)
         self.membership_change = MembershipChange(run, out, self._carry_out)
+        self.memory_alerts = MemoryAlerts(run, out)
         self.stop = StopPhase(run, out, self._carry_out)
         self.shutdown = Shutdown(run, out)
 
@@ -113,6 +115,7 @@ class Controller:
                 self.failures.tick()
                 self.failures.find_left_out()
             self.hangs.tick()
+            self.memory_alerts.tick()
             self.stop.tick()
         return self._out.take()
 

@@ -33,6 +33,7 @@ def status(run: RunState, pulse: int, counters: Counters, stalled_s: float | Non
                 "step": agent.step,
                 "step_s": agent.step_time,
                 "held": sorted({held.step for held in agent.held}),
+                **({"memory": agent.memory} if agent.memory_level else {}),
             }
             for node, agent in run.agents.items()
         },

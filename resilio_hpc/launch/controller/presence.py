@@ -89,6 +89,7 @@ class Presence:
                 agent.section = beat.section
         agent.sent = beat.sent
         agent.ready, agent.copy_port = beat.ready, beat.copy_port
+        agent.memory_level, agent.memory = beat.memory_level, beat.memory
         run.attached |= beat.attached
 
     def left(self, message: m.Goodbye) -> None:

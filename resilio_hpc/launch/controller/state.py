@@ -189,6 +189,8 @@ class KnownAgent:
     finishing: bool = False  # as its last Heartbeat of this round said
     calls: int = -1  # as its last Heartbeat of this round said
     section: str = ""  # as its last Heartbeat of this round said
+    memory_level: int = 0  # as its last Heartbeat said
+    memory: str = ""  # as its last Heartbeat said
     leaves_at: float | None = None  # when its own job ends, on the controller's clock
 
     def last_contact(self, patience_s: float) -> float:

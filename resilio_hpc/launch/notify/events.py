@@ -24,8 +24,8 @@ MAX_TEXT = 1000
 class Notice:
     """One notification.
 
-    ``event``: failure, recovered, node_lost, joined, left, checkpoint_failed, verdict or summary; ``about`` makes it
-    unique among the run's events of that kind; ``time`` in Unix seconds.
+    ``event``: failure, recovered, node_lost, joined, left, checkpoint_failed, memory, verdict or summary; ``about``
+    makes it unique among the run's events of that kind; ``time`` in Unix seconds.
     """
 
     event: str
@@ -157,6 +157,10 @@ class NoticeMaker:
     def _on_save_overdue(self, f: Fields, now: float) -> None:
         about = f"step {f.whole('step')}"
         self._ready.append(Notice("checkpoint_failed", now, words("save_overdue", f.data), about))
+
+    def _on_memory_alert(self, f: Fields, now: float) -> None:
+        about = f"{f.text('node')} level {f.whole('level')} at {now:.0f}"
+        self._ready.append(Notice("memory", now, words("memory_alert", f.data), about, f.text("node")))
 
     def _on_committed(self, f: Fields, now: float) -> None:
         self._unsaved.clear()

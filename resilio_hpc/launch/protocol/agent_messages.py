@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.diagnose.hangs.rank_sight import RankSight, Word
+from resilio_hpc.diagnose.hangs.rank_sight import RankSight, Text, Word
 from resilio_hpc.launch.protocol.membership import NEVER, Membership
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -69,6 +69,8 @@ class Heartbeat(Struct, frozen=True):
     finishing: bool = False  # a local rank has done its last step, so no more are expected
     calls: Count = -1  # of communication libraries, begun and completed by its ranks; -1 where they are not seen
     section: Word = ""  # what a local rank does beside its steps, such as an evaluation
+    memory_level: Count = 0  # of the node: 0 as usual, 1 warning, 2 critical
+    memory: Text = ""  # what that is about
 
 
 class RanksStopped(Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
@@ -18,6 +18,7 @@ from resilio_hpc.launch.workers.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.log_tail import last_line
 from resilio_hpc.launch.workers.node_context import NodeContext
+from resilio_hpc.launch.workers.oom_kills import OomKills
 from resilio_hpc.launch.workers.rank_commands import RankCommands
 from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_environment, stack_file
 from resilio_hpc.launch.workers.rank_look import RankLook
@@ -56,6 +57,7 @@ class LocalRanks:
         self._error_logs: dict[int, Path] = {}  # local rank → its standard error's file
         self._pids: dict[int, int] = {}
         self._look = RankLook(node.arena_dir, self._pids)
+        self._oom_kills = OomKills()
         self._starting: set[int] = set()
         self._start_began = 0.0
         self._round = -1
@@ -104,6 +106,11 @@ class LocalRanks:
             self._core.ranks_seen(*seen)
 
     # -- what the core wants -----------------------------------------------------------------------------------
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """Return the ranks' processes, by local rank."""
+        return self._pids
 
     def open_store(self, round_number: int) -> None:
         """Open a round's rendezvous store on this node."""
@@ -223,7 +230,8 @@ class LocalRanks:
         self._core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error)
 
     def _end_in_words(self, event: sm.Exited) -> str:
-        return describe_exit(event.exit_code, event.signal)
+        why = self._oom_kills.why() if event.signal == signal.SIGKILL else ""
+        return f"killed by SIGKILL: {why}" if why else describe_exit(event.exit_code, event.signal)
 
     def _on_spawner_died(self, event: sm.SpawnerDied) -> None:
         node = self._node

@@ -72,6 +72,8 @@ CONSTANTS = {
     "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN": 1,
     "nvmlMemory_v2": 33554472,
     "NVML_DEVICE_MIG_ENABLE": 1,
+    "NVML_CLOCK_SM": 1,
+    "NVML_CLOCK_MEM": 2,
 }
 ERRORS = [
     NVMLError_NotSupported,
@@ -115,6 +117,9 @@ def healthy_gpu(index: int) -> dict[str, Any]:
             {"nvmlDeviceGetUUID": f"MIG-{index}{at}-cccc"} if at == 0 else _raise(NVMLError_NotFound())
         ),
         "nvmlDeviceGetPersistenceMode": 1,
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=40),
+        "nvmlDeviceGetPowerUsage": 651_000,
+        "nvmlDeviceGetClockInfo": lambda kind: {1: 1980, 2: 2619}[kind],
     }
 
 

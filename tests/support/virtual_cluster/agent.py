@@ -289,6 +289,9 @@ class VirtualAgent(Process):
         training = self._world.trainings.get(life_of(local)) if local is not None else None
         return -1 if training is None else 2 * training.step
 
+    def memory(self) -> tuple[int, str]:
+        return self.site.memory_level, "memory: 97 % of 1 TiB in use" if self.site.memory_level else ""
+
     def open_store(self, round_number: int) -> None:
         def opened() -> None:
             self._world.ports += 1

@@ -49,6 +49,7 @@ class Site:
     kept: m.RoundState | None = None
     vote_record: VoteRecord | None = None
     memory: dict[tuple[int, int], Snapshot] = field(default_factory=dict)  # (rank, step)
+    memory_level: int = 0  # what its memory watch says
     pinned: int = -1  # the step that the saver reads
 
     def monotonic(self, now: float) -> float:
