@@ -189,6 +189,10 @@ def _hangs() -> list[Drill]:
         Drill("endless loop", (), ("hang",), script_arguments=("--hang", "loop"), **absent),
         Drill("Python's lock held for ever", (), ("hang",), script_arguments=("--hang", "lock"), **absent),
         Drill("rank sleeps for ever", (), ("hang",), script_arguments=("--hang", "sleep"), **absent),
+        Drill("rank sleeps before init_process_group", (), ("hang",),
+              script_arguments=("--hang-before-start", "sleep"), **absent),
+        Drill("rank stopped before init_process_group", (), ("hang",), hang="absent", blamed=1,
+              script_arguments=("--hang-before-start", "stop")),
         # it is reported, and no rank is restarted: another one would wait there, too
         Drill("a rank reads from a shared directory that hangs for 15 s",
               (Act("hang_shared"), Act("release_shared", after_s=15.0)), **HANGS, told="hang", world_size=6,

@@ -16,19 +16,21 @@ MOST_SECTIONS = 100
 SUSPECT_SHARE = 0.6  # of the limit
 SILENT_LEAST_S = 10.0  # of a script that reports no steps
 SILENT_WARM_UP = 100  # calls
+STEP, CALL, START = "step", "call", "start"
 
 
 @dataclass(frozen=True)
 class Stalled:
     """No step for longer than the limit. ``step``: -1 where none are reported, so that calls were counted.
 
-    ``nodes``: those that have done the fewest steps.
+    ``nodes``: those that have done the fewest steps. ``starts``: there was none yet, which may be in order.
     """
 
     step: int
     silent_s: float
     limit_s: float
     nodes: tuple[str, ...]
+    starts: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,15 @@ class GoesOn:
 class StepWatch:
     """Looks at the steps of all nodes that train. A run with another number of ranks is learned from the start.
 
-    Where ranks report no steps, their calls of communication libraries are counted instead. Times: seconds of a clock
-    that does not jump.
+    Where ranks report no steps, their calls of communication libraries are counted instead. Before the first of both,
+    nothing is learned. Times: seconds of a clock that does not jump.
     """
 
     def __init__(self) -> None:
         self.next_look = 0.0
-        self._limit = LearnedLimit()
-        self._world: tuple[int, bool] = (0, True)  # ranks, and whether they report steps
+        self._ranks = 0
+        self._counted = ""  # what is counted: STEP, CALL, or START
+        self._limits = _new_limits()
         self._round = self._count = self._calls = -1
         self._since: float | None = None  # when that count was seen; None while nothing is expected
         self._moved = 0.0  # when a call was last seen
@@ -68,7 +71,11 @@ class StepWatch:
             learned = self._sections[self._section].seconds
             return FIRST_SECTION_S if learned is None else learned
         learned = self._limit.seconds
-        return FIRST_LIMIT_S if learned is None else learned
+        return FIRST_LIMIT_S if learned is None or self._counted == START else learned
+
+    @property
+    def _limit(self) -> LearnedLimit:
+        return self._limits[CALL if self._counted == CALL else STEP]
 
     def wait_again(self, now: float) -> None:
         """Wait from now on: for a time, no look was possible."""
@@ -86,24 +93,29 @@ class StepWatch:
 
     def look(
         self, round_number: int, ranks: int, steps: Mapping[str, int] | None, now: float, calls: int = -1,
-        section: str = "",
+        section: str = "", starts: bool = False,
     ) -> Stalled | GoesOn | None:  # fmt: skip
         """Take the steps done on each node, and return what is new.
 
         ``steps``: None while none are expected, because ranks start, have finished or were asked to stop; -1 where they
         are not reported. ``calls``: of all ranks together; -1 where they are not known. A run whose calls go on does
         not stall, be it an evaluation. ``section``: what ranks do beside steps, which has a limit of its own.
+        ``starts``: steps or calls are still to begin.
         """
         self.next_look = now + max(LOOK_S, len(steps or ()) / NODES_PER_S)
         step = min(steps.values(), default=-1) if steps else -1
         count = step if step >= 0 else calls
-        if steps is None or count < 0:
+        counted = STEP if step >= 0 else START if starts else CALL
+        if steps is None or (count < 0 and not starts):
             self._since, self._told = None, False
             return None
-        if (ranks, step >= 0) != self._world:
-            self._world = (ranks, step >= 0)
-            self._limit = LearnedLimit() if step >= 0 else LearnedLimit(SILENT_LEAST_S, SILENT_WARM_UP)
-            self._since = None
+        if ranks != self._ranks:
+            self._ranks, self._limits, self._since = ranks, _new_limits(), None
+        if counted != self._counted:
+            told = self._told and self._since is not None and round_number == self._round
+            waited_s = now - (self._since or now)
+            self._counted, self._round, self._count, self._since, self._told = counted, round_number, count, now, False
+            return GoesOn(step, round(waited_s, 3)) if told else None
         if calls != self._calls:
             self._calls, self._moved = calls, now
         if round_number != self._round or self._since is None:
@@ -117,7 +129,7 @@ class StepWatch:
             return GoesOn(step, round(waited_s, 3)) if told else None
         if count > self._count:
             told = self._told
-            if not section:
+            if not section and counted != START:
                 self._limit.learn(waited_s, count - self._count)
             self._count, self._since, self._told = count, now, False
             return GoesOn(step, round(waited_s, 3)) if told else None
@@ -126,7 +138,7 @@ class StepWatch:
             return None
         self._told = True
         behind = tuple(sorted(node for node, done in steps.items() if done == step)) if step >= 0 else ()
-        return Stalled(step, round(waited_s, 3), round(limit_s, 3), behind)
+        return Stalled(step, round(waited_s, 3), round(limit_s, 3), behind, counted == START)
 
     def _change_section(self, section: str, now: float) -> None:
         """Learn how long the section lasted that is over, and begin another one."""
@@ -137,3 +149,7 @@ class StepWatch:
             if len(self._sections) >= MOST_SECTIONS:
                 self._sections.clear()
             self._sections[section] = LearnedLimit(SECTION_LEAST_S, 2)
+
+
+def _new_limits() -> dict[str, LearnedLimit]:
+    return {STEP: LearnedLimit(), CALL: LearnedLimit(SILENT_LEAST_S, SILENT_WARM_UP)}
