@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from resilio_hpc.watch.learned_limit import LearnedLimit
+from resilio_hpc.watch.limit_table import CALL, FIRST_STEP, SECTION, STEP, LimitTable
 
 LOOK_S = 0.1
 NODES_PER_S = 20_000  # a look at thousands of nodes takes a millisecond
-FIRST_LIMIT_S = 60.0  # while none is learned: a second step may compile for long
-FIRST_SECTION_S = 600.0  # the same for a section, such as an evaluation
-SECTION_LEAST_S = 10.0
-MOST_SECTIONS = 100
 SUSPECT_SHARE = 0.6  # of the limit
-SILENT_LEAST_S = 10.0  # of a script that reports no steps
-SILENT_WARM_UP = 100  # calls
-STEP, CALL, START = "step", "call", "start"
 
 
 @dataclass(frozen=True)
@@ -51,14 +44,13 @@ class StepWatch:
     def __init__(self) -> None:
         self.next_look = 0.0
         self._ranks = 0
-        self._counted = ""  # what is counted: STEP, CALL, or START
-        self._limits = _new_limits()
+        self._counted = STEP  # what is counted; FIRST_STEP before there is a step or a call
+        self.limits = LimitTable()
         self._round = self._count = self._calls = -1
         self._since: float | None = None  # when that count was seen; None while nothing is expected
         self._moved = 0.0  # when a call was last seen
         self._told = False
         self._section, self._entered = "", 0.0  # what ranks do beside steps, and since when
-        self._sections: dict[str, LearnedLimit] = {}
 
     def stalled_s(self, now: float) -> float | None:
         """Return for how long there has been no step, once that is too long; else None."""
@@ -67,15 +59,7 @@ class StepWatch:
     @property
     def limit_s(self) -> float:
         """Return for how long there may be no step."""
-        if self._section:
-            learned = self._sections[self._section].seconds
-            return FIRST_SECTION_S if learned is None else learned
-        learned = self._limit.seconds
-        return FIRST_LIMIT_S if learned is None or self._counted == START else learned
-
-    @property
-    def _limit(self) -> LearnedLimit:
-        return self._limits[CALL if self._counted == CALL else STEP]
+        return self.limits.seconds(SECTION + self._section if self._section else self._counted)
 
     def wait_again(self, now: float) -> None:
         """Wait from now on: for a time, no look was possible."""
@@ -89,7 +73,7 @@ class StepWatch:
     @property
     def longest_s(self) -> float:
         """Return the longest wait between two steps of this run that ended well; 0 without any."""
-        return self._limit.longest_s
+        return self.limits.longest_s(CALL if self._counted == CALL else STEP)
 
     def look(
         self, round_number: int, ranks: int, steps: Mapping[str, int] | None, now: float, calls: int = -1,
@@ -105,12 +89,13 @@ class StepWatch:
         self.next_look = now + max(LOOK_S, len(steps or ()) / NODES_PER_S)
         step = min(steps.values(), default=-1) if steps else -1
         count = step if step >= 0 else calls
-        counted = STEP if step >= 0 else START if starts else CALL
+        counted = STEP if step >= 0 else FIRST_STEP if starts else CALL
         if steps is None or (count < 0 and not starts):
             self._since, self._told = None, False
             return None
         if ranks != self._ranks:
-            self._ranks, self._limits, self._since = ranks, _new_limits(), None
+            self._ranks, self._since = ranks, None
+            self.limits.begin(ranks)
         if counted != self._counted:
             told = self._told and self._since is not None and round_number == self._round
             waited_s = now - (self._since or now)
@@ -129,8 +114,8 @@ class StepWatch:
             return GoesOn(step, round(waited_s, 3)) if told else None
         if count > self._count:
             told = self._told
-            if not section and counted != START:
-                self._limit.learn(waited_s, count - self._count)
+            if not section and counted != FIRST_STEP:
+                self.limits.learn(counted, waited_s, count - self._count)
             self._count, self._since, self._told = count, now, False
             return GoesOn(step, round(waited_s, 3)) if told else None
         limit_s = self.limit_s
@@ -138,18 +123,10 @@ class StepWatch:
             return None
         self._told = True
         behind = tuple(sorted(node for node, done in steps.items() if done == step)) if step >= 0 else ()
-        return Stalled(step, round(waited_s, 3), round(limit_s, 3), behind, counted == START)
+        return Stalled(step, round(waited_s, 3), round(limit_s, 3), behind, counted == FIRST_STEP)
 
     def _change_section(self, section: str, now: float) -> None:
         """Learn how long the section lasted that is over, and begin another one."""
         if self._section:
-            self._sections[self._section].learn(now - self._entered)
+            self.limits.learn(SECTION + self._section, now - self._entered)
         self._section, self._entered = section, now
-        if section and section not in self._sections:
-            if len(self._sections) >= MOST_SECTIONS:
-                self._sections.clear()
-            self._sections[section] = LearnedLimit(SECTION_LEAST_S, 2)
-
-
-def _new_limits() -> dict[str, LearnedLimit]:
-    return {STEP: LearnedLimit(), CALL: LearnedLimit(SILENT_LEAST_S, SILENT_WARM_UP)}

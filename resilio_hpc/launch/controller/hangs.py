@@ -15,6 +15,7 @@ from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.intents import HangFound, Intend
+from resilio_hpc.launch.controller.limit_keeping import LimitKeeping
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
@@ -40,6 +41,7 @@ class Hangs:
         self._out = out
         self._intend = intend
         self._watch = StepWatch()
+        self.limits = LimitKeeping(run, out, self._watch.limits)
         self._untold: Stalled | None = None  # before the first step, until it is seen what ranks wait for
         self._needs_stacks = False
         self._look = -1  # the number of the last look
@@ -66,6 +68,7 @@ class Hangs:
         if now - self._ticked > PAUSED_S:
             self._watch.wait_again(now)
         self._ticked = now
+        self.limits.tick(self._uncertain_s)
         if now >= self._watch.next_look:
             called = calls(run)
             starts = run.phase is Phase.STARTING or called <= 0
@@ -172,7 +175,13 @@ class Hangs:
             return chosen
         if verdict.in_kernel or verdict.kind is HangKind.NONE:
             return math.inf
-        return max(UNCERTAIN_S, TIMES_LONGEST * self._watch.longest_s)
+        return self._uncertain_s
+
+    @property
+    def _uncertain_s(self) -> float:
+        """Return for how long an uncertain hang of ranks that wait for each other may last."""
+        chosen = self._run.config.hang_timeout_s
+        return max(UNCERTAIN_S, TIMES_LONGEST * self._watch.longest_s) if chosen is None else chosen
 
     def _tell(self, verdict: HangVerdict, silent_s: float, due: bool, acts: bool) -> None:
         """Record a verdict that is new, or is acted on."""
