@@ -153,7 +153,8 @@ def lines(path: Path, kept: KeptLimits, order: LimitOrder, width: int) -> list[s
 
 
 def _set(limits: Mapping[str, float]) -> str:
-    found = [f"{printable(name.removeprefix(SECTION), 64)} {seconds(value)}" for name, value in sorted(limits.items())]
+    shown = sorted((name.removeprefix(SECTION), value) for name, value in limits.items())
+    found = [f"{printable(name, 64)} {seconds(value) if value else 'never'}" for name, value in shown]
     return ", ".join(found) or "all are learned"
 
 

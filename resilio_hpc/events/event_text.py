@@ -52,7 +52,8 @@ def _hang(f: Fields) -> str:
 
 def _limits_set(f: Fields) -> str:
     limits = f.inner("limits")
-    set_to = [f"{name.removeprefix('section:')} {seconds(limits.number(name))}" for name in limits.data]
+    values = {name.removeprefix("section:"): limits.number(name) for name in limits.data}
+    set_to = [f"{name} {'never' if value == 0 else seconds(value)}" for name, value in values.items()]
     again = [name.removeprefix("section:") for name in f.texts("again")]
     learned = f"; learned from the start: {names(again)}" if again else ""
     return f"limits set by {f.text('by') or 'the user'}: {names(set_to) if set_to else 'none'}{learned}"
