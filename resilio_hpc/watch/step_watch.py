@@ -52,6 +52,12 @@ class StepWatch:
         self._told = False
         self._section, self._entered = "", 0.0  # what ranks do beside steps, and since when
 
+    def expect(self, ranks: int) -> None:
+        """Begin with so many ranks, if they were others."""
+        if ranks != self._ranks:
+            self._ranks, self._since = ranks, None
+            self.limits.begin(ranks)
+
     def stalled_s(self, now: float) -> float | None:
         """Return for how long there has been no step, once that is too long; else None."""
         return now - self._since if self._told and self._since is not None else None
@@ -93,9 +99,7 @@ class StepWatch:
         if steps is None or (count < 0 and not starts):
             self._since, self._told = None, False
             return None
-        if ranks != self._ranks:
-            self._ranks, self._since = ranks, None
-            self.limits.begin(ranks)
+        self.expect(ranks)
         if counted != self._counted:
             told = self._told and self._since is not None and round_number == self._round
             waited_s = now - (self._since or now)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from resilio_hpc.launch.controller.hangs import UNCERTAIN_S
+from resilio_hpc.launch.controller.limit_keeping import COLLECTIVE_MORE_S
 from resilio_hpc.launch.rundir.limit_files import KeptLimits, LimitOrder
 from resilio_hpc.watch.limit_table import FIRST_LIMIT_S, STEP, LimitEntry
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 
-SLOW = Script(step_s=3.0, steps=200)
+SLOW = Script(step_s=3.0, steps=2000)
 
 
 def entry(world: World, name: str) -> LimitEntry:
@@ -106,3 +108,29 @@ def test_what_is_kept_is_of_bounded_size() -> None:
     data = msgspec.json.encode(world.directory.limits)
     assert len(data) < 4096
     assert msgspec.json.decode(data, type=KeptLimits) == world.directory.limits
+
+
+def test_ranks_may_wait_in_a_collective_a_little_longer_than_the_launcher_does() -> None:
+    world = World(nodes=2, script=SLOW)
+    world.until_step(2)
+    assert world.last.collective_s == UNCERTAIN_S + COLLECTIVE_MORE_S
+    world.life.say_section("evaluation")
+    world.run(limit_s=400.0)
+    world.life.say_section("")
+    world.run(limit_s=3)
+    world.life.say_section("evaluation")
+    world.run(limit_s=400.0)
+    world.life.say_section("")
+    world.run(limit_s=3)
+    world.kill_agent("n2")
+    world.start_agent("n2")
+    world.until_round(1)
+    world.run(lambda: len(world.starts) > 1)
+    assert 1200.0 < world.last.collective_s < 1300.0  # three times a section's length
+
+
+@pytest.mark.parametrize(("chosen", "seconds"), [(5.0, 120.0), (2000.0, 2060.0), (0.0, 660.0)])
+def test_the_users_limit_of_hangs_counts_for_collectives(chosen: float, seconds: float) -> None:
+    world = World(nodes=2, hang_timeout_s=chosen)
+    world.until_step(2)
+    assert world.last.collective_s == seconds

@@ -68,6 +68,8 @@ class Hangs:
         if now - self._ticked > PAUSED_S:
             self._watch.wait_again(now)
         self._ticked = now
+        if run.phase is Phase.PREPARING:
+            self._watch.expect(run.world_size)
         self.limits.tick(self._uncertain_s)
         if now >= self._watch.next_look:
             called = calls(run)

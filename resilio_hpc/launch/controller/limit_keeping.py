@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from resilio_hpc.launch.controller.outbox import Outbox
@@ -12,6 +11,8 @@ from resilio_hpc.launch.rundir.limit_files import HANG, HEARTBEAT, START, KeptLi
 from resilio_hpc.watch.limit_table import LEARNED, OPTION, SET, LimitEntry, LimitTable
 
 KEEP_S = 2.0  # at least, between two changes that are kept
+COLLECTIVE_MORE_S = 60.0
+NEVER_S = 600.0  # where no hang is acted on: torch's own limit with NCCL
 COUNTS_S = 60.0  # the same, where only the number of waits has changed
 
 
@@ -61,12 +62,23 @@ class LimitKeeping:
         self._out.record("limits_set", limits=dict(order.limits), again=again, by=order.by)
         self._next = 0.0
 
+    def _collective_s(self, hang_s: float) -> float:
+        """Return for how long a rank may wait in a collective.
+
+        That is a little longer than the launcher waits, so that it acts first: on a hang, or a section of one rank.
+        """
+        longest_s = max(entry.limit_s or 0.0 for entry in self._table.entries())
+        return max(longest_s, hang_s or NEVER_S) + COLLECTIVE_MORE_S
+
     def tick(self, hang_s: float) -> None:
-        """Keep what has changed. ``hang_s``: until an uncertain hang is acted on, ``math.inf`` for never."""
+        """Keep what has changed. ``hang_s``: until an uncertain hang is acted on, 0 for never."""
         now = self._run.now()
-        if not self._informed or now < self._next or not self._run.leads:
+        if now < self._next:
             return
         self._next = now + KEEP_S
+        self._run.collective_s = self._collective_s(hang_s)
+        if not self._informed or not self._run.leads:
+            return
         limits = [*self._table.entries(), *self._options(hang_s)]
         brief = [(entry.name, entry.limit_s, entry.source) for entry in limits]
         if brief == self._kept and now < self._next_counts:
@@ -83,7 +95,7 @@ class LimitKeeping:
         learned = config.hang_timeout_s is None
         return [
             LimitEntry(
-                HANG, hang_s if math.isfinite(hang_s) and hang_s else None,
+                HANG, hang_s or None,
                 SET if HANG in chosen else LEARNED if learned else OPTION,
             ),
             LimitEntry(START, config.start_timeout_s, SET if START in chosen else OPTION),
