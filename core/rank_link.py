@@ -15,6 +15,8 @@ from resilio_hpc.core.struct_codec import StructCodec
 from resilio_hpc.core.tiers import Stage, Tier
 
 MAX_BYTES = 64 * 1024
+COLLECTIVE_VARIABLE = "RESILIO_COLLECTIVE_TIMEOUT_S"
+"""In a rank's environment: for how many seconds it may wait in a collective; 0 where that is not known."""
 LAST_CHECKPOINT = "last checkpoint"
 """The section in which a rank waits until its last save is committed: as long as that takes."""
 

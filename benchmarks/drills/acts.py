@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from drills.table import Act
+from drills.table import HELPERS, Act
 from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
@@ -53,6 +54,7 @@ class Actor:
             "stop_rank": self._stop_rank,
             "kill_agent": self._kill_agent,
             "kill_srun": self._kill_srun,
+            **{f"stop_{role}": partial(self._stop_helper, role) for role in HELPERS},
             "power_off": lambda nodes, _: self._each(cluster.machines.crash, nodes),
             "boot": lambda nodes, _: self._each(cluster.machines.boot, nodes),
             "partition": lambda nodes, _: self._each(cluster.machines.partition, nodes),
@@ -100,6 +102,17 @@ class Actor:
 
     def _kill_agent(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         self._kill(nodes[0], lambda _, argv: process_title.is_agent(argv))
+
+    def _stop_helper(self, role: str, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
+        """Stop a process of the agent, or the agent itself. Raises ResilioError where there is none."""
+        found = [
+            process.host_pid for process in self._cluster.machines.pids(nodes[0])
+            if process_title.helper_in("\0".join(process.argv).encode()) == role
+        ]  # fmt: skip
+        if not found:
+            raise ResilioError(f"no {role} runs on {nodes[0]}")
+        for pid in found:
+            os.kill(pid, signal.SIGSTOP)
 
     def _kill_srun(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         batch_host = self.roles["batch_host"][0]

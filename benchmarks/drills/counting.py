@@ -75,6 +75,8 @@ def main() -> None:
     from drills.worlds import world_of
 
     options = _options()
+    if (os.environ.get("RESILIO_ROUND"), os.environ.get("RANK")) == ("0", "1"):
+        hanging.before_start(options.hang_before_start)
     run = train.attach()
     world = world_of(run.rank, run.world_size, not options.without_torch)
     stamps = Stamps(options.stamps, run.rank, world.agree(secrets.randbits(62)))
@@ -127,6 +129,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--exit-at", type=int, default=-1)
     parser.add_argument("--hang", default="", metavar="WAY", help="hang so in the first round (hanging.py)")
     parser.add_argument("--hang-at", type=int, default=60)
+    parser.add_argument("--hang-before-start", default="", metavar="WAY", help="rank 1 does, before it says a word")
     parser.add_argument("--reads", action="store_true", help="rank 1 reads a file of the run directory in each step")
     return parser.parse_args()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +14,22 @@ ALONE = ("loop", "lock", "sleep", "mismatch")
 TOGETHER = ("deadlock",)
 """All ranks take part."""
 HANGS = (*ALONE, *TOGETHER)
+STARTS = ("sleep", "stop")
+"""Rank 1 does it before it says a word, the others wait for it in ``init_process_group``."""
 
 
 def hang(kind: str, rank: int) -> None:
     """Hang in this way. All but ``loop``, ``lock`` and ``sleep`` need torch.distributed."""
     _WAYS[kind](rank)
     raise AssertionError(f"{kind} did not hang")
+
+
+def before_start(kind: str) -> None:
+    """Hang before anything else is done; ``stop`` goes on when the process is continued."""
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind:
+        _WAYS[kind](1)
 
 
 def read(path: Path) -> None:

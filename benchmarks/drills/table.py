@@ -20,10 +20,11 @@ PREEMPTION = (
 
 HURTS = (
     *("kill_rank", "kill_agent", "kill_srun", "power_off", "partition", "split", "set_down", "requeue"),
-    *("submit_urgent", "stop_rank"),
+    *("submit_urgent", "stop_rank", "stop_agent"),
 )
 """Acts after which training has to begin anew."""
-NODE_LOSS = ("power_off", "partition", "split")
+NODE_LOSS = ("power_off", "partition", "split", "stop_agent")
+HELPERS = ("agent", "zygote", "store", "saver", "io_worker")  # processes of a node, as their titles name them
 HEARTBEAT_S = 5.0  # a node that is silent for so long is lost
 
 
@@ -103,6 +104,7 @@ def _both() -> list[Drill]:
         Drill("rank exits 0 too early", (), ("early_exit",), script_arguments=("--exit-at", "60")),
         Drill("rank SIGSTOP", (Act("stop_rank", "follower"),), ("hang",), hang="absent"),
         *_hangs(),
+        *_stopped_helpers(),
         Drill("agent SIGKILL", (Act("kill_agent", "follower"),), ("agent_lost",)),
         Drill("controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",)),
         Drill("node power cut, with a spare", (Act(POWER, "follower"),), LOST, **SPARE),
@@ -189,10 +191,37 @@ def _hangs() -> list[Drill]:
         Drill("endless loop", (), ("hang",), script_arguments=("--hang", "loop"), **absent),
         Drill("Python's lock held for ever", (), ("hang",), script_arguments=("--hang", "lock"), **absent),
         Drill("rank sleeps for ever", (), ("hang",), script_arguments=("--hang", "sleep"), **absent),
+        Drill("rank sleeps before init_process_group", (), ("hang",),
+              script_arguments=("--hang-before-start", "sleep"), **absent),
+        Drill("rank stopped before init_process_group", (), ("hang",), hang="absent", blamed=1,
+              script_arguments=("--hang-before-start", "stop")),
         # it is reported, and no rank is restarted: another one would wait there, too
         Drill("a rank reads from a shared directory that hangs for 15 s",
               (Act("hang_shared"), Act("release_shared", after_s=15.0)), **HANGS, told="hang", world_size=6,
               script_arguments=("--reads",)),
+    ]  # fmt: skip
+
+
+def _stopped_helpers() -> list[Drill]:
+    """A process of the launcher's own is stopped (SIGSTOP), or its disk hangs, while it is needed."""
+    told = {"told": "helper_stopped", "world_size": 6}
+
+    def twice(helper: str, to: str) -> tuple[Act, Act]:
+        return Act(f"stop_{helper}", to), Act(f"stop_{helper}", to, on="helper_stopped")
+
+    return [
+        # it is continued; the second time it is killed, while all ranks wait for their last checkpoint
+        Drill("saver stopped, twice", twice("saver", "follower"), **told),
+        Drill("I/O worker stopped, twice", twice("io_worker", "leader"), **told),
+        Drill("zygote stopped, a rank killed meanwhile",
+              (Act("stop_zygote", "follower"), Act("kill_rank", "follower", after_s=0.5)), ("rank_killed",), **told),
+        Drill("rendezvous store stopped, a rank killed meanwhile",
+              (Act("stop_store", "leader"), Act("kill_rank", "follower", after_s=0.5)), ("rank_killed",), world_size=6),
+        Drill("agent stopped", (Act("stop_agent", "follower"),), LOST, **SPARE),
+        Drill("controller's agent stopped", (Act("stop_agent", "leader"),), LOST, **SHRINK),
+        Drill("shared directory hangs at the last checkpoint",
+              (Act("hang_shared", "follower", after_s=0.2), Act("release_shared", "follower", after_s=20.0)), **HANGS,
+              world_size=6, steps=120),
     ]  # fmt: skip
 
 

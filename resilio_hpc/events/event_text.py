@@ -51,6 +51,15 @@ def _hang(f: Fields) -> str:
     return f"no progress: {evidence}{follows}"
 
 
+def _limits_set(f: Fields) -> str:
+    limits = f.inner("limits")
+    values = {name.removeprefix("section:"): limits.number(name) for name in limits.data}
+    set_to = [f"{name} {'never' if value == 0 else seconds(value)}" for name, value in values.items()]
+    again = [name.removeprefix("section:") for name in f.texts("again")]
+    learned = f"; learned from the start: {names(again)}" if again else ""
+    return f"limits set by {f.text('by') or 'the user'}: {names(set_to) if set_to else 'none'}{learned}"
+
+
 def _anything(f: Fields) -> str:
     shown = {name: value for name, value in f.data.items() if name != "v" and value not in (None, "")}
     return ", ".join(f"{name} {value}" for name, value in shown.items())
@@ -249,6 +258,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     ),
     "goes_on": lambda f: f"step {f.whole('step')} is done, after {seconds(f.number('waited_s'))} without one",
     "hang": _hang,
+    "limits_set": _limits_set,
     "stopping": lambda f: f"stopping at the next step that all ranks agree on: {_reason(f)}",
     "stop_agreed": lambda f: f"all ranks stop after step {f.whole('step')}",
     "stop_overdue": lambda f: f"stopping took too long, ranks are killed: {_reason(f)}",

@@ -14,13 +14,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Protocol
 
 from resilio_hpc.ckpt.coordination import agent_link, world
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.errors import SaveRefused
-from resilio_hpc.core.rank_link import LAST_CHECKPOINT, Finished, Section, StopAt, StopConfirmed, Stopped
+from resilio_hpc.core.rank_link import (
+    COLLECTIVE_VARIABLE,
+    LAST_CHECKPOINT,
+    Finished,
+    Section,
+    StopAt,
+    StopConfirmed,
+    Stopped,
+)
 from resilio_hpc.train.agreed_stop import AgreedStop
 
 
@@ -36,6 +45,7 @@ Save = Callable[[int], Waitable | None]
 CHECKPOINT = "checkpoint"  # the section of saves between steps
 _PATIENCE_S = 10.0  # before a user is told what the end of training waits for
 _LOOK_S = 0.05
+_LEAST_COLLECTIVE_S = 60.0
 
 
 @dataclass(eq=False)
@@ -53,6 +63,7 @@ class Run:
     tensor_parallel: int = 1  # these three: of this round, by resilio-launch's --layout
     pipeline_parallel: int = 1
     data_parallel: int = 1
+    collective_timeout: timedelta | None = None  # for torch.distributed; None without resilio-launch: torch's own
     _link: agent_link.AgentLink | None = field(default=None, repr=False)
     _stop: AgreedStop | None = field(default=None, repr=False)
     _stopping: bool = field(default=False, repr=False)
@@ -205,6 +216,15 @@ def _layout(environment: Mapping[str, str], world_size: int) -> tuple[int, int, 
     return (tensor, pipeline, data) if tensor * pipeline * data == world_size else (1, 1, world_size)
 
 
+def _collective_timeout(environment: Mapping[str, str]) -> timedelta | None:
+    """Return how long a rank may wait in a collective, at least a minute; None where that is not known."""
+    try:
+        seconds = float(environment.get(COLLECTIVE_VARIABLE, ""))
+    except ValueError:
+        return None
+    return timedelta(seconds=max(_LEAST_COLLECTIVE_S, seconds)) if 0.0 < seconds < 1e9 else None
+
+
 def _attach(
     environment: Mapping[str, str],
     connect: Callable[[Mapping[str, str]], agent_link.AgentLink | None] = agent_link.current,
@@ -226,6 +246,7 @@ def _attach(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         data_parallel=data,
+        collective_timeout=_collective_timeout(environment) if link is not None else None,
     )
     if link is not None:
         stop = AgreedStop(link.send)

@@ -5,30 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from resilio_hpc.watch.learned_limit import LearnedLimit
+from resilio_hpc.watch.limit_table import CALL, FIRST_STEP, SECTION, STEP, LimitTable
 
 LOOK_S = 0.1
 NODES_PER_S = 20_000  # a look at thousands of nodes takes a millisecond
-FIRST_LIMIT_S = 60.0  # while none is learned: a second step may compile for long
-FIRST_SECTION_S = 600.0  # the same for a section, such as an evaluation
-SECTION_LEAST_S = 10.0
-MOST_SECTIONS = 100
 SUSPECT_SHARE = 0.6  # of the limit
-SILENT_LEAST_S = 10.0  # of a script that reports no steps
-SILENT_WARM_UP = 100  # calls
 
 
 @dataclass(frozen=True)
 class Stalled:
     """No step for longer than the limit. ``step``: -1 where none are reported, so that calls were counted.
 
-    ``nodes``: those that have done the fewest steps.
+    ``nodes``: those that have done the fewest steps. ``starts``: there was none yet, which may be in order.
     """
 
     step: int
     silent_s: float
     limit_s: float
     nodes: tuple[str, ...]
+    starts: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,20 +37,26 @@ class GoesOn:
 class StepWatch:
     """Looks at the steps of all nodes that train. A run with another number of ranks is learned from the start.
 
-    Where ranks report no steps, their calls of communication libraries are counted instead. Times: seconds of a clock
-    that does not jump.
+    Where ranks report no steps, their calls of communication libraries are counted instead. Before the first of both,
+    nothing is learned. Times: seconds of a clock that does not jump.
     """
 
     def __init__(self) -> None:
         self.next_look = 0.0
-        self._limit = LearnedLimit()
-        self._world: tuple[int, bool] = (0, True)  # ranks, and whether they report steps
+        self._ranks = 0
+        self._counted = STEP  # what is counted; FIRST_STEP before there is a step or a call
+        self.limits = LimitTable()
         self._round = self._count = self._calls = -1
         self._since: float | None = None  # when that count was seen; None while nothing is expected
         self._moved = 0.0  # when a call was last seen
         self._told = False
         self._section, self._entered = "", 0.0  # what ranks do beside steps, and since when
-        self._sections: dict[str, LearnedLimit] = {}
+
+    def expect(self, ranks: int) -> None:
+        """Begin with so many ranks, if they were others."""
+        if ranks != self._ranks:
+            self._ranks, self._since = ranks, None
+            self.limits.begin(ranks)
 
     def stalled_s(self, now: float) -> float | None:
         """Return for how long there has been no step, once that is too long; else None."""
@@ -64,11 +65,7 @@ class StepWatch:
     @property
     def limit_s(self) -> float:
         """Return for how long there may be no step."""
-        if self._section:
-            learned = self._sections[self._section].seconds
-            return FIRST_SECTION_S if learned is None else learned
-        learned = self._limit.seconds
-        return FIRST_LIMIT_S if learned is None else learned
+        return self.limits.seconds(SECTION + self._section if self._section else self._counted)
 
     def wait_again(self, now: float) -> None:
         """Wait from now on: for a time, no look was possible."""
@@ -82,28 +79,32 @@ class StepWatch:
     @property
     def longest_s(self) -> float:
         """Return the longest wait between two steps of this run that ended well; 0 without any."""
-        return self._limit.longest_s
+        return self.limits.longest_s(CALL if self._counted == CALL else STEP)
 
     def look(
         self, round_number: int, ranks: int, steps: Mapping[str, int] | None, now: float, calls: int = -1,
-        section: str = "",
+        section: str = "", starts: bool = False,
     ) -> Stalled | GoesOn | None:  # fmt: skip
         """Take the steps done on each node, and return what is new.
 
         ``steps``: None while none are expected, because ranks start, have finished or were asked to stop; -1 where they
         are not reported. ``calls``: of all ranks together; -1 where they are not known. A run whose calls go on does
         not stall, be it an evaluation. ``section``: what ranks do beside steps, which has a limit of its own.
+        ``starts``: steps or calls are still to begin.
         """
         self.next_look = now + max(LOOK_S, len(steps or ()) / NODES_PER_S)
         step = min(steps.values(), default=-1) if steps else -1
         count = step if step >= 0 else calls
-        if steps is None or count < 0:
+        counted = STEP if step >= 0 else FIRST_STEP if starts else CALL
+        if steps is None or (count < 0 and not starts):
             self._since, self._told = None, False
             return None
-        if (ranks, step >= 0) != self._world:
-            self._world = (ranks, step >= 0)
-            self._limit = LearnedLimit() if step >= 0 else LearnedLimit(SILENT_LEAST_S, SILENT_WARM_UP)
-            self._since = None
+        self.expect(ranks)
+        if counted != self._counted:
+            told = self._told and self._since is not None and round_number == self._round
+            waited_s = now - (self._since or now)
+            self._counted, self._round, self._count, self._since, self._told = counted, round_number, count, now, False
+            return GoesOn(step, round(waited_s, 3)) if told else None
         if calls != self._calls:
             self._calls, self._moved = calls, now
         if round_number != self._round or self._since is None:
@@ -117,8 +118,8 @@ class StepWatch:
             return GoesOn(step, round(waited_s, 3)) if told else None
         if count > self._count:
             told = self._told
-            if not section:
-                self._limit.learn(waited_s, count - self._count)
+            if not section and counted != FIRST_STEP:
+                self.limits.learn(counted, waited_s, count - self._count)
             self._count, self._since, self._told = count, now, False
             return GoesOn(step, round(waited_s, 3)) if told else None
         limit_s = self.limit_s
@@ -126,14 +127,10 @@ class StepWatch:
             return None
         self._told = True
         behind = tuple(sorted(node for node, done in steps.items() if done == step)) if step >= 0 else ()
-        return Stalled(step, round(waited_s, 3), round(limit_s, 3), behind)
+        return Stalled(step, round(waited_s, 3), round(limit_s, 3), behind, counted == FIRST_STEP)
 
     def _change_section(self, section: str, now: float) -> None:
         """Learn how long the section lasted that is over, and begin another one."""
         if self._section:
-            self._sections[self._section].learn(now - self._entered)
+            self.limits.learn(SECTION + self._section, now - self._entered)
         self._section, self._entered = section, now
-        if section and section not in self._sections:
-            if len(self._sections) >= MOST_SECTIONS:
-                self._sections.clear()
-            self._sections[section] = LearnedLimit(SECTION_LEAST_S, 2)

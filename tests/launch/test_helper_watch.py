@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +83,34 @@ def test_others_and_those_that_we_stopped_are_left_alone(told: list[tuple[str, i
         for now in range(10):
             watching.tick(float(now))
         assert told == []
+
+
+def test_a_store_is_watched_below_a_helper_and_no_other_grandchild(
+    told: list[tuple[str, int, str]], tmp_path: Path
+) -> None:
+    """The title of a real store is ``resilio store n1 …``; of a rank, ``resilio rank 0 n1: …``."""
+    for name in ("store", "rank 0 n1:", "saver"):
+        (tmp_path / name).write_text("read end\n")
+    script = """
+import subprocess
+titles = (["resilio", "store"], ["resilio", "rank 0 n1:"], ["resilio", "saver"])
+children = [subprocess.Popen(title, executable="/bin/sh", stdin=subprocess.PIPE) for title in titles]
+print(*(child.pid for child in children), flush=True)
+input()
+for child in children:
+    child.kill()
+    child.wait()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as helper:
+        assert helper.stdout is not None
+        pids = [int(word) for word in helper.stdout.readline().split()]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+            until(lambda pid=pid: state(pid) == "T", "a stopped grandchild")  # type: ignore[misc]
+        watching = watch(told)
+        watching.tick(0.0)
+        watching.tick(PATIENCE_S)
+        assert told == [("store", pids[0], "continued")]
+        helper.communicate("\n")

@@ -38,6 +38,7 @@ def setting() -> RoundSetting:
         arena_dir=Path("/dev/shm/a"),
         restore="memory:30",
         read_ahead=Path("/run/read-ahead"),
+        collective_s=660.0,
     )
 
 
@@ -86,6 +87,7 @@ def test_what_our_own_parts_read() -> None:
         "RESILIO_EPOCH": "1",
         "RESILIO_ARENA_DIR": "/dev/shm/a",
         "RESILIO_RESTORE": "memory:30",
+        "RESILIO_COLLECTIVE_TIMEOUT_S": "660",
         "RESILIO_READ_AHEAD": "/run/read-ahead",
         "RESILIO_LOCAL_RANK": "1",
         "RESILIO_CALLS": "/dev/shm/a/calls-2-1",

@@ -13,8 +13,11 @@ import pytest
 
 from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.core.terminal import plain
+from resilio_hpc.launch.rundir import limit_files
+from resilio_hpc.launch.rundir.limit_files import LimitOrder
 from resilio_hpc.report.overview import RunReader
 from resilio_hpc.report.screen import state_words
+from resilio_hpc.watch.limit_table import LimitEntry
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S, until
 
@@ -47,7 +50,7 @@ def test_it_is_said_and_is_no_goodput(tmp_path: Path) -> None:
     launch = subprocess.Popen(
         [
             *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-torch"),
-            *("--nproc-per-node", "2", "train.py"),
+            *("--nproc-per-node", "2", "--hang-timeout", "0", "train.py"),
         ],
         cwd=tmp_path, env=scrubbed(), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -73,3 +76,42 @@ def test_it_is_said_and_is_no_goodput(tmp_path: Path) -> None:
     goodput = RunReader(run).overview(time.time()).goodput
     assert goodput.stalled_s > stalled.fields["silent_s"]
     assert goodput.useful_s <= goodput.total_s - goodput.stalled_s
+
+
+ALONE = """
+import time
+from pathlib import Path
+from resilio_hpc import train
+run = train.attach()
+for step in run.steps(0, 100000):
+    time.sleep(0.01)
+    if Path("end").exists():
+        run.finish(step + 1)
+        break
+"""
+
+
+@pytest.mark.slow
+def test_a_limit_that_is_set_is_taken_by_the_running_controller(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ALONE)
+    argv = [
+        *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-torch"),
+        *("--nproc-per-node", "1", "train.py"),
+    ]
+    run = tmp_path / "run"
+
+    def limits() -> dict[str, LimitEntry]:
+        return {entry.name: entry for entry in limit_files.read_kept(run).limits} if run.exists() else {}
+
+    with subprocess.Popen(argv, cwd=tmp_path, env=scrubbed(), stderr=subprocess.DEVNULL) as launch:
+        try:
+            until(lambda: "step" in limits() and limits()["step"].source == "learned", "a limit learned")
+            limit_files.write_order(run, LimitOrder({"step": 30.0}, by="me", time=time.time()))
+            until(lambda: limits()["step"].source == "set", "the order taken")
+            (tmp_path / "end").touch()
+            assert launch.wait(PATIENCE_S) == 0
+        finally:
+            launch.terminate()
+    assert limits()["step"].limit_s == 30.0
+    (told,) = events(run, "limits_set")
+    assert told.fields["limits"] == {"step": 30.0}

@@ -131,6 +131,10 @@ wait_for test -s resilio-runs/$job/verdict.json
         then={"resilio undrain n[3-5]": "scontrol update nodename=n5 state=drain reason='Kill task failed'\n"},
     ),
     "faq": Rehearsal(),
+    "hangs": Rehearsal(
+        prepare=_WITH_TRAIN
+        + "mkdir runs; resilio-launch --run-dir runs/large --nproc-per-node 1 --no-torch train.py >/dev/null 2>&1\n",
+    ),
     "health": Rehearsal(
         swaps={"n17": "n3", "--compare DIR": "--compare /var/lib/resilio/baseline"},
     ),

@@ -6,15 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc.watch.learned_limit import LEAST_S, TIMES_AS_LONG, WARM_UP, LearnedLimit
-from resilio_hpc.watch.step_watch import (
-    FIRST_LIMIT_S,
-    FIRST_SECTION_S,
-    SILENT_LEAST_S,
-    SILENT_WARM_UP,
-    GoesOn,
-    Stalled,
-    StepWatch,
-)
+from resilio_hpc.watch.limit_table import FIRST_LIMIT_S, FIRST_SECTION_S, SILENT_LEAST_S, SILENT_WARM_UP
+from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
 
 
 class Run:

@@ -54,7 +54,8 @@ class RankSight(_Part, frozen=True):
 
     ``state``: the kernel's letter, "" where the process is not there; ``waits_in``: the kernel function in which it
     sleeps; ``cpu_s``: processor time so far, seconds; ``begun`` and ``completed``: calls, -1 where none were seen;
-    ``place``: the program's line, where known.
+    ``place``: the program's line, where known; ``joins``: the function of torch.distributed in which it waits for its
+    peers to come, such as ``init_process_group``, where known.
     """
 
     rank: Whole
@@ -67,3 +68,4 @@ class RankSight(_Part, frozen=True):
     groups: Annotated[tuple[GroupSight, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
     calls: Annotated[tuple[CallSight, ...], msgspec.Meta(max_length=MAX_GROUPS + MAX_CALLS)] = ()
     place: Place = ""
+    joins: Word = ""

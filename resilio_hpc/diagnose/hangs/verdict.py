@@ -45,16 +45,21 @@ def judge(
     silent = tuple(rank for rank in range(world_size) if rank not in now)
     ranks, members = rank_calls(now, world_size)
     found = blame(ranks, members)
+    meets = _meeting(now) if found.kind is HangKind.NONE else None
     if stopped:
         was = [before[rank].state for rank in stopped if rank in before]
         still = bool(was) and not moved and all(state in STOPPED for state in was)
-        said = _with_calls(f"{names_of(stopped)} {_is(stopped)} stopped (SIGSTOP, or a debugger)", stopped, found)
+        said = f"{names_of(stopped)} {_is(stopped)} stopped (SIGSTOP, or a debugger)"
+        said = _with_calls(said, stopped, meets or found)
         return HangVerdict(HangKind.ABSENT, stopped, said, certain=still)
-    if gone or silent:
+    waits = found.kind is not HangKind.NONE or meets is not None or any(one.step >= 0 for one in now.values())
+    if silent or (gone and waits):  # else it has ended, and no rank is known to miss it
         said = f"nothing is seen of {names_of(gone or silent)}"
         return HangVerdict(HangKind.ABSENT, gone or silent, said, moves=bool(moved))
     if moved:
         return HangVerdict(found.kind, (), f"{names_of(moved)} made calls meanwhile", moves=True)
+    if meets is not None:
+        found = meets
     if found.kind is HangKind.NONE or (found.kind is HangKind.STUCK and _is_queued(found)):
         return _by_steps(now)
     said = found.evidence
@@ -64,6 +69,22 @@ def judge(
     sure = found.kind is HangKind.MISMATCH or (found.kind is HangKind.DEADLOCK and found.blocks)
     certain = bool(before) and sure
     return HangVerdict(found.kind, found.ranks, said, certain=certain, in_kernel=in_kernel)
+
+
+def _meeting(now: Mapping[int, RankSight]) -> HangBlame | None:
+    """Return who holds up the ranks that wait for their peers to come to a process group; None where none waits."""
+    waiting = {rank: sight for rank, sight in now.items() if sight.joins}
+    if not waiting:
+        return None
+    first = waiting[min(waiting)]
+    call = CollectiveCall(0, first.joins, "", False, -1, first.place)
+    absent = tuple(sorted(now.keys() - waiting.keys()))
+    where = f" at {first.place}" if first.place else ""
+    if not absent:
+        said = f"all ranks wait in {first.joins}{where}, and none goes on: network or rendezvous store"
+        return HangBlame(HangKind.STUCK, (), tuple(sorted(waiting)), "", call, said)
+    said = f"{names_of(absent)} did not come to {first.joins}, in which others wait{where}"
+    return HangBlame(HangKind.ABSENT, absent, tuple(sorted(waiting)), "", call, said)
 
 
 def rank_calls(sights: Mapping[int, RankSight], world_size: int) -> tuple[list[RankCalls], dict[str, tuple[int, ...]]]:

@@ -128,6 +128,7 @@ class Controller:
         if not run.informed:
             run.informed = run.may_prepare = True
             self._out.record("informed", committed=sorted(past.committed), last_round=past.last_round)
+        self.hangs.limits.take_up(past.limits, past.order)
         self.checkpoints.past_told()
         self.leadership.informed()
         if past.verdict is not None and run.phase is not Phase.ENDED:

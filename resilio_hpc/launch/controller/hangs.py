@@ -8,7 +8,6 @@ on at once, any other after the hang timeout.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 
 from resilio_hpc.core.rank_link import LAST_CHECKPOINT
 from resilio_hpc.diagnose.hangs.blame import HangKind
@@ -16,6 +15,7 @@ from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.intents import HangFound, Intend
+from resilio_hpc.launch.controller.limit_keeping import LimitKeeping
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
@@ -26,8 +26,9 @@ ANSWER_S = 1.0  # seconds that agents have to answer; of thousands, more
 ANSWERS_PER_S = 2000
 MOST_RANKS = 64  # that an event names
 LOOKS_EVERY_S = (0.2, 2.0, 10.0)  # between an answer and the next look, once the run has stalled
+STACKS_EVERY_S = (0.2, 2.0, 30.0)  # the same where each look needs stacks, which interrupt what may be healthy
 PAUSED_S = 1.0  # a controller that did not run for so long was stopped; so were the ranks, by scontrol suspend
-STACKS = 3  # looks of a stall for which ranks write theirs: a signal interrupts what may be healthy
+STACKS = 3  # looks of a stall for which ranks write theirs
 UNCERTAIN_S = 600.0  # before a restart whose reason may end by itself: torch's own limit of a collective
 TIMES_LONGEST = 10.0  # times the longest wait of this run that ended well
 
@@ -40,6 +41,9 @@ class Hangs:
         self._out = out
         self._intend = intend
         self._watch = StepWatch()
+        self.limits = LimitKeeping(run, out, self._watch.limits)
+        self._untold: Stalled | None = None  # before the first step, until it is seen what ranks wait for
+        self._needs_stacks = False
         self._look = -1  # the number of the last look
         self._asked: float | None = None  # when it was asked for; None: no answer is awaited
         self._next_look: float | None = None  # None: the run has not stalled
@@ -56,7 +60,7 @@ class Hangs:
 
     def stalled_s(self) -> float | None:
         """Return for how long there has been no step, once that is too long; else None."""
-        return self._watch.stalled_s(self._run.now())
+        return self._watch.stalled_s(self._run.now()) if self._untold is None else None
 
     def tick(self) -> None:
         """Look at the steps, and at the ranks where there are none."""
@@ -64,24 +68,40 @@ class Hangs:
         if now - self._ticked > PAUSED_S:
             self._watch.wait_again(now)
         self._ticked = now
+        if run.phase is Phase.PREPARING:
+            self._watch.expect(run.world_size)
+        self.limits.tick(self._uncertain_s)
         if now >= self._watch.next_look:
-            seen = self._watch.look(run.round, run.world_size, steps(run), now, calls(run), section(run))
+            called = calls(run)
+            starts = run.phase is Phase.STARTING or called <= 0
+            seen = self._watch.look(run.round, run.world_size, steps(run), now, called, section(run), starts)
             if isinstance(seen, Stalled):
-                self._out.record("stalled", round=run.round, **asdict(seen))
+                self._untold = seen
+                if not seen.starts:
+                    self._tell_stalled()
                 self._looks, self._told, self._judged, self._places = 0, None, (None, 0.0), {}
                 self._ask(now, stacks=True)
-            elif isinstance(seen, GoesOn):
-                self._out.record("goes_on", round=run.round, **asdict(seen))
+            elif isinstance(seen, GoesOn) and self._untold is None:
+                self._out.record("goes_on", round=run.round, step=seen.step, waited_s=seen.waited_s)
             self._suspect(now)
         if self._asked is not None and now > self._asked + ANSWER_S + len(run.members) / ANSWERS_PER_S:
             self._judge(now)
         elif self._next_look is not None and self._asked is None and now >= self._next_look:
-            self._ask(now, stacks=self._looks < STACKS)
+            self._ask(now, stacks=self._needs_stacks or self._looks < STACKS)
+
+    def _tell_stalled(self) -> None:
+        """Record that there are no steps."""
+        seen, self._untold = self._untold, None
+        if seen is not None:
+            self._out.record(
+                "stalled", round=self._run.round, step=seen.step, silent_s=seen.silent_s, limit_s=seen.limit_s,
+                nodes=seen.nodes,
+            )  # fmt: skip
 
     def _suspect(self, now: float) -> None:
         """Take a first look when a step is late; forget everything when the steps go on."""
         if not self._watch.is_suspect(now):
-            self._asked = self._next_look = None
+            self._asked = self._next_look = self._untold = None
             self._before, self._suspects = {}, False
         elif not self._suspects:
             self._suspects = True
@@ -113,14 +133,21 @@ class Hangs:
         self._places |= {rank: sight.place for rank, sight in self._sights.items() if sight.place}
         before, between_s = self._before, now - self._before_at
         self._before, self._before_at = self._sights, now
-        silent_s = self.stalled_s()
+        silent_s = self._watch.stalled_s(now)
         if silent_s is None:
             return
         verdict = judge(self._sights, before, between_s, run.world_size)
-        to_limit_s = self._timeout_s(verdict) - self._lasts_s(verdict, now, silent_s)
-        every_s = LOOKS_EVERY_S[min(self._looks, len(LOOKS_EVERY_S) - 1)]
-        self._next_look = now + (min(every_s, to_limit_s) if to_limit_s > 0 else every_s)
+        unseen = self._untold is not None and (verdict.kind is HangKind.NONE or verdict.moves)
+        self._needs_stacks = unseen or any(sight.joins for sight in self._sights.values())
+        looks_every_s = STACKS_EVERY_S if self._needs_stacks else LOOKS_EVERY_S
+        every_s = looks_every_s[min(self._looks, len(looks_every_s) - 1)]
         self._looks += 1
+        if unseen:  # they may build a model, or read
+            self._next_look = now + every_s
+            return
+        self._tell_stalled()
+        to_limit_s = self._timeout_s(verdict) - self._lasts_s(verdict, now, silent_s)
+        self._next_look = now + (min(every_s, to_limit_s) if to_limit_s > 0 else every_s)
         lasts_s = self._lasts_s(verdict, now, silent_s)
         due = not verdict.moves and (verdict.certain or lasts_s >= self._timeout_s(verdict))
         acts = due and run.config.mode is Mode.RECOVER and run.config.hang_timeout_s != 0 and run.leads
@@ -150,7 +177,13 @@ class Hangs:
             return chosen
         if verdict.in_kernel or verdict.kind is HangKind.NONE:
             return math.inf
-        return max(UNCERTAIN_S, TIMES_LONGEST * self._watch.longest_s)
+        return self._uncertain_s
+
+    @property
+    def _uncertain_s(self) -> float:
+        """Return for how long an uncertain hang of ranks that wait for each other may last."""
+        chosen = self._run.config.hang_timeout_s
+        return max(UNCERTAIN_S, TIMES_LONGEST * self._watch.longest_s) if chosen is None else chosen
 
     def _tell(self, verdict: HangVerdict, silent_s: float, due: bool, acts: bool) -> None:
         """Record a verdict that is new, or is acted on."""
@@ -183,9 +216,11 @@ class Hangs:
 def steps(run: RunState) -> dict[str, int] | None:
     """Return the steps done on each node that trains, -1 where they are not known; None while none are expected."""
     agents = [run.agents.get(member.node) for member in run.members]
-    if run.phase is not Phase.RUNNING or run.stopping or section(run) == LAST_CHECKPOINT:
+    if not run.with_ranks or run.stopping or section(run) == LAST_CHECKPOINT:
         return None
     if any(agent is None or agent.finishing for agent in agents):
+        return None
+    if run.phase is Phase.STARTING and not all(agent is not None and agent.started for agent in agents):
         return None
     return {member.node: run.agents[member.node].step for member in run.members}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+import msgspec
 import zmq
 from typing_extensions import assert_never
 
@@ -30,6 +31,7 @@ from resilio_hpc.launch.controller.state import (
     Clock,
     ControllerConfig,
     Finish,
+    KeepLimits,
     QueryHistory,
     Record,
     RecordEpoch,
@@ -41,6 +43,8 @@ from resilio_hpc.launch.controller.verdict_writer import VerdictWriter
 from resilio_hpc.launch.process.announce import announcement
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term
+from resilio_hpc.launch.rundir import limit_files
+from resilio_hpc.launch.rundir.limit_files import LimitOrder
 from resilio_hpc.launch.rundir.run_claim import job_of
 from resilio_hpc.launch.rundir.storage import Storage
 
@@ -113,8 +117,7 @@ class ControllerHost:
         if reply is None:  # the file system failed, so no step to restore is known
             self._ask_past_at = time.monotonic() + 1.0
         elif not self._superseded(reply["epoch"]):
-            verdict = None if reply["verdict"] is None else (reply["verdict"][0], reply["verdict"][1])
-            self._carry_out(self.controller.inform(RunHistory(tuple(reply["steps"]), reply["last_round"], verdict)))
+            self._carry_out(self.controller.inform(RunHistory.of(reply)))
 
     def serve(self) -> None:
         """Take the messages that have arrived."""
@@ -192,6 +195,8 @@ class ControllerHost:
         if reply is not None and not self._superseded(reply["epoch"]):
             self._guard.pulse_written(asked)
             self._learn_end_time(reply.get("end_time"))
+            if self.controller is not None:
+                self.controller.hangs.limits.ordered(limit_files.parse(reply.get("limit_order"), LimitOrder))
 
     def _learn_end_time(self, end_time: float | None) -> None:
         """Pass on the job's time limit, which may be changed while the job runs."""
@@ -215,6 +220,8 @@ class ControllerHost:
                     self._record_epoch()
                 case ClaimWitness():
                     self._claim_witness(action.witness)
+                case KeepLimits():
+                    self._storage.request("keep_limits", limits=msgspec.to_builtins(action.limits))
                 case StepDown():
                     self.step_down(action.reason, action.since, action.outvoted)
                 case Finish():

@@ -122,6 +122,7 @@ class Rounds:
         self._start = m.Start(
             run.epoch, run.round_state(), run.members[0].address, port, restore,
             follows, fetches if acts else (), self._disk_ports(restore, fetches), run.cause,
+            run.collective_s,
         )  # fmt: skip
         self._out.record(
             "start", round=run.round, restore=f"{wanted.source}:{wanted.step}" if wanted else "",

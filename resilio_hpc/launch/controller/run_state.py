@@ -73,6 +73,7 @@ class RunState:
     recovery: Recovery | None = None  # the one that is open
     cause: m.Cause | None = None  # what ended the round before the present one
     broke_before: Repeatable | None = None  # what ended the round before, where it may repeat
+    collective_s: float = 0.0  # how long ranks may wait in a collective, as measured
     stopping: bool = False  # the ranks are being stopped for the end of this job's part
     waiting_verdict: Finish | None = None  # decided in this phase; waits for a quorum
     _member_nodes: frozenset[str] = field(default=frozenset(), init=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from resilio_hpc.core.compat import StrEnum
@@ -12,6 +13,8 @@ from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER
+from resilio_hpc.launch.rundir import limit_files
+from resilio_hpc.launch.rundir.limit_files import KeptLimits, LimitOrder
 
 # without a failure for so long, earlier restarts count no more, where no step is ever durable
 FORGIVEN_AFTER_S = 3600.0
@@ -63,6 +66,7 @@ class ControllerConfig:
     forgiven_after_s: float = FORGIVEN_AFTER_S
     logs: str = ""  # where the ranks' logs are
     hang_timeout_s: float | None = None  # None: learned; 0: a hang is reported, and no rank is restarted
+    program: str = ""  # what is run, in short: limits are learned for one program
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
 
@@ -81,6 +85,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         end_time=None if settings.end_time is None else settings.end_time + clock_ahead_s,
         logs=str(options.logs_directory),
         hang_timeout_s=options.hangs.timeout_s,
+        program=hashlib.sha256(repr(options.program).encode()).hexdigest()[:16],
         mode=options.mode,
     )
 
@@ -137,6 +142,13 @@ class ClaimWitness:
 
 
 @dataclass(frozen=True)
+class KeepLimits:
+    """Action: write the limits to the run directory, where the next controller finds them."""
+
+    limits: KeptLimits
+
+
+@dataclass(frozen=True)
 class StepDown:
     """Action: end this controller; it had no quorum since ``since`` (monotonic seconds).
 
@@ -148,16 +160,30 @@ class StepDown:
     outvoted: bool = False
 
 
-Action = Send | Record | Finish | QueryHistory | RecordEpoch | ClaimWitness | StepDown
+Action = Send | Record | Finish | QueryHistory | RecordEpoch | ClaimWitness | KeepLimits | StepDown
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """What the run directory holds. ``last_round``: the highest that left traces; ``verdict``: this job's, if any."""
+    """What the run directory holds. ``last_round``: the highest that left traces; ``verdict``: this job's, if any.
+
+    ``limits``: as an earlier controller had them; ``order``: the user's.
+    """
 
     committed: tuple[int, ...] = ()
     last_round: int = -1
     verdict: tuple[str, int] | None = None  # (name, exit code)
+    limits: KeptLimits = field(default_factory=KeptLimits)
+    order: LimitOrder = field(default_factory=LimitOrder)
+
+    @classmethod
+    def of(cls, reply: Mapping[str, Any]) -> RunHistory:
+        """Return it from what the I/O worker has answered."""
+        verdict = None if reply["verdict"] is None else (reply["verdict"][0], reply["verdict"][1])
+        return cls(
+            tuple(reply["steps"]), reply["last_round"], verdict,
+            limit_files.parse(reply.get("limits"), KeptLimits), limit_files.parse(reply.get("limit_order"), LimitOrder),
+        )  # fmt: skip
 
 
 @dataclass

@@ -19,6 +19,7 @@ from resilio_hpc.launch.process import process_tree
 
 LOOK_S = 2.0
 PATIENCE_S = 4.0  # a job that Slurm resumes continues its processes one after the other
+STORE = "store"  # a child of the process that forks ranks
 _MODULE = re.compile(rb"resilio_hpc\.(?:\w+\.)*(\w+)")
 
 
@@ -29,7 +30,7 @@ class _Stopped:
 
 
 class HelperWatch:
-    """Watches this process's own children. ``tell(name, pid, action)`` is called with "continued" or "killed"."""
+    """Watches this process's own children, and the ranks' stores. ``tell(name, pid, action)`` is called with "continued" or "killed"."""
 
     def __init__(
         self,
@@ -52,8 +53,11 @@ class HelperWatch:
             return
         self._next_look = now + self._look_s
         spared = set(self._spared())
-        children = process_tree.children(os.getpid(), self._proc)
-        stopped = {pid for pid in children if pid not in spared and process_tree.stat(pid, self._proc)[:1] == [b"T"]}
+        own = process_tree.children(os.getpid(), self._proc)
+        below = [pid for child in own for pid in process_tree.children(child, self._proc)]
+        stopped = {pid for pid in own if pid not in spared and self._is_stopped(pid)}
+        stopped |= {pid for pid in below if self._is_stopped(pid) and self._name(pid) == STORE}
+        children = {*own, *below}
         for pid, known in list(self._stopped.items()):
             if pid not in stopped and not (known.continued and pid in children):
                 del self._stopped[pid]
@@ -61,6 +65,9 @@ class HelperWatch:
             known = self._stopped.setdefault(pid, _Stopped(now))
             if now - known.since >= self._patience_s and (name := self._name(pid)):
                 self._mend(pid, name, known, now)
+
+    def _is_stopped(self, pid: int) -> bool:
+        return process_tree.stat(pid, self._proc)[:1] == [b"T"]
 
     def _mend(self, pid: int, name: str, known: _Stopped, now: float) -> None:
         number = signal.SIGKILL if known.continued else signal.SIGCONT

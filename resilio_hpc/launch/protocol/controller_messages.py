@@ -70,6 +70,7 @@ class Start(Struct, frozen=True):
     holds snapshots of a life from which this one does not go on. ``fetches``: where the restore point is in memory, the
     ranks whose snapshots have to be fetched to their nodes. ``disk_ports``: where it is in files, of each member where
     others may read its own disk. ``cause``: what ended the round before, now that all its ranks' failures are known.
+    ``collective_s``: how long a rank may wait in a collective, 0 where that is not known.
     """
 
     epoch: Count
@@ -81,6 +82,7 @@ class Start(Struct, frozen=True):
     fetches: tuple[MissingSnapshot, ...] = ()
     disk_ports: tuple[Port, ...] = ()
     cause: Cause | None = None
+    collective_s: Seconds = 0.0
 
     def restore_of(self, rank: int) -> RestorePoint | None:
         """Return what one rank restores, after its snapshot has been fetched."""

@@ -14,9 +14,12 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from resilio_hpc.core import process_title, trusted_files
 from resilio_hpc.core.durable import write_atomic
@@ -25,7 +28,7 @@ from resilio_hpc.core.json_fields import Fields, parse_object
 from resilio_hpc.core.terminal import plain
 from resilio_hpc.launch.process.process_tree import die_with_parent, outlive_warnings
 from resilio_hpc.launch.protocol.vote import EpochRecord
-from resilio_hpc.launch.rundir import chain_order, notify_targets, run_directory, time_limit
+from resilio_hpc.launch.rundir import chain_order, limit_files, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.rundir.holder import Pulse, pulse_file
 from resilio_hpc.launch.rundir.log_spool import Drain
 
@@ -130,6 +133,11 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
             if reply["epoch"] <= request["status"]["epoch"]:
                 write_atomic(run_path / "status.json", json.dumps(request["status"]).encode(), durable=False)
             reply["end_time"] = time_limit.read_end_time(run_path, job)
+            reply |= {"limit_order": _believed(limit_files.read_order, run_path)}
+        elif operation == "keep_limits":
+            kept = limit_files.parse(request["limits"], limit_files.KeptLimits)
+            if reply["epoch"] <= kept.epoch:
+                limit_files.write_kept(run_path, kept)
         elif operation == "end_time":
             reply["end_time"] = time_limit.read_end_time(run_path, request["job"])
         elif operation == "past":
@@ -159,6 +167,15 @@ def _look(_request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
         "status": trusted_files.read_object(run_path / "status.json"),
         "order": chain_order.read_raw(run_path),
     }
+
+
+def _believed(read: Callable[[Path], msgspec.Struct], run_path: Path) -> dict[str, Any]:
+    """Return what a file of limits says; nothing where it is not believed: the run must not depend on it."""
+    try:
+        return msgspec.to_builtins(read(run_path))  # type: ignore[no-any-return]
+    except Untrusted as error:
+        _warn_once(f"not believed: {error}")
+        return {}
 
 
 def _move_end(request: dict[str, Any], run_path: Path, _job: str) -> dict[str, Any]:
@@ -191,6 +208,8 @@ def _past(run_path: Path, job: str) -> dict[str, Any]:
         "steps": checkpoint_index.committed_steps(run_path / "checkpoints"),
         "last_round": run_directory.last_round(run_path),
         "verdict": _verdict(run_path, job),
+        "limits": _believed(limit_files.read_kept, run_path),
+        "limit_order": _believed(limit_files.read_order, run_path),
     }
 
 

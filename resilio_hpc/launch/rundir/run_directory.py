@@ -9,6 +9,7 @@
     checkpoints/        see resilio_hpc.ckpt
     chain.json          the jobs of the chain
     links/<job>.json    how each job's part ended; {} until then
+    limits.json         how long the run may go without a sign, and what that was learned from
     verdict.json        how the run ended, or its last part
     status.json         what the controller sees now
     stdin               with --stdin: the standard input of that rank, 0600

@@ -18,7 +18,7 @@ from resilio_hpc.launch.process import bootstrap
 
 MAX_QUEUED = 64  # requests that wait for a child that hangs
 # may be large, and is repeated; an old one is dropped, so that a verdict need not wait for it
-ONLY_NEWEST = ("status",)
+ONLY_NEWEST = ("status", "keep_limits")
 Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed or the child was killed
 
 

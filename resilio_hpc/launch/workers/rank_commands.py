@@ -51,7 +51,7 @@ class RankCommands:
             node.run.run_id, node.run.path, start.state.round, start.state.epoch, start.state.restarts,
             start.master_address, start.master_port, self._agent_socket, node.arena_dir,
             f"{ARRIVING if start.arrives(placement.rank) else restore.source}:{restore.step}" if restore else "",
-            self._begun,
+            self._begun, start.collective_s,
         )  # fmt: skip
         local = placement.local_rank
         devices = self._devices.variables

@@ -13,6 +13,7 @@ from pathlib import Path
 from resilio_hpc.ckpt.coordination.coordinator import READ_AHEAD_VARIABLE
 from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.rank_link import COLLECTIVE_VARIABLE
 from resilio_hpc.core.stack_dump import STACK_VARIABLE
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.rank_layout import fill, layout_of, values_of
@@ -49,6 +50,7 @@ class RoundSetting:
     arena_dir: Path
     restore: str  # see ``ckpt.agent_link.parse_restore_point``
     read_ahead: Path  # the file that names the step which is being read ahead
+    collective_s: float = 0.0  # how long a rank may wait in a collective; 0: not known
 
 
 def rank_environment(base: dict[str, str], slots: int, token: str, watched: Sequence[str] = ()) -> dict[str, str]:
@@ -91,6 +93,7 @@ def rank_variables(
             ),
             STACK_VARIABLE: str(stack_file(error_file)),
             READ_AHEAD_VARIABLE: str(setting.read_ahead),
+            COLLECTIVE_VARIABLE: f"{setting.collective_s:g}",
             # LOCAL_RANK is 0 everywhere under --virtual-local-rank; arenas and the agent need the real one
             "RESILIO_LOCAL_RANK": str(placement.local_rank),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,11 @@ from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
 
 ANSWER_S = 0.1  # for a rank to write its stacks
 MOST_BYTES = 1 << 20
+_JOINS = re.compile(
+    r'^ *File "[^"\n]*/torch/distributed/[^"\n]*", line \d+ in '
+    r"(init_process_group|init_device_mesh|init_rpc|new_group|new_subgroups|split_group)$",
+    re.MULTILINE,
+)
 
 
 class RankLook:
@@ -78,8 +84,9 @@ class RankLook:
         ring = self._ring(local_rank)
         begun, completed = ring.counts if ring is not None else (-1, -1)
         groups, calls = ring.look(ranks) if ring is not None else ((), ())
-        place = self._place(local_rank)
-        return RankSight(rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place)
+        stack = self._stack(local_rank)
+        place, joins = place_of(stack)[:300], joins_in(stack)
+        return RankSight(rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place, joins)
 
     def _ring(self, local_rank: int) -> CallRing | None:
         """Return the ring of a rank's own process, once there is one: a program that it starts may have been first."""
@@ -89,8 +96,8 @@ class RankLook:
         found = self._rings.get(local_rank)
         return found if found is not None and found.process == self._pids.get(local_rank) else None
 
-    def _place(self, local_rank: int) -> str:
-        """Return the program's line in the stack that the rank wrote since it was asked; "" without one."""
+    def _stack(self, local_rank: int) -> str:
+        """Return the main thread's stack that the rank wrote since it was asked; "" without one."""
         path = self._stacks.get(local_rank)
         begins = self._sizes.get(local_rank, 0)
         try:
@@ -100,7 +107,7 @@ class RankLook:
                 text = file.read(MOST_BYTES).decode("utf-8", "replace")
         except (OSError, AssertionError):
             return ""
-        return place_of(_main_thread(text))[:300]
+        return main_thread(text)
 
     def close(self) -> None:
         """Close the rings."""
@@ -136,7 +143,13 @@ def _facts(pid: int) -> tuple[str, str, float]:
     return state, waits_in, cpu_s
 
 
-def _main_thread(text: str) -> str:
+def joins_in(stack: str) -> str:
+    """Return the function of torch.distributed in which a rank waits for its peers to come; "" where it is in none."""
+    found = _JOINS.search(stack)
+    return found[1] if found else ""
+
+
+def main_thread(text: str) -> str:
     """Return the main thread's stack of a dump, the outermost call first, as a traceback has it.
 
     The signal is handled by the main thread, unless that one blocks it; it is the last of the dump.

@@ -287,7 +287,7 @@ class VirtualAgent(Process):
     def calls(self) -> int:
         local = self.core.ranks.local
         training = self._world.trainings.get(life_of(local)) if local is not None else None
-        return -1 if training is None else 2 * training.step
+        return -1 if training is None or not training.script.shows_calls else 2 * training.step
 
     def memory(self) -> tuple[int, str]:
         return self.site.memory_level, "memory: 97 % of 1 TiB in use" if self.site.memory_level else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.launch.protocol.vote import EpochRecord
+from resilio_hpc.launch.rundir.limit_files import KeptLimits, LimitOrder
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent
@@ -30,6 +31,8 @@ class Directory:
     verdict: dict[str, Any] | None = None
     pulse: tuple[int, int] = (0, 0)  # (epoch, counter)
     last_round: int = -1
+    limits: KeptLimits = field(default_factory=KeptLimits)
+    order: LimitOrder = field(default_factory=LimitOrder)
 
     @property
     def newest(self) -> int:
@@ -62,6 +65,11 @@ class Directory:
         if self.newest <= epoch:
             self.pulse = (epoch, self.pulse[1] + leads)
         return self.newest
+
+    def keep_limits(self, kept: KeptLimits) -> None:
+        """The newest controller's."""
+        if self.newest <= kept.epoch:
+            self.limits = kept
 
     def claim_witness(self, witness: str, node: str) -> str:
         """Exclusively: whose it is."""

@@ -14,6 +14,7 @@ from resilio_hpc.launch.controller.state import (
     ClaimWitness,
     Clock,
     Finish,
+    KeepLimits,
     QueryHistory,
     Record,
     RecordEpoch,
@@ -23,6 +24,7 @@ from resilio_hpc.launch.controller.state import (
 )
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term
+from resilio_hpc.launch.rundir.limit_files import KeptLimits
 from tests.support.virtual_cluster.directory import JOB
 from tests.support.virtual_cluster.network import Connection
 
@@ -114,6 +116,8 @@ class VirtualHost:
                 self._record_epoch()
             elif isinstance(action, ClaimWitness):
                 self._claim_witness(action.witness)
+            elif isinstance(action, KeepLimits):
+                self._keep(action.limits)
             elif isinstance(action, StepDown):
                 self.step_down(action.reason, action.since, action.outvoted)
             else:
@@ -128,8 +132,12 @@ class VirtualHost:
     def _learn_newest(self, newest: int | None, asked: float) -> None:
         if newest is not None and self.controller is not None and not self._superseded(newest):
             self._guard.pulse_written(asked)
+            self.controller.hangs.limits.ordered(self._world.directory.order)
 
     # -- the run directory -------------------------------------------------------------------------------------
+
+    def _keep(self, limits: KeptLimits) -> None:
+        self._world.storage.ask(self._agent, lambda: self._world.directory.keep_limits(limits), lambda _: None)
 
     def _record_epoch(self) -> None:
         controller = self.controller
@@ -166,7 +174,9 @@ class VirtualHost:
         def question() -> tuple[int, RunHistory]:
             said = directory.verdict
             verdict = (said["verdict"], said["exit_code"]) if said is not None else None
-            return directory.newest, RunHistory(tuple(sorted(directory.committed)), directory.last_round, verdict)
+            return directory.newest, RunHistory(
+                tuple(sorted(directory.committed)), directory.last_round, verdict, directory.limits, directory.order
+            )
 
         def answer(reply: tuple[int, RunHistory] | None) -> None:
             if self.controller is None:

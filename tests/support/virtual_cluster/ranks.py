@@ -37,6 +37,8 @@ class Script:
     ignores_stop: bool = False
     exits_early_at: int = -1  # rank 0 exits with 0 after this step, without a word
     stays_out: int = -1  # in the first round this rank exits with 0 and never attaches
+    shows_calls: bool = True  # of communication libraries
+    never_comes: int = -1  # in the first round the others wait for this rank in init_process_group
 
     @property
     def saves_last(self) -> bool:
@@ -102,8 +104,12 @@ class Training:
             return
         agent.event(lambda: agent.core.ranks.rank_said(self.round, local_rank, message))
 
+    @property
+    def _waits_to_begin(self) -> bool:
+        return self.round == 0 and self.script.never_comes >= 0
+
     def _begin(self) -> None:
-        if self.broken:
+        if self.broken or self._waits_to_begin:
             return
         self.world.watch.trains(self.life)
         if not self.script.attached:
@@ -158,11 +164,19 @@ class Training:
     def sight(self, rank: LocalRank) -> RankSight:
         """What its agent sees of a rank: the others wait in the collective of a step that a stopped one does not do."""
         stopped = rank.rank in self.stopped
+        if self._waits_to_begin:
+            comes = rank.rank != self.script.never_comes
+            return RankSight(
+                rank.rank, state="T" if stopped else "S", place="train.py:9" if comes else "train.py:5",
+                joins="init_process_group" if comes else "",
+            )  # fmt: skip
         entered = self.step + (bool(self.stopped | self.absent) and rank.rank not in self.stopped | self.absent)
         world = sum(member.local_world_size for member in self.start.state.members)
         group = GroupSight(1, "virtual", rank.rank, world, entered)
         call = CallSight(0, "all_reduce", entered, completed=entered == self.step)
         state = "T" if stopped else self.state_of_absent if rank.rank in self.absent else "S"
+        if not self.script.shows_calls:
+            return RankSight(rank.rank, rank.step, state)
         return RankSight(rank.rank, rank.step, state, "", 0.0, entered, self.step, (group,), (call,))
 
     def _held_up(self, call: Callable[[], None]) -> bool:
