@@ -78,8 +78,9 @@ class RankLook:
         ring = self._ring(local_rank)
         begun, completed = ring.counts if ring is not None else (-1, -1)
         groups, calls = ring.look(ranks) if ring is not None else ((), ())
+        gpu = ring.gpu() if ring is not None else None
         place = self._place(local_rank)
-        return RankSight(rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place)
+        return RankSight(rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place, gpu)
 
     def _ring(self, local_rank: int) -> CallRing | None:
         """Return the ring of a rank's own process, once there is one: a program that it starts may have been first."""
