@@ -45,7 +45,9 @@ setup(
             # C++ exceptions of what is wrapped pass through
             extra_compile_args=["-O2", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions"],
             # releases of the vendor's functions, where a library stands before several
-            extra_link_args=[f"-Wl,--version-script={script}"] if (script := source.with_suffix(".map")).exists() else [],
+            extra_link_args=[f"-Wl,--version-script={script}"]
+            if (script := source.with_suffix(".map")).exists()
+            else [],
             libraries=["dl", "pthread"],
             optional=True,
         )

@@ -355,17 +355,26 @@ static inline void ring_arrived(struct ring *ring, uintptr_t object) {
     ring_completed(ring, index);
 }
 
+/* Whether a file is some release of the library whose version this is, such as libcudart-1a2b.so.12 of libcudart.so.13. */
+static inline int ring_is_of(const char *path, const char *version) {
+    const char *name = path ? strrchr(path, '/') : NULL;
+    name = name ? name + 1 : path;
+    return name && strncmp(name, version, strcspn(version, ".")) == 0;
+}
+
 /* The function that a wrapper stands before; `caller`: the wrapper's return address.
  *
  * RTLD_NEXT does not see a library that was loaded for one user alone, as Python loads its modules. The caller's library
- * and those that it needs do have the function, or they could not call it.
+ * and those that it needs do have the function, or they could not call it. `version`: of the function; NULL without one.
  */
 static inline void *ring_next_version(void **kept, const char *name, const char *version, const void *caller) {
     void *found = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
     if (__builtin_expect(found != NULL, 1)) return found;
     int error = errno; /* the program's */
-    found = version ? dlvsym(RTLD_NEXT, name, version) : dlsym(RTLD_NEXT, name);
     Dl_info info;
+    found = dlsym(RTLD_NEXT, name); /* of another tool, perhaps, which knows no versions; never another release's */
+    if (version && (!found || !dladdr(found, &info) || ring_is_of(info.dli_fname, version)))
+        found = dlvsym(RTLD_NEXT, name, version);
     if (!found && dladdr(caller, &info) && info.dli_fname) {
         void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
         if (library) {

@@ -158,7 +158,9 @@ def _records(memory: bytes, again: bytes) -> Iterator[tuple[CallSight, int]]:
     begun = _HEADER.unpack_from(memory, 0)[6]
     for index in range(max(0, begun - CAPACITY), begun):
         at = _RECORDS + (index % CAPACITY) * _RECORD.size
-        stamp, _, done_ns, sequence, count, stream, group, op, dtype, state, _, peer, captured = _RECORD.unpack_from(memory, at)
+        stamp, _, done_ns, sequence, count, stream, group, op, dtype, state, _, peer, captured = _RECORD.unpack_from(
+            memory, at
+        )
         if stamp != index + 1 or captured or memory[at : at + 8] != again[at : at + 8]:
             continue
         shape = f"{count & _NUMBER} {DTYPES[dtype] if dtype < len(DTYPES) else ''}".strip() if count else ""

@@ -110,9 +110,7 @@ def _calls_of(sight: RankSight, named: Mapping[int, str], by_number: Mapping[int
     return RankCalls(sight.rank, calls)
 
 
-def held_by_gpu(
-    now: Mapping[int, RankSight], before: Mapping[int, RankSight], between_s: float
-) -> tuple[int, ...]:
+def held_by_gpu(now: Mapping[int, RankSight], before: Mapping[int, RankSight], between_s: float) -> tuple[int, ...]:
     """Return the ranks whose program has waited for its GPU, or in one kernel launch, all the time between the looks."""
     found = []
     for rank, sight in sorted(now.items()):
@@ -131,16 +129,16 @@ def _by_gpu(found: HangBlame, held: tuple[int, ...], now: Mapping[int, RankSight
     others = tuple(rank for rank in sorted(now) if rank not in held)
     said = f"all entered the same calls of {found.communicator}, and {_gpu_wait(held[0], now)}"
     if len(held) > 1:
-        said += f", as {names_of(held[1:])} {'does' if len(held) == 2 else 'do'}"
-    said += f"; {names_of(others)} {'does' if len(others) == 1 else 'do'} not" if others else ""
+        said += f", as {names_of(held[1:])} {'has' if len(held) == 2 else 'have'}"
+    said += f"; {names_of(others)} {'has' if len(others) == 1 else 'have'} not" if others else ""
     return HangVerdict(HangKind.STUCK, (), f"{said}: network or kernel")
 
 
 def _gpu_wait(rank: int, now: Mapping[int, RankSight]) -> str:
     gpu = now[rank].gpu
     if gpu is None or not gpu.waits_for:
-        return f"rank {rank} does not come out of a kernel launch"
-    return f"rank {rank} waits for its GPU ({gpu.waits_for}) since {gpu.waits_s:.0f} s"
+        return f"rank {rank} has been inside one kernel launch"
+    return f"rank {rank} has waited for its GPU ({gpu.waits_for}) for {gpu.waits_s:.0f} s"
 
 
 def _is_queued(found: HangBlame) -> bool:

@@ -14,7 +14,18 @@ def build(folder: Path, compiler: str) -> Path:
     """Return the program, built in a folder that holds the fake libraries, too."""
 
     def cc(output: str, source: str, *flags: str) -> None:
-        argv = [compiler, "-O2", "-Wall", "-Wno-unused-function", "-o", output, str(HERE / source), *flags, "-ldl", "-pthread"]
+        argv = [
+            compiler,
+            "-O2",
+            "-Wall",
+            "-Wno-unused-function",
+            "-o",
+            output,
+            str(HERE / source),
+            *flags,
+            "-ldl",
+            "-pthread",
+        ]
         subprocess.run(argv, cwd=folder, check=True, timeout=LIMIT_S)
 
     def library(name: str, source: str, *flags: str, versioned: bool = False) -> None:
