@@ -126,7 +126,7 @@ def told(where: str, names: Iterable[str], present: set[str], here: Sizes, known
     """Print which of our functions are there, and with the same sizes of parameters where these are declared."""
     names = sorted(names)
     missing = [name for name in names if name not in present]
-    declared = {name: bare for name in names if (bare := re.sub(r"_pt[sd][sz]$|(?<!_v2)_64$", "", name)) in known}
+    declared = {name: bare for name in names if (bare := re.sub(r"_pt[sd][sz]$", "", name)) in known}
     other = [name for name, bare in declared.items() if known[bare] != here[name]]
     found = len(names) - len(missing)
     print(f"{where}: {found} of our {len(names)} functions; parameters of {len(declared)} are declared")
@@ -172,13 +172,14 @@ def check_torch(folder: Path) -> bool:
     for file in folder.glob("trace.*"):
         file.unlink()
     bound = {(Path(library).stem.partition(".")[0], symbol) for library in libraries for line in lines
-             if f"to {library}" in line and (symbol := line.rpartition("`")[2].partition("'")[0])}  # fmt: skip
+             if f"to {library}" in line and (symbol := line.rpartition("`")[2].partition("'")[0])
+             and not symbol.startswith("resilio_")}  # fmt: skip
     right = True
     for family, wanted in WANTED.items():
         names = sorted(symbol for where, symbol in bound if where == family)
         right &= all(any(word in name for name in names) for word in wanted)
         print(f"{TORCH} (CUDA): {len(names)} names are bound to our {family} library")
-        if family in ("cuda", "cublas"):
+        if family != "gloo":  # C++
             print(f"  {' '.join(names)}")
     return right
 

@@ -75,6 +75,17 @@ def test_arguments_results_and_errno_pass_untouched_to_the_same_release(
     assert (gpu.gemms, gpu.waits, gpu.waits_for) == (78, 44, "")  # cublasGemmEx is one, though it calls Lt
 
 
+@pytest.mark.parametrize("results", ["all differ", "0"])
+def test_calls_of_hip_pass_untouched_and_are_counted(program: Path, tmp_path: Path, results: str) -> None:
+    module = program.parent / "module_hip.so"
+    plain = run(program, tmp_path / "none", "modules", module, watched=(), FAKE_RESULTS=results)
+    seen = run(program, tmp_path / "ring", "modules", module, watched=("hip",), FAKE_RESULTS=results)
+    assert seen == plain
+    assert "errno" not in plain
+    gpu = gpu_of(tmp_path / "ring")
+    assert (gpu.launches, gpu.graphs, gpu.waits, gpu.sampled) == (4, 1, 5, 0)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_another_tool_may_stand_before_or_after(program: Path, tmp_path: Path, first: bool) -> None:
     tool = tmp_path / "tool.c"

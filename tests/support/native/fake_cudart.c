@@ -9,13 +9,18 @@ struct dim3 {
     unsigned x, y, z;
 };
 
-static void tell_driver(const char *name, void *stream, int number) {
-    static void *driver;
-    if (!driver) driver = dlopen("libcuda.so.1", RTLD_LAZY);
+typedef void (*told)(void *, int);
+static told find(const char *name) {
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
     if (!driver) fake_fault(dlerror());
-    void (*tell)(void *, int) = (void (*)(void *, int))dlsym(driver, name);
-    tell(stream, number);
+    return (told)dlsym(driver, name);
 }
+#define tell_driver(name, stream, number) \
+    do {                                  \
+        static told tell;                 \
+        if (!tell) tell = find(name);     \
+        tell(stream, number);             \
+    } while (0)
 
 #define LAUNCH(name)                                                                                                \
     FAKE int name(const void *function, struct dim3 grid, struct dim3 block, void **args, size_t shared, void *stream) { \

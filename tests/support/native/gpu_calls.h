@@ -98,3 +98,16 @@ struct dim3 {
     WIDTHS(BATCHED, X, cublasCgemmBatched)       \
     WIDTHS(BATCHED, X, cublasZgemmBatched)       \
     WIDTHS(BATCHED, X, cublasHgemmBatched)
+
+#define HIP_CALLS(X)                                                                                             \
+    X(hipLaunchKernel, GRID_TYPES, GRID_GIVEN)                                                                   \
+    X(hipLaunchCooperativeKernel, (const void *, struct dim3, struct dim3, void **, unsigned, void *), (P, D, D, P, I, P)) \
+    X(hipModuleLaunchKernel, (LAUNCH_TYPES, void **), (LAUNCH_GIVEN, P))                                         \
+    X(hipGraphLaunch, (void *, void *), (P, P))                                                                  \
+    X(hipStreamSynchronize, (void *), (P))                                                                       \
+    X(hipDeviceSynchronize, (void), ())                                                                          \
+    X(hipEventSynchronize, (void *), (P))                                                                        \
+    X(hipFree, (void *), (P))                                                                                    \
+    X(hipMemcpy, (void *, const void *, size_t, int), (P, P, S, I))                                              \
+    X(hipStreamBeginCapture, (void *, int), (P, I))                                                              \
+    X(hipStreamEndCapture, (void *, void **), (P, P))

@@ -1,6 +1,6 @@
 /* A module that calls every function of gpu_calls.h with arguments that are all different, and prints what came back.
  *
- * It is linked against the fakes of one release, as an extension of Python is against the vendor's.
+ * It is linked against the fakes of one release, as an extension of Python is against the vendor's. -DHIP: HIP's.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -35,6 +35,13 @@ static void came(const char *name, int result) {
     errno = 4321;
 }
 
+#ifdef HIP
+HIP_CALLS(DECLARE)
+__attribute__((visibility("default"))) void every_function(void) {
+    errno = 4321;
+    HIP_CALLS(CALL)
+}
+#else
 __attribute__((visibility("default"))) void every_function(void) {
     uint64_t a[3] = {20, 10, 4}, d[3] = {20, 30, 4}; /* m 20, k 10, n 30, batch 4 */
     errno = 4321;
@@ -43,3 +50,4 @@ __attribute__((visibility("default"))) void every_function(void) {
     BLAS_CALLS(CALL)
     came("cublasLtMatmul", cublasLtMatmul(P, P, P, P, a, P, d, P, P, d, P, d, P, P, S, P));
 }
+#endif

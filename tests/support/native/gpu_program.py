@@ -14,18 +14,8 @@ def build(folder: Path, compiler: str) -> Path:
     """Return the program, built in a folder that holds the fake libraries, too."""
 
     def cc(output: str, source: str, *flags: str) -> None:
-        argv = [
-            compiler,
-            "-O2",
-            "-Wall",
-            "-Wno-unused-function",
-            "-o",
-            output,
-            str(HERE / source),
-            *flags,
-            "-ldl",
-            "-pthread",
-        ]
+        always = ("-O2", "-Wall", "-Wno-unused-function", "-o", output)
+        argv = [compiler, *always, str(HERE / source), *flags, "-ldl", "-pthread"]
         subprocess.run(argv, cwd=folder, check=True, timeout=LIMIT_S)
 
     def library(name: str, source: str, *flags: str, versioned: bool = False) -> None:
@@ -46,4 +36,7 @@ def build(folder: Path, compiler: str) -> Path:
         cc(f"module{release}.so", "gpu_module.c", "-shared", "-fPIC", *linked)
         if release == RELEASES[-1]:
             cc("program", "gpu_program.c", *linked, "-l:libnccl.so.2")
+    library("libamdhip64.so.6", "fake_hip.c")
+    cc("module_hip.so", "gpu_module.c", "-DHIP", "-shared", "-fPIC", "-L.", "-l:libamdhip64.so.6")
+    cc("empty.so", "empty_wrappers.c", "-shared", "-fPIC")
     return folder / "program"
