@@ -53,8 +53,8 @@ class GpuSight(_Part, frozen=True):
 
     ``waits_for``: what the program waits for at this moment, "" where it does not; ``waits_s``: since how many seconds.
     ``launching``: kernel launches that have not returned. ``gemms`` and ``flops``: of cuBLAS. ``sampled``: calls behind
-    which an event was recorded, ``reached`` of them; ``reached_s``: how many seconds ago the last one was seen to be, -1
-    without one.
+    which an event was recorded, ``reached`` of them; ``reached_s``: how many seconds ago the last one was seen to be,
+    -1 without one.
     """
 
     waits_for: Word = ""

@@ -111,7 +111,7 @@ def _calls_of(sight: RankSight, named: Mapping[int, str], by_number: Mapping[int
 
 
 def held_by_gpu(now: Mapping[int, RankSight], before: Mapping[int, RankSight], between_s: float) -> tuple[int, ...]:
-    """Return the ranks whose program has waited for its GPU, or in one kernel launch, all the time between the looks."""
+    """Return the ranks whose program has waited for its GPU, or was in one launch, all the time between the looks."""
     found = []
     for rank, sight in sorted(now.items()):
         was = before[rank].gpu if rank in before else None
