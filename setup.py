@@ -40,10 +40,14 @@ setup(
         Extension(
             f"resilio_hpc.native.intercept.{source.stem}",
             [str(source)],
-            depends=sorted(map(str, source.parent.glob("*.h"))),
+            depends=sorted(map(str, (*source.parent.glob("*.h"), *source.parent.glob("*.map")))),
             py_limited_api=IS_LIMITED,
             # C++ exceptions of what is wrapped pass through
             extra_compile_args=["-O2", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions"],
+            # releases of the vendor's functions, where a library stands before several
+            extra_link_args=[f"-Wl,--version-script={script}"]
+            if (script := source.with_suffix(".map")).exists()
+            else [],
             libraries=["dl", "pthread"],
             optional=True,
         )

@@ -2,11 +2,12 @@
 """What noting calls costs a training step: with and without the interposer in ABBA blocks, and each call by itself.
 
     python benchmarks/overhead.py --pairs 10 --json overhead.json
+    python benchmarks/overhead.py --pairs 0    # what each call costs, and no training
 
 Two gloo ranks train a small DDP model; a block is a start of both, and its figure the median iteration of rank 0. The
 blocks' order is A B B A, so a machine that becomes slower strikes both. The interval is a bootstrap of the pairs'
 ratios. Where it is wider than the effect, the other figure counts: calls of one iteration times the measured cost of
-one, from a loop in C beside an empty wrapper.
+one, from a loop in C beside an empty wrapper. The calls of a GPU are made to fakes, since they do nothing themselves.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from resilio_hpc.native import intercept
 HERE = Path(__file__).resolve().parent
 WRITER = HERE.parent / "tests" / "support" / "native" / "ring_writer.c"
 CALLS = 5_000_000
+GPU_CALLS = 100_000
+GPU_KINDS = ("kernel launch", "cublasSgemm", "cublasLtMatmul", "cudaStreamSynchronize", "ncclAllReduce", "the clock")
 WARM = 10
 LIMIT_S = 300.0
 
@@ -87,6 +90,25 @@ def of_one_call(folder: Path) -> tuple[float, float]:
     return statistics.median(noted for noted, _ in found), statistics.median(empty for _, empty in found)
 
 
+def of_gpu_calls(folder: Path) -> dict[str, tuple[float, float]]:
+    """Return nanoseconds of each kind of call through our wrapper and an empty one: the best of 40 loops."""
+    sys.path.insert(0, str(HERE.parent))
+    from tests.support.native import gpu_program
+
+    program = gpu_program.build(folder, shutil.which("cc") or sys.exit("needs a C compiler"))
+    ours = ":".join(str(intercept.library(family)) for family in ("cuda", "cublas", "nccl"))
+    found: dict[str, list[list[float]]] = {"empty": [], "ours": []}
+    for turn in range(40):
+        for which, preload in (("empty", str(folder / "empty.so")), ("ours", ours)):
+            environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "LD_PRELOAD": preload, "FAKE_RESULTS": "0",
+                           "FAKE_FAST": "1", "RESILIO_CALLS": str(folder / f"gpu{turn}")}  # fmt: skip
+            argv = [program, "speed", str(GPU_CALLS)]
+            done = subprocess.run(argv, env=environment, check=True, capture_output=True, text=True, timeout=LIMIT_S)
+            found[which].append(list(map(float, done.stdout.split())))
+    best = {which: [min(column) for column in zip(*turns, strict=True)] for which, turns in found.items()}
+    return dict(zip(GPU_KINDS, zip(best["ours"], best["empty"], strict=True), strict=True))
+
+
 def interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the median ratio."""
     draw = random.Random(0)
@@ -110,6 +132,11 @@ def main() -> None:
         folder = Path(name)
         call_ns, empty_ns = of_one_call(folder)
         print(f"a noted call: {call_ns:.0f} ns; through an empty wrapper: {empty_ns:.0f} ns", flush=True)
+        gpu_calls = of_gpu_calls(folder)
+        for kind, (ours_ns, nothing_ns) in gpu_calls.items():
+            print(f"{kind}: {ours_ns:.0f} ns; empty {nothing_ns:.0f} ns; {ours_ns - nothing_ns:+.0f} ns", flush=True)
+        if not options.pairs:
+            return None
         for pair in range(options.pairs):
             for watched in ((False, True), (True, False))[pair % 2]:
                 median_s, calls_here = block(options.steps, watched, folder)
@@ -127,7 +154,8 @@ def main() -> None:
     )
     if options.json:
         figures = {"call_ns": call_ns, "empty_ns": empty_ns, "calls": calls, "without_s": without, "with_s": noted,
-                   "ratio": statistics.median(ratios), "interval": [low, high], "share": share}  # fmt: skip
+                   "ratio": statistics.median(ratios), "interval": [low, high], "share": share,
+                   "gpu_calls": gpu_calls}  # fmt: skip
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     return None
 

@@ -20,4 +20,5 @@ step tests "$python" -m pytest -q -s -m gpu -p no:cacheprovider tests
 for benchmark in checkpoint_gpu planner_gpu; do
     step "$benchmark" env PYTHONPATH=".:benchmarks${PYTHONPATH:+:$PYTHONPATH}" "$python" "benchmarks/$benchmark.py"
 done
+step call_costs env PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" "$python" benchmarks/overhead.py --pairs 0
 exit $status

@@ -4,7 +4,11 @@
  * on. The process that writes takes no lock and waits for no reader: a record is whole once its stamp says so, also after
  * SIGKILL at any instant. `diagnose/hangs/call_ring.py` reads the file and knows this layout by VERSION.
  *
- * Layout: one header, GROUPS groups (communicators), CAPACITY records that are overwritten in turn.
+ * Layout: one header, a block of the GPU's, LANES lanes (threads that use a GPU), GROUPS groups (communicators), CAPACITY
+ * records that are overwritten in turn. Calls that are too many for a record each, such as kernel launches, are counted
+ * in their thread's lane: plain stores, since no other thread writes there.
+ *
+ * All libraries of a process write into one ring: its state is a weak symbol, so the first library that is loaded has it.
  */
 #ifndef RESILIO_CALL_RING_H
 #define RESILIO_CALL_RING_H
@@ -14,23 +18,27 @@
 #endif
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #define RING_VARIABLE "RESILIO_CALLS" /* the file's path: the first process that calls creates it, others stay silent */
 #define RING_MAGIC "RSLCALLS"
-#define RING_VERSION 1
+#define RING_VERSION 2
 #define RING_GROUPS 256u
 #define RING_CAPACITY 2048u /* a power of two */
+#define RING_LANES 64u /* of more threads that use a GPU at once, nothing is noted */
 #define RING_NONE (-1)
 #define RING_NOWHERE UINT64_MAX
 #define RING_PUBLIC __attribute__((visibility("default")))
+#define RING_SHARED __attribute__((visibility("default"), weak)) /* one for all libraries; its name has the version */
 #define RING_CALLER __builtin_return_address(0)
 
 /* The same numbers as in `call_ring.py`. */
@@ -47,6 +55,9 @@ enum ring_dtype {
 /* A call that keeps its caller, one that goes on beside it, and such a one that the caller waits for by now. */
 enum ring_state { CALL_BLOCKS, CALL_IN_FLIGHT, CALL_WAITED_FOR };
 
+/* What a thread waits for while it is inside a call that ends when the GPU has got somewhere. */
+enum ring_wait { WAIT_NONE, WAIT_STREAM, WAIT_DEVICE, WAIT_EVENT, WAIT_COPY, WAIT_FREE };
+
 struct ring_header { /* 64 bytes */
     char magic[8];
     uint32_t version, record_size, capacity, groups;
@@ -54,6 +65,26 @@ struct ring_header { /* 64 bytes */
     uint64_t next;      /* records begun */
     uint64_t completed; /* records completed: grows while anything goes on */
     uint32_t groups_used, unused[3];
+};
+
+struct ring_gpu { /* 64 bytes; see gpu_events.h */
+    uint64_t sampled; /* calls behind which an event was recorded */
+    uint64_t reached; /* of them, those that the GPU is known to have reached */
+    uint64_t reached_ns; /* when the last one was seen to be; CLOCK_MONOTONIC */
+    uint64_t captures, captured; /* of streams, begun and ended */
+    uint64_t unused[3];
+};
+
+struct ring_lane { /* 128 bytes; read by others while its thread writes */
+    uint32_t thread;   /* the kernel's number of it; 0: free, and its counts stay */
+    uint32_t waits_in; /* enum ring_wait */
+    uint64_t since_ns; /* when that wait began */
+    uint64_t launches, launched; /* of kernels and graphs: entered, returned */
+    uint64_t graphs;
+    uint64_t gemms;
+    double flops; /* of these, where their sizes are known */
+    uint64_t waits, waited;
+    uint64_t unused[7];
 };
 
 struct ring_group { /* 64 bytes */
@@ -76,29 +107,44 @@ struct ring_record { /* 64 bytes */
     uint32_t group;
     uint8_t op, dtype, state, unused;
     int32_t peer; /* rank in the group that a call names: of a send or receive, or the root; -1 without one */
-    uint32_t more;
+    uint32_t captured; /* into a graph: nothing waits for it */
 };
+
+_Static_assert(sizeof(struct ring_lane) == 128, "two cache lines, and no other thread's");
 
 struct ring {
     struct ring_header header;
+    struct ring_gpu gpu;
+    struct ring_lane lanes[RING_LANES];
     struct ring_group groups[RING_GROUPS];
     struct ring_record records[RING_CAPACITY];
 };
 
 enum { RING_UNOPENED, RING_OPEN, RING_SILENT };
 
-static struct {
+/* Which record belongs to an object that completes later, such as torch's Work. Not in shared memory. */
+#define PENDING 4096u
+struct ring_pending {
+    uintptr_t object;
+    uint64_t index;
+};
+
+enum { EVENTS_UNTRIED, EVENTS_USED, EVENTS_OFF };
+
+struct ring_process {
     int state;
     struct ring *ring;
     pthread_mutex_t lock; /* for opening it, and for new groups */
-} call_ring = {RING_UNOPENED, NULL, PTHREAD_MUTEX_INITIALIZER};
+    int watched;          /* forks; the child's copy is set, too */
+    pthread_key_t ends;   /* tells when a thread with a lane ends */
+    int events, events_busy, capturing; /* see gpu_events.h */
+    struct ring_pending pending[PENDING];
+};
+RING_SHARED struct ring_process resilio_ring_2 = {.lock = PTHREAD_MUTEX_INITIALIZER};
+#define call_ring resilio_ring_2
 
-/* Which record belongs to an object that completes later, such as torch's Work. Not in shared memory. */
-#define PENDING 4096u
-static struct ring_pending {
-    uintptr_t object;
-    uint64_t index;
-} ring_pending[PENDING];
+/* This thread's lane, NULL before its first use. Preloaded libraries may use the fast model. */
+RING_SHARED __attribute__((tls_model("initial-exec"))) __thread struct ring_lane *resilio_lane_2;
 
 static inline uint64_t ring_clock(void) {
     struct timespec now;
@@ -113,7 +159,17 @@ static inline void ring_forked(void) {
     call_ring.ring = NULL;
     call_ring.state = RING_UNOPENED;
     call_ring.lock = fresh;
-    memset(ring_pending, 0, sizeof ring_pending);
+    memset(call_ring.pending, 0, sizeof call_ring.pending);
+    if (resilio_lane_2) pthread_setspecific(call_ring.ends, NULL); /* a parent's lane is not there any more */
+    resilio_lane_2 = NULL;
+    if (call_ring.events == EVENTS_USED) call_ring.events = EVENTS_OFF; /* a GPU does not survive a fork */
+    call_ring.events_busy = call_ring.capturing = 0;
+}
+
+static inline void ring_thread_ended(void *with) {
+    struct ring_lane *lane = with;
+    resilio_lane_2 = NULL;
+    __atomic_store_n(&lane->thread, 0, __ATOMIC_RELEASE);
 }
 
 static inline struct ring *ring_create(const char *path) {
@@ -141,15 +197,18 @@ static inline struct ring *ring_create(const char *path) {
 }
 
 static inline void ring_open(void) {
+    int error = errno; /* the program's */
     pthread_mutex_lock(&call_ring.lock);
     if (call_ring.state == RING_UNOPENED) {
-        static int watched; /* forks; the child's copy is set, too */
-        if (!watched) watched = pthread_atfork(NULL, NULL, ring_forked) == 0;
+        if (!call_ring.watched)
+            call_ring.watched = pthread_atfork(NULL, NULL, ring_forked) == 0 &&
+                                pthread_key_create(&call_ring.ends, ring_thread_ended) == 0;
         const char *path = getenv(RING_VARIABLE);
-        call_ring.ring = path && *path ? ring_create(path) : NULL;
+        call_ring.ring = call_ring.watched && path && *path ? ring_create(path) : NULL;
         __atomic_store_n(&call_ring.state, call_ring.ring ? RING_OPEN : RING_SILENT, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&call_ring.lock);
+    errno = error;
 }
 
 /* The ring of this process; NULL where none is wanted, or it cannot be had. */
@@ -160,6 +219,32 @@ static inline struct ring *ring_of_process(void) {
     ring_open();
     return call_ring.ring;
 }
+
+/* Take a free lane. A thread that gets none writes where no reader looks. */
+static inline struct ring_lane *ring_take_lane(void) {
+    static struct ring_lane unseen;
+    struct ring *ring = ring_of_process();
+    struct ring_lane *lane = &unseen;
+    uint32_t thread = (uint32_t)syscall(SYS_gettid);
+    for (uint32_t index = 0; ring && index < RING_LANES; index++) {
+        uint32_t free = 0;
+        if (__atomic_load_n(&ring->lanes[index].thread, __ATOMIC_RELAXED)) continue;
+        if (!__atomic_compare_exchange_n(&ring->lanes[index].thread, &free, thread, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+            continue;
+        lane = &ring->lanes[index];
+        pthread_setspecific(call_ring.ends, lane);
+        break;
+    }
+    resilio_lane_2 = lane;
+    return lane;
+}
+
+static inline struct ring_lane *ring_lane(void) {
+    struct ring_lane *lane = resilio_lane_2;
+    return __builtin_expect(lane != NULL, 1) ? lane : ring_take_lane();
+}
+
+static inline void ring_count(uint64_t *counter) { __atomic_store_n(counter, *counter + 1, __ATOMIC_RELAXED); }
 
 /* The index of the group with this handle, made with `describe` when it is new; RING_NONE when the table is full. */
 static inline int ring_group_of(struct ring *ring, uint64_t handle, void (*describe)(struct ring_group *, void *), void *with) {
@@ -206,6 +291,7 @@ static inline uint64_t ring_entered(struct ring *ring, int group, struct ring_ca
     __atomic_store_n(&record->stamp, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     record->completed_ns = 0;
+    record->captured = 0;
     record->sequence = sequence;
     record->count = call.count;
     record->stream = call.stream;
@@ -233,12 +319,12 @@ static inline void ring_await(uintptr_t object, uint64_t index) {
     for (uint32_t probe = 0; probe < 16; probe++) {
         uint32_t slot = (uint32_t)((object >> 4) * 2654435761u + probe) % PENDING;
         uintptr_t empty = 0;
-        if (__atomic_load_n(&ring_pending[slot].object, __ATOMIC_RELAXED)) continue;
+        if (__atomic_load_n(&call_ring.pending[slot].object, __ATOMIC_RELAXED)) continue;
         /* 1 is no object's address: the slot is taken, and its index is not there yet */
-        if (!__atomic_compare_exchange_n(&ring_pending[slot].object, &empty, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        if (!__atomic_compare_exchange_n(&call_ring.pending[slot].object, &empty, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             continue;
-        ring_pending[slot].index = index;
-        __atomic_store_n(&ring_pending[slot].object, object, __ATOMIC_RELEASE);
+        call_ring.pending[slot].index = index;
+        __atomic_store_n(&call_ring.pending[slot].object, object, __ATOMIC_RELEASE);
         return;
     }
 }
@@ -247,7 +333,7 @@ static inline void ring_await(uintptr_t object, uint64_t index) {
 static inline struct ring_pending *ring_find(uintptr_t object) {
     for (uint32_t probe = 0; probe < 16; probe++) {
         uint32_t slot = (uint32_t)((object >> 4) * 2654435761u + probe) % PENDING;
-        if (__atomic_load_n(&ring_pending[slot].object, __ATOMIC_ACQUIRE) == object) return &ring_pending[slot];
+        if (__atomic_load_n(&call_ring.pending[slot].object, __ATOMIC_ACQUIRE) == object) return &call_ring.pending[slot];
     }
     return NULL;
 }
@@ -269,25 +355,40 @@ static inline void ring_arrived(struct ring *ring, uintptr_t object) {
     ring_completed(ring, index);
 }
 
+/* Whether a file is some release of the library whose version this is, such as libcudart-1a2b.so.12 of libcudart.so.13. */
+static inline int ring_is_of(const char *path, const char *version) {
+    const char *name = path ? strrchr(path, '/') : NULL;
+    name = name ? name + 1 : path;
+    return name && strncmp(name, version, strcspn(version, ".")) == 0;
+}
+
 /* The function that a wrapper stands before; `caller`: the wrapper's return address.
  *
  * RTLD_NEXT does not see a library that was loaded for one user alone, as Python loads its modules. The caller's library
- * and those that it needs do have the function, or they could not call it.
+ * and those that it needs do have the function, or they could not call it. `version`: of the function; NULL without one.
  */
-static inline void *ring_next(void **kept, const char *name, const void *caller) {
+static inline void *ring_next_version(void **kept, const char *name, const char *version, const void *caller) {
     void *found = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
-    if (found) return found;
-    found = dlsym(RTLD_NEXT, name);
+    if (__builtin_expect(found != NULL, 1)) return found;
+    int error = errno; /* the program's */
     Dl_info info;
+    found = dlsym(RTLD_NEXT, name); /* of another tool, perhaps, which knows no versions; never another release's */
+    if (version && (!found || !dladdr(found, &info) || ring_is_of(info.dli_fname, version)))
+        found = dlvsym(RTLD_NEXT, name, version);
     if (!found && dladdr(caller, &info) && info.dli_fname) {
         void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
         if (library) {
-            found = dlsym(library, name);
+            found = version ? dlvsym(library, name, version) : dlsym(library, name);
             dlclose(library); /* it stays: its code is running */
         }
     }
     __atomic_store_n(kept, found, __ATOMIC_RELEASE);
+    errno = error;
     return found;
+}
+
+static inline void *ring_next(void **kept, const char *name, const void *caller) {
+    return ring_next_version(kept, name, NULL, caller);
 }
 
 /* A number from bytes that all members of a group know; never 0. */

@@ -1,13 +1,13 @@
 /* Calls of NCCL (and of RCCL, which has the same names), noted in the call ring when the program makes them.
  *
- * Nothing is asked of the GPU: no event is recorded and no stream is looked at, so a graph that is being captured stays
- * what it is. A call returns when it is queued, and when the GPU has done it is not known here. The reader takes all
- * calls of a communicator but its last one for done.
+ * A call returns when it is queued. Now and then an event is recorded behind one (gpu_events.h); once the GPU has reached
+ * it, that call is completed, and so are all earlier ones of its communicator on its stream, which the reader concludes.
+ * Inside ncclGroupStart and ncclGroupEnd nothing is queued yet: the event comes after the group.
  *
  * A communicator's id is made from what all its ranks give: the unique id, or its parent's id, how many came of that
  * parent before, and the color.
  */
-#include "call_ring.h"
+#include "gpu_events.h"
 
 #define NCCL_UNIQUE_ID_BYTES 128
 typedef struct {
@@ -22,7 +22,13 @@ static const uint8_t DTYPES[] = {
     DTYPE_FLOAT16, DTYPE_FLOAT32, DTYPE_FLOAT64, DTYPE_BFLOAT16, DTYPE_FLOAT8_E4M3, DTYPE_FLOAT8_E5M2,
 };
 
-static __thread int depth; /* NCCL's own functions may call each other through these names */
+#define THREAD static __thread __attribute__((tls_model("initial-exec")))
+THREAD int depth; /* NCCL's own functions may call each other through these names */
+THREAD int groups; /* of calls, that were begun and not ended */
+THREAD struct {
+    uint64_t index;
+    void *stream;
+} last_of_group = {RING_NOWHERE, NULL};
 
 struct made {
     uint64_t id;
@@ -37,16 +43,37 @@ static void describe(struct ring_group *group, void *with) {
     __atomic_store_n(&group->id, made->id, __ATOMIC_RELEASE);
 }
 
-/* The communicator of a call: one that was made before this library looked gets an id of its own. */
-static int group_of(struct ring *ring, void *comm) {
+/* One that was made before this library looked gets an id of its own. */
+static void describe_unknown(struct ring_group *group, void *comm) {
     struct made unknown = {ring_hash(&comm, sizeof comm, (uint64_t)getpid()), -1, -1};
-    return ring_group_of(ring, (uint64_t)(uintptr_t)comm, describe, &unknown);
+    describe(group, &unknown);
 }
 
-static void entered(void *comm, struct ring_call call) {
+static int group_of(struct ring *ring, void *comm) {
+    return ring_group_of(ring, (uint64_t)(uintptr_t)comm, describe_unknown, comm);
+}
+
+static uint64_t entered(void *comm, struct ring_call call) {
     struct ring *ring = depth == 1 ? ring_of_process() : NULL;
     int group = ring ? group_of(ring, comm) : RING_NONE;
-    if (group != RING_NONE) ring_entered(ring, group, call);
+    return group != RING_NONE ? ring_entered(ring, group, call) : RING_NOWHERE;
+}
+
+/* A call has returned well: it is queued, unless a group holds it back, or it went into a graph. */
+static void returned(uint64_t index, void *stream) {
+    if (index == RING_NOWHERE) return;
+    struct ring *ring = ring_of_process();
+    struct ring_record *record = &ring->records[index % RING_CAPACITY];
+    if (__atomic_load_n(&call_ring.capturing, __ATOMIC_ACQUIRE)) {
+        if (__atomic_load_n(&record->stamp, __ATOMIC_ACQUIRE) == index + 1) record->captured = 1;
+        return;
+    }
+    if (groups) {
+        last_of_group.index = index;
+        last_of_group.stream = stream;
+        return;
+    }
+    gpu_called(ring, OF_COLLECTIVE, stream, index, record->entered_ns);
 }
 
 static uint8_t dtype_of(int32_t number) {
@@ -61,11 +88,12 @@ static uint8_t dtype_of(int32_t number) {
         result(*real) parameters = FIND(name);                                                       \
         if (!real) return INTERNAL_ERROR; /* an older NCCL, asked for a function by our name */      \
         depth++;                                                                                     \
-        entered(comm, (struct ring_call){                                                            \
+        uint64_t index = entered(comm, (struct ring_call){                                           \
                           .op = which, .dtype = dtype_of(type), .state = CALL_IN_FLIGHT, .peer = other, \
                           .count = elements, .stream = (uint64_t)(uintptr_t)stream});                \
         result said = real arguments;                                                                \
         depth--;                                                                                     \
+        if (!said) returned(index, stream);                                                          \
         return said;                                                                                 \
     }
 
@@ -93,6 +121,31 @@ CALL(ncclSend, OP_SEND, (const void *buffer, size_t count, int32_t type, int32_t
      (buffer, count, type, peer, comm, stream), type, count, peer)
 CALL(ncclRecv, OP_RECV, (void *buffer, size_t count, int32_t type, int32_t peer, END),
      (buffer, count, type, peer, comm, stream), type, count, peer)
+
+RING_PUBLIC result ncclGroupStart(void);
+result ncclGroupStart(void) {
+    static void *next;
+    result (*real)(void) = FIND(ncclGroupStart);
+    if (!real) return INTERNAL_ERROR;
+    result said = real();
+    if (!said && !depth) groups++;
+    return said;
+}
+
+RING_PUBLIC result ncclGroupEnd(void);
+result ncclGroupEnd(void) {
+    static void *next;
+    result (*real)(void) = FIND(ncclGroupEnd);
+    if (!real) return INTERNAL_ERROR;
+    depth++;
+    result said = real();
+    depth--;
+    if (depth || (groups && --groups)) return said;
+    uint64_t index = last_of_group.index;
+    last_of_group.index = RING_NOWHERE;
+    if (!said) returned(index, last_of_group.stream);
+    return said;
+}
 
 /* -- communicators: their making may hang, too, and is noted as a call of the new one ------------------------------ */
 

@@ -16,9 +16,9 @@ from resilio_hpc.native import intercept
 @pytest.mark.parametrize(
     ("torch", "mpi", "kind", "program", "families"),
     [
-        (True, False, "script", "train.py", ("gloo", "nccl")),
-        (True, False, "module", "trainer", ("gloo", "nccl")),
-        (True, True, "script", "train.py", ("gloo", "nccl", "mpi")),
+        (True, False, "script", "train.py", ("gloo", "nccl", "cuda", "cublas", "hip")),
+        (True, False, "module", "trainer", ("gloo", "nccl", "cuda", "cublas", "hip")),
+        (True, True, "script", "train.py", ("gloo", "nccl", "cuda", "cublas", "hip", "mpi")),
         (False, False, "script", "train.py", ()),
         (False, True, "command", "./solver", ("mpi",)),
         (True, False, "command", "bash", ()),
@@ -39,6 +39,20 @@ def test_the_users_own_libraries_stay_and_come_after() -> None:
     found = interception.preload({"LD_PRELOAD": "/opt/tool.so"}, ("gloo", "nccl"))
     assert found == {"LD_PRELOAD": ":".join([*map(str, ours), "/opt/tool.so"])}
     assert interception.preload({}, ()) == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "families"),
+    [("", ("gloo",)), ("nvidiactl", ("gloo", "cuda", "cublas")), ("kfd", ("gloo", "hip"))],
+)
+def test_a_gpus_libraries_are_loaded_where_there_is_one(tmp_path: Path, device: str, families: tuple[str, ...]) -> None:
+    (tmp_path / "dev").mkdir()
+    if device:
+        (tmp_path / "dev" / device).touch()
+    found = interception.preload({}, ("gloo", "cuda", "cublas", "hip"), tmp_path)
+    if None in map(intercept.library, families):
+        pytest.skip("needs the C extensions")
+    assert found == {"LD_PRELOAD": ":".join(str(intercept.library(family)) for family in families)}
 
 
 def test_a_path_that_cannot_stand_in_the_list_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

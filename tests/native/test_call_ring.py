@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from resilio_hpc.core.wire import MAX_BYTES_HEARD
 from resilio_hpc.diagnose.hangs.call_ring import CAPACITY, GROUPS, SIZE, CallRing
-from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, RankSight
+from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, GpuSight, RankSight
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.rank_look import process_facts
 from tests.support.environments import ROOT
@@ -136,6 +137,8 @@ def test_any_bytes_are_read_without_harm(writer: Path, tmp_path: Path) -> None:
         except OSError:
             continue
         groups, calls = ring.look()
+        sight = RankSight(0, gpu=ring.gpu())
+        assert msgspec.json.decode(msgspec.json.encode(sight), type=RankSight) == sight  # as in a message
         assert len(groups) <= MAX_GROUPS
         assert len(calls) <= MAX_GROUPS + MAX_CALLS
         assert all(0 <= call.group < len(groups) for call in calls)
@@ -148,6 +151,7 @@ def test_a_ring_that_is_cut_short_meanwhile_does_not_end_its_reader(writer: Path
     os.truncate(tmp_path / "ring", 100)
     ring.look()
     os.truncate(tmp_path / "ring", 0)
+    assert ring.gpu() is None
     assert ring.counts == (0, 0)
     assert ring.look() == ((), ())
 
@@ -167,10 +171,12 @@ def test_what_the_kernel_knows_of_a_process() -> None:
 def test_the_looks_at_all_ranks_of_a_node_fit_into_one_message(writer: Path, tmp_path: Path) -> None:
     assert write(writer, tmp_path / "ring", "groups", str(GROUPS)) == 0
     ring = CallRing(tmp_path / "ring")
+    most = 1 << 50
+    gpu = GpuSight("freed memory", 1e9 / 3, most, most, most, most, 1e300 / 3, most, most, most, 1e9 / 3)
     for ranks in (1, 8, 64, 256):
         groups, calls = ring.look(ranks)
         sights = tuple(
-            RankSight(rank, 1 << 50, "S", "x" * 64, 1e9, 1 << 50, 1 << 50, groups, calls, "p" * 300)
+            RankSight(rank, 1 << 50, "S", "x" * 64, 1e9, 1 << 50, 1 << 50, groups, calls, "p" * 300, gpu)
             for rank in range(ranks)
         )
         message = m.RanksSeen("n" * 60, 1, 1, 1, sights)

@@ -77,8 +77,10 @@ def _waits(known: Mapping[int, RankCalls], members: Mapping[str, Sequence[int]],
     absent: dict[tuple[str, int], tuple[int, ...]] = {}
     found: dict[int, list[Wait]] = {}
     for rank, one in known.items():
-        here = []
+        here: list[Wait] = []
         for communicator, call in one.waits_in(beside):
+            if here and here[-1].communicator == communicator:
+                continue  # an earlier call of it waits
             if call.peer >= 0:
                 if not _is_met(rank, call, communicator, known.get(call.peer)):
                     here.append(Wait((call.peer,), communicator, call))

@@ -5,8 +5,10 @@ The file is not trusted: each number is bounded, and a record that is being over
 
 from __future__ import annotations
 
+import math
 import os
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,21 +17,25 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.core import regular_file
-from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, CallSight, GroupSight
+from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, CallSight, GpuSight, GroupSight
 
 MAGIC = b"RSLCALLS"
-VERSION = 1
-GROUPS, CAPACITY = 256, 2048
-QUEUED = ("nccl",)  # families whose calls are not seen to complete: all of a communicator but the last count as done
+VERSION = 2
+LANES, GROUPS, CAPACITY = 64, 256, 2048
+QUEUED = ("nccl",)  # families whose calls return when they are queued: the end of few of them is seen
 _HEADER = struct.Struct("<8s4I3QI12x")
+_GPU = struct.Struct("<5Q24x")
+_LANE = struct.Struct("<2I5Qd2Q56x")
 _GROUP = struct.Struct("<QiiQQ8sQ16x")
 _RECORD = struct.Struct("<6QI4BiI")
-SIZE = _HEADER.size + GROUPS * _GROUP.size + CAPACITY * _RECORD.size
-_RECORDS = _HEADER.size + GROUPS * _GROUP.size
+_GROUPS = _HEADER.size + _GPU.size + LANES * _LANE.size
+_RECORDS = _GROUPS + GROUPS * _GROUP.size
+SIZE = _RECORDS + CAPACITY * _RECORD.size
 SHARED = 1024  # communicators, and calls, of all ranks in one message, which must stay far below a mebibyte
 _NUMBER = (1 << 53) - 1
 _IN_FLIGHT = 1
 
+WAITS = ("", "a stream", "the device", "an event", "a copy", "freed memory")
 OPS = (
     "other", "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
     "barrier", "send", "recv", "scan", "communicator",
@@ -67,29 +73,38 @@ class CallRing:
     def look(self, ranks: int = 1) -> tuple[tuple[GroupSight, ...], tuple[CallSight, ...]]:
         """Return the communicators, and of each the calls that are not completed and the last one, oldest first.
 
-        Of too many communicators the last ones are kept; of too many calls the first that wait. ``ranks``: whose looks
-        share one message.
+        Of too many communicators the last ones are kept; of too many calls the first that wait, of a QUEUED family the
+        last ones. There the end of a call is the end of all before it on the same stream; where no end was seen, all
+        but the last count as done. ``ranks``: whose looks share one message.
         """
         most_groups, most_calls = (max(2, min(most, SHARED // ranks)) for most in (MAX_GROUPS, MAX_CALLS))
         memory = os.pread(self._file, SIZE, 0).ljust(SIZE, b"\0")
         stamps = os.pread(self._file, SIZE, 0).ljust(SIZE, b"\0")  # what changed meanwhile is not whole
         groups = _groups(memory)
-        waiting: dict[int, list[CallSight]] = defaultdict(list)
         last: dict[int, CallSight] = {}
-        for call in _records(memory, stamps):
+        open_calls: dict[int, list[tuple[CallSight, int]]] = defaultdict(list)  # and their streams
+        bounded: set[int] = set()  # communicators of which a queued call was seen to end
+        for call, stream in _records(memory, stamps):
             if call.group not in groups:
                 continue
             last[call.group] = call
-            if groups[call.group].family in QUEUED:
-                waiting[call.group].clear()
+            still_open = open_calls[call.group]
+            if groups[call.group].family in QUEUED and not call.blocks:
+                if call.completed:
+                    bounded.add(call.group)
+                    still_open[:] = [one for one in still_open if one[1] != stream]
+                elif call.group not in bounded:
+                    still_open.clear()
             if not call.completed:
-                waiting[call.group].append(call)
+                still_open.append((call, stream))
+        waiting = {number: [call for call, _ in found] for number, found in open_calls.items() if found}
         chosen = sorted(groups, key=lambda number: (number in waiting, number))[-most_groups:]
         place = {number: at for at, number in enumerate(sorted(chosen))}
         calls = []
         share = max(1, most_calls // max(1, len(waiting)))
         for number in sorted(chosen):
-            kept = waiting[number][:share]
+            found = waiting.get(number, [])
+            kept = found[-share:] if groups[number].family in QUEUED else found[:share]
             if last.get(number) is not None and last[number] not in kept:
                 kept.append(last[number])
             calls += kept
@@ -102,6 +117,31 @@ class CallRing:
         groups = _groups(memory)
         return memory[_RECORDS:], [number for number, group in groups.items() if group.family in QUEUED]
 
+    def gpu(self) -> GpuSight | None:
+        """Return what the process asked of its GPU; None where that is nothing."""
+        memory = os.pread(self._file, _GROUPS, 0).ljust(_GROUPS, b"\0")
+        sampled, reached, reached_ns, _, _ = _GPU.unpack_from(memory, _HEADER.size)
+        lanes = list(_LANE.iter_unpack(memory[_HEADER.size + _GPU.size :]))
+        _, _, _, launches, launched, graphs, gemms, _, waits, _ = (sum(column) for column in zip(*lanes, strict=True))
+        if not launches + gemms + waits:
+            return None
+        now_ns = time.monotonic_ns()
+        oldest_ns, kind = min(((lane[2], lane[1]) for lane in lanes if 0 < lane[1] < len(WAITS)), default=(now_ns, 0))
+        flops = sum(lane[7] for lane in lanes if 0.0 <= lane[7] < math.inf)
+        return GpuSight(
+            WAITS[kind],
+            _seconds(now_ns - oldest_ns),
+            launches & _NUMBER,
+            max(0, launches - launched) & _NUMBER,
+            graphs & _NUMBER,
+            gemms & _NUMBER,
+            min(flops, 1e300),
+            waits & _NUMBER,
+            sampled & _NUMBER,
+            reached & _NUMBER,
+            _seconds(now_ns - reached_ns) if reached else -1.0,
+        )
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
@@ -112,25 +152,31 @@ def _groups(memory: bytes) -> dict[int, GroupSight]:
     used = min(_HEADER.unpack_from(memory, 0)[8], GROUPS)
     found = {}
     for number in range(used):
-        key, rank, size, entered, _, family, _ = _GROUP.unpack_from(memory, _HEADER.size + number * _GROUP.size)
+        key, rank, size, entered, _, family, _ = _GROUP.unpack_from(memory, _GROUPS + number * _GROUP.size)
         if key:
             name = plain(family.rstrip(b"\0").decode("ascii", "replace"))
             found[number] = GroupSight(key & _NUMBER, name, max(rank, -1), max(size, -1), entered & _NUMBER)
     return found
 
 
-def _records(memory: bytes, again: bytes) -> Iterator[CallSight]:
-    """Yield the whole records, oldest first. ``again``: read later; what differs was being overwritten."""
+def _records(memory: bytes, again: bytes) -> Iterator[tuple[CallSight, int]]:
+    """Yield the whole records and their streams, oldest first. ``again``: read later; what differs was overwritten."""
     begun = _HEADER.unpack_from(memory, 0)[6]
     for index in range(max(0, begun - CAPACITY), begun):
         at = _RECORDS + (index % CAPACITY) * _RECORD.size
-        stamp, _, done_ns, sequence, count, _, group, op, dtype, state, _, peer, _ = _RECORD.unpack_from(memory, at)
-        if stamp != index + 1 or memory[at : at + 8] != again[at : at + 8]:
+        stamp, _, done_ns, sequence, count, stream, group, op, dtype, state, _, peer, captured = _RECORD.unpack_from(
+            memory, at
+        )
+        if stamp != index + 1 or captured or memory[at : at + 8] != again[at : at + 8]:
             continue
         shape = f"{count & _NUMBER} {DTYPES[dtype] if dtype < len(DTYPES) else ''}".strip() if count else ""
         name = OPS[op] if op < len(OPS) else OPS[0]
         blocks = state != _IN_FLIGHT
-        yield CallSight(group, name, sequence & _NUMBER, shape, max(peer, -1), done_ns != 0, blocks)
+        yield CallSight(group, name, sequence & _NUMBER, shape, max(peer, -1), done_ns != 0, blocks), stream
+
+
+def _seconds(passed_ns: int) -> float:
+    return min(max(passed_ns, 0) / 1e9, 1e12)
 
 
 def plain(text: str) -> str:

@@ -36,13 +36,12 @@ class RankCalls(msgspec.Struct, frozen=True):
     def waits_in(self, beside: bool = False) -> list[tuple[str, CollectiveCall]]:
         """Return the calls that it has entered and not completed, the first of each communicator.
 
-        ``beside``: those, too, that go on beside the program.
+        ``beside``: those, too, that go on beside the program. Of these all are given: the end of few of them is seen.
         """
         found = []
         for communicator, calls in self.calls.items():
-            first = next((call for call in calls if not call.completed and (beside or call.blocks)), None)
-            if first is not None:
-                found.append((communicator, first))
+            here = [(communicator, call) for call in calls if not call.completed and (beside or call.blocks)]
+            found += here if beside else here[:1]
         return found
 
     def entered(self, communicator: str) -> int:

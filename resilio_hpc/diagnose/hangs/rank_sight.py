@@ -49,13 +49,35 @@ class CallSight(_Part, frozen=True):
     blocks: bool = True
 
 
+class GpuSight(_Part, frozen=True):
+    """What one rank asked of its GPU so far, and how far the GPU is known to be.
+
+    ``waits_for``: what the program waits for at this moment, "" where it does not; ``waits_s``: since how many seconds.
+    ``launching``: kernel launches that have not returned. ``gemms`` and ``flops``: of cuBLAS. ``sampled``: calls behind
+    which an event was recorded, ``reached`` of them; ``reached_s``: how many seconds ago the last one was seen to be,
+    -1 without one.
+    """
+
+    waits_for: Word = ""
+    waits_s: Calls = 0.0
+    launches: Whole = 0
+    launching: Whole = 0
+    graphs: Whole = 0
+    gemms: Whole = 0
+    flops: Annotated[float, msgspec.Meta(ge=0.0, le=1e300)] = 0.0
+    waits: Whole = 0
+    sampled: Whole = 0
+    reached: Whole = 0
+    reached_s: Calls = -1.0
+
+
 class RankSight(_Part, frozen=True):
     """One rank. ``calls``: of each communicator the ones that are not completed, and the last one.
 
     ``state``: the kernel's letter, "" where the process is not there; ``waits_in``: the kernel function in which it
     sleeps; ``cpu_s``: processor time so far, seconds; ``begun`` and ``completed``: calls, -1 where none were seen;
     ``place``: the program's line, where known; ``joins``: the function of torch.distributed in which it waits for its
-    peers to come, such as ``init_process_group``, where known.
+    peers to come, such as ``init_process_group``, where known; ``gpu``: None where it asked nothing of one.
     """
 
     rank: Whole
@@ -69,3 +91,4 @@ class RankSight(_Part, frozen=True):
     calls: Annotated[tuple[CallSight, ...], msgspec.Meta(max_length=MAX_GROUPS + MAX_CALLS)] = ()
     place: Place = ""
     joins: Word = ""
+    gpu: GpuSight | None = None

@@ -60,7 +60,10 @@ def judge(
         return HangVerdict(found.kind, (), f"{names_of(moved)} made calls meanwhile", moves=True)
     if meets is not None:
         found = meets
-    if found.kind is HangKind.NONE or (found.kind is HangKind.STUCK and _is_queued(found)):
+    queued = found.kind in (HangKind.STUCK, HangKind.LAGGING) and _is_queued(found)
+    if queued and (held := held_by_gpu(now, before, between_s)):
+        return _by_gpu(found, held, now)
+    if found.kind is HangKind.NONE or queued:
         return _by_steps(now)
     said = found.evidence
     if found.kind is HangKind.ABSENT:
@@ -128,8 +131,39 @@ def _calls_of(sight: RankSight, named: Mapping[int, str], by_number: Mapping[int
     return RankCalls(sight.rank, calls)
 
 
+def held_by_gpu(now: Mapping[int, RankSight], before: Mapping[int, RankSight], between_s: float) -> tuple[int, ...]:
+    """Return the ranks whose program has waited for its GPU, or was in one launch, all the time between the looks."""
+    found = []
+    for rank, sight in sorted(now.items()):
+        was = before[rank].gpu if rank in before else None
+        if sight.gpu is None or was is None:
+            continue
+        waits = bool(sight.gpu.waits_for) and sight.gpu.waits_s >= between_s
+        launches = min(sight.gpu.launching, was.launching) > 0 and sight.gpu.launches == was.launches
+        if waits or launches:
+            found.append(rank)
+    return tuple(found)
+
+
+def _by_gpu(found: HangBlame, held: tuple[int, ...], now: Mapping[int, RankSight]) -> HangVerdict:
+    """Return what a GPU's facts tell where all entered the same calls, whose end is not seen."""
+    others = tuple(rank for rank in sorted(now) if rank not in held)
+    said = f"all entered the same calls of {found.communicator}, and {_gpu_wait(held[0], now)}"
+    if len(held) > 1:
+        said += f", as {names_of(held[1:])} {'has' if len(held) == 2 else 'have'}"
+    said += f"; {names_of(others)} {'has' if len(others) == 1 else 'have'} not" if others else ""
+    return HangVerdict(HangKind.STUCK, (), f"{said}: network or kernel")
+
+
+def _gpu_wait(rank: int, now: Mapping[int, RankSight]) -> str:
+    gpu = now[rank].gpu
+    if gpu is None or not gpu.waits_for:
+        return f"rank {rank} has been inside one kernel launch"
+    return f"rank {rank} has waited for its GPU ({gpu.waits_for}) for {gpu.waits_s:.0f} s"
+
+
 def _is_queued(found: HangBlame) -> bool:
-    """Return whether the call is one whose end is never seen: all ranks may be far beyond it."""
+    """Return whether the end of the call need not be seen: all ranks may be far beyond it."""
     return found.communicator.startswith(tuple(f"the {family} " for family in QUEUED))
 
 
@@ -156,6 +190,8 @@ def _what_it_does(rank: int, now: Mapping[int, RankSight], before: Mapping[int, 
     if sight.state == "D":
         inside = f" ({sight.waits_in})" if sight.waits_in else ""
         return f"rank {rank} sleeps in the kernel{inside}{where}: a disk, a file system or a driver"
+    if rank in held_by_gpu(now, before, between_s):
+        return f"{_gpu_wait(rank, now)}{where}"
     earlier = before.get(rank)
     spent_s = sight.cpu_s - earlier.cpu_s if earlier is not None else 0.0
     if earlier is not None and spent_s > BUSY_SHARE * between_s > 0:

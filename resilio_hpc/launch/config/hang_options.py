@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.launch.config.flags import failures_flag, number
+from resilio_hpc.native.intercept import GPU_FAMILIES
 
 CONTAINERS = ("apptainer", "singularity", "shifter", "podman", "docker", "enroot", "ch-run")
 
@@ -25,7 +26,7 @@ class HangOptions:
         names="--hang-timeout",
     )
     intercept: bool = failures_flag(
-        "do not load the library that notes the ranks' calls of communication libraries",
+        "do not load the libraries that note the ranks' calls of communication libraries and of the GPU",
         True,
         None,
         raw=False,
@@ -37,8 +38,10 @@ class HangOptions:
         """Return the families of communication libraries whose calls are noted. ``kind``: of the options.
 
         A library that is of no use is not loaded, since programs would find its names. Nor is one where a command may
-        open a container: its file is missing there, and each process would say so.
+        open a container: its file is missing there, and each process would say so. Those of a GPU are loaded only on
+        nodes that have one (``workers/interception``).
         """
         in_python = torch and kind != "command"
-        found = {"gloo": in_python, "nccl": in_python, "mpi": mpi and Path(program).name not in CONTAINERS}
+        found = dict.fromkeys(("gloo", "nccl", *GPU_FAMILIES), in_python)
+        found["mpi"] = mpi and Path(program).name not in CONTAINERS
         return tuple(family for family, used in found.items() if used and self.intercept)

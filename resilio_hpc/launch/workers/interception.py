@@ -13,12 +13,13 @@ from resilio_hpc.native import intercept
 CALLS_VARIABLE = "RESILIO_CALLS"
 
 
-def preload(environment: Mapping[str, str], watched: Sequence[str]) -> dict[str, str]:
-    """Return the variables that load these families' libraries.
+def preload(environment: Mapping[str, str], watched: Sequence[str], root: Path = Path("/")) -> dict[str, str]:
+    """Return the variables that load these families' libraries. ``root``: of the file system, with the devices.
 
     {} where none was built, or its path cannot stand in a list.
     """
-    libraries = [path for family in watched if (path := intercept.library(family))]
+    useful = [family for family in watched if intercept.is_useful(family, root)]
+    libraries = [path for family in useful if (path := intercept.library(family))]
     usable = [path for path in libraries if not set(path) & {" ", ":"}]
     if not usable:
         return {}

@@ -86,7 +86,10 @@ class RankLook:
         groups, calls = ring.look(ranks) if ring is not None else ((), ())
         stack = self._stack(local_rank)
         place, joins = place_of(stack)[:300], joins_in(stack)
-        return RankSight(rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place, joins)
+        gpu = ring.gpu() if ring is not None else None
+        return RankSight(
+            rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place, joins, gpu
+        )  # fmt: skip
 
     def _ring(self, local_rank: int) -> CallRing | None:
         """Return the ring of a rank's own process, once there is one: a program that it starts may have been first."""

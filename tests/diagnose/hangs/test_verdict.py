@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from resilio_hpc.diagnose.hangs.blame import HangKind
-from resilio_hpc.diagnose.hangs.rank_sight import CallSight, GroupSight, RankSight
+from resilio_hpc.diagnose.hangs.rank_sight import CallSight, GpuSight, GroupSight, RankSight
 from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge, rank_calls
 
 WORLD = 4
@@ -163,3 +163,48 @@ def test_a_receive_is_matched_by_the_ranks_of_its_group() -> None:
     others = [RankSight(rank, 1, "R", begun=0, completed=0) for rank in (0, 2)]
     verdict = standing(world(receives, idle, *others))
     assert (verdict.kind, verdict.ranks) == (HangKind.ABSENT, (1,))
+
+
+def queued(rank: int, entered: int, done: int, **facts: object) -> RankSight:
+    """A rank that queued NCCL calls, of which the GPU is known to have done some."""
+    group = GroupSight(7, "nccl", rank, WORLD, entered)
+    calls = tuple(CallSight(0, "all_reduce", number, blocks=False) for number in range(done + 1, entered + 1))
+    fields = {"state": "R", "begun": entered, "completed": 3, **facts}
+    return RankSight(rank, groups=(group,), calls=calls, **fields)  # type: ignore[arg-type]
+
+
+def test_a_rank_that_queued_fewer_calls_than_others_is_found_by_the_first_one() -> None:
+    now = world(*(queued(rank, 40 if rank == 1 else 50, 30 + rank) for rank in range(WORLD)))
+    verdict = standing(now)
+    assert (verdict.kind, verdict.ranks, verdict.certain) == (HangKind.ABSENT, (1,), False)
+    assert verdict.evidence == ("rank 1 did not enter all_reduce number 41 of the nccl group of all ranks; rank 1 runs")
+
+
+def test_a_gpu_that_does_not_go_on_is_told_from_a_program_that_does_not() -> None:
+    in_wait, out = GpuSight("a stream", 42.0, launches=9, waits=4), GpuSight(launches=9, waits=4)
+    now = world(*(queued(rank, 50, 30 + rank, gpu=in_wait) for rank in range(WORLD)))
+    verdict = standing(now)
+    assert (verdict.kind, verdict.ranks, verdict.certain) == (HangKind.STUCK, (), False)
+    assert verdict.evidence == (
+        "all entered the same calls of the nccl group of all ranks, and rank 0 has waited for its GPU (a stream) for "
+        "42 s, as ranks 1, 2, 3 have: network or kernel"
+    )
+    some = world(*(queued(rank, 50, 30, gpu=in_wait if rank != 2 else out) for rank in range(WORLD)))
+    assert "; rank 2 has not: network or kernel" in standing(some).evidence
+    none = world(*(queued(rank, 50, 30 + rank, gpu=out) for rank in range(WORLD)))
+    assert standing(none).kind is HangKind.NONE  # not "lagging": that an end was not seen tells nothing
+    just = world(*(queued(rank, 50, 30, gpu=GpuSight("a stream", 1.0)) for rank in range(WORLD)))
+    assert standing(just).kind is HangKind.NONE
+
+
+def test_a_launch_that_does_not_return_waits_for_the_gpu_too() -> None:
+    full = GpuSight(launches=1024, launching=1)
+    now = world(*(queued(rank, 50, 30, gpu=full) for rank in range(WORLD)))
+    assert "rank 0 has been inside one kernel launch" in standing(now).evidence
+    before = world(*(queued(rank, 50, 30, gpu=GpuSight(launches=1023, launching=1)) for rank in range(WORLD)))
+    assert judge(now, before, 2.0, WORLD).kind is HangKind.NONE
+
+
+def test_what_an_absent_rank_does_with_its_gpu_is_told() -> None:
+    verdict = standing(waiting_for(2, state="R", gpu=GpuSight("the device", 7.4)))
+    assert verdict.evidence.endswith("rank 2 has waited for its GPU (the device) for 7 s")
