@@ -203,7 +203,7 @@ def _hangs() -> list[Drill]:
 
 
 def _stopped_helpers() -> list[Drill]:
-    """A process of the launcher's own is stopped (SIGSTOP), or its disk hangs, while it is needed."""
+    """Stop a process of the launcher's own (SIGSTOP), or hang its disk, while it is needed."""
     told = {"told": "helper_stopped", "world_size": 6}
 
     def twice(helper: str, to: str) -> tuple[Act, Act]:
@@ -214,7 +214,8 @@ def _stopped_helpers() -> list[Drill]:
         Drill("saver stopped, twice", twice("saver", "follower"), **told),
         Drill("I/O worker stopped, twice", twice("io_worker", "leader"), **told),
         Drill("zygote stopped, a rank killed meanwhile",
-              (Act("stop_zygote", "follower"), Act("kill_rank", "follower", after_s=0.5)), ("rank_killed",), **told),
+              (Act("stop_zygote", "follower"), Act("kill_rank", "follower", after_s=0.5)),
+              ("rank_killed", "rank_exception"), **told),  # its peers may report first
         Drill("rendezvous store stopped, a rank killed meanwhile",
               (Act("stop_store", "leader"), Act("kill_rank", "follower", after_s=0.5)), ("rank_killed",), world_size=6),
         Drill("agent stopped", (Act("stop_agent", "follower"),), LOST, **SPARE),

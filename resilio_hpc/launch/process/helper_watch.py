@@ -30,7 +30,10 @@ class _Stopped:
 
 
 class HelperWatch:
-    """Watches this process's own children, and the ranks' stores. ``tell(name, pid, action)`` is called with "continued" or "killed"."""
+    """Watches this process's own children, and the ranks' stores.
+
+    ``tell(name, pid, action)`` is called with "continued" or "killed".
+    """
 
     def __init__(
         self,

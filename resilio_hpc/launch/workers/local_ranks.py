@@ -69,7 +69,7 @@ class LocalRanks:
         options = self._options
         return Spawner(
             environment, options.preload, zygote, directory, cwd=self._node.settings.cwd, torch=options.torch,
-            program=(options.kind, options.script),
+            program=(options.kind, options.script), lost_s=options.heartbeat_timeout_s,
         )  # fmt: skip
 
     def start(self) -> None:

@@ -90,6 +90,7 @@ class Spawner:
         cwd: str = "",
         torch: bool = True,
         program: tuple[str, str] = ("", ""),
+        lost_s: float = 0.0,
     ) -> None:
         self._environment = dict(environment)
         self.token = self._environment.setdefault(process_tree.TOKEN_VARIABLE, secrets.token_hex(16))
@@ -101,6 +102,7 @@ class Spawner:
         self._cwd = cwd
         self._torch = torch
         self._program = program
+        self._lost_s = lost_s
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._orphans: list[int] = []
@@ -131,8 +133,9 @@ class Spawner:
             others = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
             environment = {**others, "PYTHONPATH": absolute}
         options = Options(
-            theirs.fileno(), os.getpid(), self._preload, why, self._cwd, self._torch, self._program, python_path
-        )
+            theirs.fileno(), os.getpid(), self._preload, why, self._cwd, self._torch, self._program, python_path,
+            self._lost_s,
+        )  # fmt: skip
         self._began = time.time()
         self._directory.mkdir(parents=True, exist_ok=True)
         with theirs, (self._directory / "spawner.log").open("ab") as log:

@@ -40,6 +40,7 @@ from resilio_hpc.launch.workers.spawner_messages import (
     from_spawner,
     to_spawner,
 )
+from resilio_hpc.launch.workers.stopped_agent import LOOK_S, StoppedAgent
 
 Task = Callable[[], int | None]
 """What a forked child does once it has left the spawner's loop; its result is the exit code."""
@@ -50,7 +51,7 @@ class Options(msgspec.Struct, frozen=True):
 
     ``why_not_fork`` "" asks for preloading. ``cwd`` "": the present directory. ``torch`` False: neither ranks nor this
     process import torch. ``program``: kind and name of the program, as far as known. ``python_path``: the ranks'
-    PYTHONPATH; this process's own is absolute.
+    PYTHONPATH; this process's own is absolute. ``lost_s``: see ``StoppedAgent``.
     """
 
     fd: int
@@ -61,12 +62,13 @@ class Options(msgspec.Struct, frozen=True):
     torch: bool = True
     program: tuple[str, str] = ("", "")
     python_path: str | None = None
+    lost_s: float = 0.0
 
 
 class Zygote:
     """The spawner's loop. ``serve`` returns in forked children only, with their task."""
 
-    def __init__(self, link: socket.socket, why_not_fork: str, torch: bool) -> None:
+    def __init__(self, link: socket.socket, why_not_fork: str, torch: bool, lost_s: float = 0.0) -> None:
         self._link = link
         self._why_not_fork = why_not_fork
         self._torch = torch
@@ -80,6 +82,7 @@ class Zygote:
         signal.signal(signal.SIGTERM, self._on_terminate)
         self._terminated = False
         self._agent = os.getppid()
+        self._stopped_agent = StoppedAgent(self._agent, lost_s)
 
     def _on_terminate(self, *_: object) -> None:
         """Handle SIGTERM: the agent died and the kernel sent it, or Slurm sent it to the whole step.
@@ -101,7 +104,7 @@ class Zygote:
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
             self._send(*self._processes.reap())
-            if self._terminated:
+            if self._terminated or (self._processes.ranks and self._stopped_agent.is_over(time.monotonic())):
                 self._end()
             if self._link.fileno() in ready:
                 packet = self._link.recv(MAX_BYTES)
@@ -121,7 +124,7 @@ class Zygote:
     def _timeout_ms(self) -> float | None:
         if self._stop is not None:
             return self._stop.looks_again_ms()
-        return 0 if self._backlog else None
+        return 0 if self._backlog else LOOK_S * 1000 if self._processes.ranks else None
 
     def _accept(self, command: Command) -> None:
         if not isinstance(command, Stop):
@@ -227,7 +230,7 @@ def main() -> None:
     process_tree.die_with_parent(options.agent, signal.SIGTERM)
     link = socket.socket(fileno=options.fd)
     link.send(from_spawner.encode(Ready(os.getpid(), time.monotonic() - begun, 1, options.why_not_fork)))
-    zygote = Zygote(link, options.why_not_fork, options.torch)
+    zygote = Zygote(link, options.why_not_fork, options.torch, options.lost_s)
     task = zygote.serve()
     del zygote, link
     sys.exit(task())
