@@ -6,7 +6,7 @@ own there. Where calls are queued on a GPU (NCCL), a program runs ahead of them,
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -18,12 +18,12 @@ from resilio_hpc.diagnose.hangs.call_ring import QUEUED
 class Standing(msgspec.Struct, frozen=True):
     """A dead rank among its peers. ``waited``: for a dead peer; ``awaited``: by a dead peer, and it waited for none.
 
-    ``known``: its calls were seen, and those of a peer.
+    ``share``: of its communicators, those in which a dead peer was ahead of it, and it alone had fallen behind.
     """
 
-    known: bool = False
     waited: bool = False
     awaited: bool = False
+    share: float = 0.0
     awaited_in: str = ""
 
 
@@ -37,21 +37,24 @@ def standings(deaths: Sequence[Death]) -> list[Standing]:
             members[group.id].append((index, group.entered))
             names[group.id] = f"the {group.family} group of {group.size} ranks"
             queued[group.id] = group.family in QUEUED
-    known, waited, awaited = set[int](), set[int](), dict[int, str]()
+    known, waited, awaited = Counter[int](), set[int](), defaultdict[int, list[str]](list)
     for key, entered in members.items():
         if len(entered) < 2:
             continue
-        least, most = min(count for _, count in entered), max(count for _, count in entered)
+        counts = [count for _, count in entered]
+        least, most = min(counts), max(counts)
+        last_one = counts.count(least) == 1 and (len(counts) > 2 or not queued[key])
         for index, count in entered:
-            known.add(index)
+            known[index] += 1
             if count > least and not queued[key]:
                 waited.add(index)
-            if count == least < most:
-                awaited[index] = names[key]
+            if count == least < most and last_one:
+                awaited[index].append(names[key])
     return [
-        Standing(index in known, index in waited, index in awaited and index not in waited, awaited.get(index, ""))
+        Standing(index in waited, bool(found := awaited.get(index)) and index not in waited,
+                 len(found or ()) / max(1, known[index]), (found or [""])[0])
         for index in range(len(deaths))
-    ]
+    ]  # fmt: skip
 
 
 def silent_ranks(deaths: Sequence[Death], world_size: int) -> set[int] | None:

@@ -14,7 +14,8 @@ from resilio_hpc.diagnose.hangs.rank_sight import GroupSight
 
 OWN = 0.7  # from here on an end counts as one that does not follow from another
 ECHO = 0.2  # up to here it counts as one that does
-TEARDOWN_S = 15.0  # a killed process with GPUs or a core file is reaped so long after its peers miss it
+TEARDOWN_S = 5.0  # a killed process with GPUs is reaped so long after its peers miss it, or less
+CORE_S = 15.0  # writing a core file takes so long, or less
 RAISED_S = 0.05  # an exception is noted in the file of errors so long after it was raised
 HEARD_S = 3.0  # a lost node died between its last sign of life and the next one
 _SIGNALS = {  # number → (how sure it is the rank's own, what to say)
@@ -29,7 +30,10 @@ _FACTS = {
 }  # fmt: skip
 # a class of text that both ends of a broken link show
 _BOTH_ENDS = (CauseClass.NIC_NETWORK,)
-_ADDRESS = re.compile(r"(?:peer|to|from|host) \[?((?:\d{1,3}\.){3}\d{1,3}|[0-9a-f:]{4,39}(?=[\]<]))", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:peer|to|from|host|error) \[?((?:\d{1,3}\.){3}\d{1,3}|[0-9a-f:]{4,39}(?=[\]<]))", re.IGNORECASE)
+_LINK = re.compile(  # of TCP (errno 110, 113) and of InfiniBand (IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR)
+    r"connection timed out|no route to host|host is unreachable|status=1[23]\b|retry count|transport retry", re.IGNORECASE
+)
 _RAISED = re.compile(r"^(?:\[rank\d+\]: )?(?:[\w.]+)?(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
 _FRAME = re.compile(r'^ *(?:\| +)*File "([^"\n]*)", line (\d+)', re.MULTILINE)
 _CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?", re.IGNORECASE)
@@ -41,7 +45,8 @@ class Death(msgspec.Struct, frozen=True):
 
     ``earliest`` and ``latest``: when it happened, on the node's clock after correction, which is ``clock_s`` seconds
     wrong at most. ``own``: 0 to 1, that it does not follow from another end. ``same``: equal for the same error at the
-    same place. ``named``: addresses of peers that its text names. ``groups``: what it had called.
+    same place. ``named``: addresses of peers that its text names. ``link``: it says that a transfer failed or took too
+    long, not that the peer had closed the connection. ``groups``: what it had called.
     """
 
     rank: int
@@ -53,6 +58,7 @@ class Death(msgspec.Struct, frozen=True):
     clock_s: float = 0.0
     same: str = ""
     named: tuple[str, ...] = ()
+    link: bool = False
     groups: Sequence[GroupSight] = ()
 
 
@@ -64,7 +70,8 @@ def death_of(
 
     ``log``: the telling line of its log, where it left no traceback.
     """
-    earliest, latest = time - (RAISED_S if traceback else TEARDOWN_S), time
+    late_s = RAISED_S if traceback else CORE_S if signal in _CRASHES else TEARDOWN_S
+    earliest, latest = time - late_s, time
     same = ""
     if kind == "node_lost":
         own, says = _FACTS[kind]
@@ -81,8 +88,10 @@ def death_of(
         own, says = _of_signal(signal or 0, log)
     else:
         own, says = _of_text("\n".join((message, log)), "")
-    named = tuple(dict.fromkeys(_ADDRESS.findall(f"{message[:4000]} {log}")))
-    return Death(rank, node, earliest, latest, own, says, clock_s, same, named, groups)
+    text = f"{message[:4000]}\n{log}"
+    named = tuple(dict.fromkeys(_ADDRESS.findall(text)))
+    link = bool(named) and _LINK.search(text) is not None
+    return Death(rank, node, earliest, latest, own, says, clock_s, same, named, link, groups)
 
 
 def _of_signal(signal: int, log: str) -> tuple[float, str]:
@@ -131,7 +140,7 @@ def _is_wrapped_echo(traceback: str) -> bool:
     if "\nThe above exception" not in traceback and "\nDuring handling" not in traceback:
         return False
     raised = [pattern for line in _RAISED.findall(traceback)[:20] for pattern in _patterns(line)]
-    return any(pattern.fault is FaultOf.PEER for pattern in raised)
+    return any(pattern.fault is FaultOf.PEER or pattern.role is LineRole.ECHO for pattern in raised)
 
 
 def _in_collective(traceback: str) -> bool:

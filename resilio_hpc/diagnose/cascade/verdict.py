@@ -53,8 +53,9 @@ class _Case:
         self.deaths = deaths
         self.standings: list[Standing] = standings(deaths)
         self.world_size = world_size
-        accused = [addresses[name] for death in deaths for name in death.named if name in addresses]
-        self.accused = Counter(accused)
+        self.names = [[addresses[name] for name in death.named if name in addresses] for death in deaths]
+        self.accused = Counter(node for index, nodes in enumerate(self.names) for node in set(nodes)
+                               if node != deaths[index].node)  # fmt: skip
 
     def judge(self) -> CascadeVerdict:
         """Return the verdict."""
@@ -63,12 +64,13 @@ class _Case:
         if own:
             return self._among_own(own)
         either = [index for index in everyone if self.deaths[index].own > ECHO]
-        return self._silent(either) or (self._among_either(either) if either else self._only_echoes())
+        found = self._link() or self._silent(either)
+        return found or (self._among_either(either) if either else self._only_echoes())
 
     # -- ends that do not follow from another ------------------------------------------------------------------
 
     def _among_own(self, own: Sequence[int]) -> CascadeVerdict:
-        first = self._first(own)
+        first = min(own, key=lambda index: self.deaths[index].latest)
         death = self.deaths[first]
         rivals = [index for index in own if self._rivals(index, first)]
         if rivals and death.same and self._is_common(first, rivals):
@@ -90,13 +92,9 @@ class _Case:
         return min(indices, key=lambda i: (self.standings[i].waited, self.deaths[i].latest))
 
     def _rivals(self, index: int, first: int) -> bool:
-        """Return whether this end is as good a cause as the first: as early, of another node, and it waited for none."""
+        """Return whether this end is as good a cause as the first: perhaps as early, and of another node."""
         one, best = self.deaths[index], self.deaths[first]
-        if one.node == best.node or _surely_before(best, one):
-            return False
-        if self.standings[first].awaited and not self.standings[index].awaited:
-            return False
-        return not (self.standings[index].waited and not self.standings[first].waited)
+        return one.node != best.node and not _surely_before(best, one)
 
     def _is_common(self, first: int, rivals: Sequence[int]) -> bool:
         return all(self.deaths[index].same == self.deaths[first].same for index in rivals)
@@ -114,6 +112,34 @@ class _Case:
 
     # -- ends that may follow from another ---------------------------------------------------------------------
 
+    def _link(self) -> CascadeVerdict | None:
+        """Return whose link broke: transfers to it failed while no rank of its node had ended.
+
+        Both ends of a link say the same. Where one transfer is all that failed, it is not known which end is at fault.
+        """
+        first_end: dict[str, Death] = {}
+        for death in self.deaths:
+            if death.node not in first_end or death.earliest < first_end[death.node].earliest:
+                first_end[death.node] = death
+        failed: dict[str, list[int]] = {}
+        for index, death in enumerate(self.deaths):
+            for node in set(self.names[index]) - {death.node} if death.link else ():
+                if node not in first_end or _surely_before(death, first_end[node]):
+                    failed.setdefault(node, []).append(index)
+        if not failed:
+            return None
+        node = max(failed, key=lambda name: (len(failed[name]), name))
+        count = len(failed[node])
+        there = [index for index, death in enumerate(self.deaths) if death.node == node]
+        index = self._first([i for i in there if self.deaths[i].link] or there or failed[node])
+        rank = self.deaths[index].rank if there else -1
+        if count > 1 and all(len(namers) < count for name, namers in failed.items() if name != node):
+            said = f"transfers of {count} ranks to {node} failed before any rank there had ended"
+            return CascadeVerdict(index, node, rank, True, 0.65, said)
+        other = self.deaths[failed[node][0]].node
+        said = f"a transfer between {other} and {node} failed: either end, or the network between them"
+        return CascadeVerdict(index, node, rank, False, 0.4, said)
+
     def _silent(self, either: Sequence[int]) -> CascadeVerdict | None:
         """Return the rank or node that others waited for, and that said nothing."""
         nodes = {death.node for death in self.deaths}
@@ -123,7 +149,7 @@ class _Case:
             node, count = gone[0]
             said = f"{count} of {len(self.deaths)} errors name {node}, of which nothing was heard"
             return CascadeVerdict(first, node, -1, True, 0.75 if count > 1 else 0.6, said)
-        silent = silent_ranks(self.deaths, self.world_size)
+        silent = silent_ranks(self.deaths, self.world_size) if not any(death.link for death in self.deaths) else None
         if silent is None or len(silent) > 1:
             return None
         (rank,) = silent
@@ -134,16 +160,17 @@ class _Case:
         return CascadeVerdict(first, "", rank, True, 0.6, said)
 
     def _among_either(self, either: Sequence[int]) -> CascadeVerdict:
-        accused = {self.deaths[index].node: self.accused[self.deaths[index].node] for index in either}
-        most = max(accused.values())
-        named = [index for index in either if most > 1 and self.accused[self.deaths[index].node] == most]
-        awaited = [index for index in either if self.standings[index].awaited]
-        both = [index for index in awaited if index in set(named)]
-        first = self._first(both or awaited or named or either)
+        most = max((self.standings[index].share for index in either), default=0.0)
+        awaited = [index for index in either if self.standings[index].awaited and self.standings[index].share == most]
+        accused = {index: self.accused[self.deaths[index].node] for index in awaited or either}
+        named = [index for index, count in accused.items() if count > 1 and count == max(accused.values())]
+        first = self._first(named or awaited or either)
         death = self.deaths[first]
-        sure = 0.45 + 0.2 * bool(awaited) + 0.15 * bool(named and first in named) + 0.1 * self._is_first(first)
-        sure = sure if len(both or awaited or named or either) == 1 or self._is_first(first) else min(sure, 0.6)
-        return self._answer(first, sure, f"{_name(death)}: {death.says}{self._besides(first)}", primary=sure >= 0.5)
+        sure = 0.4 + 0.1 * (bool(awaited) + bool(named) + self._is_first(first))
+        if any(one.link for one in self.deaths) and not awaited:
+            said = f"transfers failed, and no end says why; {_name(death)} ({death.says}) is the first that may be its own"
+            return self._answer(first, 0.4, said, primary=False)
+        return self._answer(first, sure, f"{_name(death)}: {death.says}{self._besides(first)}")
 
     def _only_echoes(self) -> CascadeVerdict:
         awaited = [index for index, one in enumerate(self.standings) if one.awaited]

@@ -98,7 +98,7 @@ class _World:
         self.nodes: set[str] = set()
         self.none_is_right = False
         self.dead_nodes: set[int] = set()
-        self.hung: set[int] = set()
+        self._breaks: list[tuple[float, int, str]] = []  # when, which rank's transfer fails, to which address
         self._make_clocks()
 
     # -- the machines ------------------------------------------------------------------------------------------
@@ -273,9 +273,6 @@ class _World:
     def _end_of(self, number: int, at: float, fault: str) -> None:
         """Let one rank meet a fault at a true time."""
         draw = self.draw
-        if fault == "hang":
-            self.hung.add(number)
-            return
         if fault in ("killed", "out of memory"):
             seen = fault == "out of memory" and draw.random() < 0.7
             self._dies(number, at, 9, oom_killed=seen)
@@ -299,14 +296,15 @@ class _World:
         draw, rank = self.draw, self.ranks[number]
         found = sorted({self.ranks[n].node for n in self._neighbours(number)} - {rank.node})
         peers = found or [rank.node]
-        when = at + draw.uniform(2, 20)
-        self._fails(number, when, self._broken_link(self.address(draw.choice(peers))))
-        ends = 0
+        self._breaks.append((at + draw.uniform(2, 20), number, self.address(draw.choice(peers))))
         for other in self._neighbours(number):
             if self.ranks[other].node != rank.node and draw.random() < 0.8:
-                self._fails(other, at + draw.uniform(2, 20), self._broken_link(self.address(rank.node)))
-                ends += 1
-        self.none_is_right = ends < 2  # of one broken link both ends look the same
+                self._breaks.append((at + draw.uniform(2, 20), other, self.address(rank.node)))
+
+    def _judge_breaks(self, number: int, seen: list[tuple[float, int]]) -> None:
+        """Set what can be known: of one broken link both ends look the same."""
+        before = [at for at, other in seen if other != number and at < self.ranks[number].ended]
+        self.none_is_right = len(before) < 2
 
     def _fails(self, number: int, at: float, text: str) -> None:
         """Let a rank end by a library's error: NCCL's watchdog mostly ends the process, and writes why into its log."""
@@ -410,32 +408,40 @@ class _World:
             if rank.closed == NEVER:
                 return
             for other in self._neighbours(number):
-                if (number, other) not in told and self.ranks[other].ended == NEVER and other not in self.hung:
+                if (number, other) not in told and self.ranks[other].ended == NEVER:
                     told.add((number, other))
                     heapq.heappush(queue, (rank.closed + self._notices_s(), other, number))
 
         for rank in self.ranks:
             if rank.ended < NEVER:
                 closes(rank.number)
-            elif rank.number not in self.hung:
+            else:
                 since = rank.stuck_since if rank.stuck_since < NEVER else self.t0 + draw.uniform(0, 5)
                 heapq.heappush(queue, (since + WATCHDOG_S + draw.expovariate(1 / 2.0), rank.number, -1))
         if self.library == "mpi" and self.reports:  # mpirun or srun ends the step
             first = min(report_end for report_end in (self.ranks[n].ended for n in range(self.size)) if report_end < NEVER)
             for rank in self.ranks:
-                if rank.number not in self.hung:
-                    heapq.heappush(queue, (first + draw.uniform(0.005, 0.3), rank.number, -2))
+                heapq.heappush(queue, (first + draw.uniform(0.005, 0.3), rank.number, -2))
+        for number_of_break, (when, number, _) in enumerate(self._breaks):
+            heapq.heappush(queue, (when, number, -10 - number_of_break))
+        broken: list[tuple[float, int]] = []
         while queue:
             at, number, peer = heapq.heappop(queue)
             rank = self.ranks[number]
             if rank.ended < NEVER:
                 continue
             waits = rank.stuck_since if rank.stuck_since < NEVER else at
-            at = max(at, waits + 0.001)
+            at = max(at, waits + 0.001) if peer > -10 else at
             if peer >= 0 and self.library == "nccl" and draw.random() < 0.25:
                 continue  # the transport does not see it: the watchdog will
-            self._echo(number, at, peer)
+            if peer <= -10:
+                self._fails(number, at, self._broken_link(self._breaks[-10 - peer][2]))
+                broken.append((at, number))
+            else:
+                self._echo(number, at, peer)
             closes(number)
+        if self.fault == "network":
+            self._judge_breaks(*self.origins, broken)
 
     def _notices_s(self) -> float:
         draw = self.draw
@@ -476,6 +482,9 @@ class _World:
             heard = min(self.stops.values()) - draw.uniform(0, 1.25)
             reports.append(Report(-1, self.node_name(node), "node_lost", heard + self.unix_ahead_s))
         draw.shuffle(reports)
+        if self.fault == "two":  # of the two, those are known that were heard of
+            known = self.origins & {report.rank for report in reports}
+            self.origins = known or set(self.stops) & {report.rank for report in reports} or self.origins
         now = max(judged, self.t0)
         self.exchange(min(now, self.t0 + 30))
         addresses = {self.address(node): self.node_name(node) for node in range(self.size // self.per_node)}
