@@ -64,6 +64,14 @@ def _echoes(f: Fields) -> str:
     return f"{plural(f.whole('count'), 'peer')} lost the connection to {cause}{place}"
 
 
+def _origin(f: Fields) -> str:
+    sure = f.number("confidence")
+    evidence = f.text("evidence", "?")
+    if f.data.get("primary") is not True:
+        return f"no primary cause of {plural(f.whole('ends'), 'end')}: {evidence}"
+    return f"origin of {plural(f.whole('ends'), 'end')}: {evidence}" + (f" ({sure:.0%} sure)" if sure is not None else "")
+
+
 def _waiting(f: Fields) -> str:
     absent = [str(node) for node in f.data.get("absent") or []]
     return (
@@ -216,6 +224,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "rank_failed": rank_failed,
     "first_failure": rank_failed,
     "echoes": _echoes,
+    "origin": _origin,
     "stopped_rank_failed": lambda f: f"{rank_failed(f)} (its round was being stopped: no failure)",
     "decision": _decision,
     "recovered": _recovered,
