@@ -65,11 +65,10 @@ def _echoes(f: Fields) -> str:
 
 
 def _origin(f: Fields) -> str:
-    sure = f.number("confidence")
-    evidence = f.text("evidence", "?")
+    ends, evidence = plural(f.whole("ends"), "end"), f.text("evidence", "?")
     if f.data.get("primary") is not True:
-        return f"no primary cause of {plural(f.whole('ends'), 'end')}: {evidence}"
-    return f"origin of {plural(f.whole('ends'), 'end')}: {evidence}" + (f" ({sure:.0%} sure)" if sure is not None else "")
+        return f"no primary cause of {ends}: {evidence}"
+    return f"origin of {ends}: {evidence} ({f.number('confidence') or 0.0:.0%} sure)"
 
 
 def _waiting(f: Fields) -> str:

@@ -15,19 +15,21 @@ from resilio_hpc.diagnose.cascade.death import Death
 from resilio_hpc.diagnose.hangs.call_ring import QUEUED
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """A dead rank among its peers. ``waited``: for a dead peer; ``awaited``: by a dead peer, and it waited for none.
+class CallStanding(msgspec.Struct, frozen=True):
+    """A dead rank among its peers. ``ahead``: it had entered more calls than a dead peer.
 
+    ``waited``: it was ahead, and so waited for that peer. ``awaited``: by a dead peer, and it waited for none.
     ``share``: of its communicators, those in which a dead peer was ahead of it, and it alone had fallen behind.
     """
 
     waited: bool = False
+    ahead: bool = False
     awaited: bool = False
     share: float = 0.0
     awaited_in: str = ""
 
 
-def standings(deaths: Sequence[Death]) -> list[Standing]:
+def standings(deaths: Sequence[Death]) -> list[CallStanding]:
     """Return where each death stands, in time that grows with the ranks and their communicators."""
     members: dict[int, list[tuple[int, int]]] = defaultdict(list)  # communicator → (death, calls entered)
     names: dict[int, str] = {}
@@ -37,7 +39,7 @@ def standings(deaths: Sequence[Death]) -> list[Standing]:
             members[group.id].append((index, group.entered))
             names[group.id] = f"the {group.family} group of {group.size} ranks"
             queued[group.id] = group.family in QUEUED
-    known, waited, awaited = Counter[int](), set[int](), defaultdict[int, list[str]](list)
+    known, ahead, waited, awaited = Counter[int](), set[int](), set[int](), defaultdict[int, list[str]](list)
     for key, entered in members.items():
         if len(entered) < 2:
             continue
@@ -46,12 +48,14 @@ def standings(deaths: Sequence[Death]) -> list[Standing]:
         last_one = counts.count(least) == 1 and (len(counts) > 2 or not queued[key])
         for index, count in entered:
             known[index] += 1
-            if count > least and not queued[key]:
-                waited.add(index)
+            if count > least:
+                ahead.add(index)
+                if not queued[key]:
+                    waited.add(index)
             if count == least < most and last_one:
                 awaited[index].append(names[key])
     return [
-        Standing(index in waited, bool(found := awaited.get(index)) and index not in waited,
+        CallStanding(index in waited, index in ahead, bool(found := awaited.get(index)) and index not in waited,
                  len(found or ()) / max(1, known[index]), (found or [""])[0])
         for index in range(len(deaths))
     ]  # fmt: skip

@@ -23,6 +23,7 @@ _SIGNALS = {  # number → (how sure it is the rank's own, what to say)
     11: (0.8, "SIGSEGV"), 6: (0.4, "SIGABRT"), 15: (0.1, "SIGTERM"), 2: (0.1, "SIGINT"),
 }  # fmt: skip
 _SIGKILL = 9
+OOM_KILLER = "out-of-memory killer"  # as agents say of a rank that the kernel killed
 _CRASHES = (4, 7, 8, 11)
 _FACTS = {
     "early_exit": (0.95, "ended early with 0"), "restore_failed": (0.9, "could not restore its snapshot"),
@@ -30,9 +31,12 @@ _FACTS = {
 }  # fmt: skip
 # a class of text that both ends of a broken link show
 _BOTH_ENDS = (CauseClass.NIC_NETWORK,)
-_ADDRESS = re.compile(r"(?:peer|to|from|host|error) \[?((?:\d{1,3}\.){3}\d{1,3}|[0-9a-f:]{4,39}(?=[\]<]))", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"(?:peer|to|from|host|error) \[?((?:\d{1,3}\.){3}\d{1,3}|[0-9a-f:]{4,39}(?=[\]<]))", re.IGNORECASE
+)
 _LINK = re.compile(  # of TCP (errno 110, 113) and of InfiniBand (IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR)
-    r"connection timed out|no route to host|host is unreachable|status=1[23]\b|retry count|transport retry", re.IGNORECASE
+    r"connection timed out|no route to host|host is unreachable|status=1[23]\b|retry count|transport retry",
+    re.IGNORECASE,
 )
 _RAISED = re.compile(r"^(?:\[rank\d+\]: )?(?:[\w.]+)?(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
 _FRAME = re.compile(r'^ *(?:\| +)*File "([^"\n]*)", line (\d+)', re.MULTILINE)
@@ -64,7 +68,7 @@ class Death(msgspec.Struct, frozen=True):
 
 def death_of(
     rank: int, node: str, kind: str, time: float, clock_s: float = 0.0, signal: int | None = None, message: str = "",
-    traceback: str = "", groups: Sequence[GroupSight] = (), log: str = "", oom_killed: bool = False,
+    traceback: str = "", groups: Sequence[GroupSight] = (), log: str = "",
 ) -> Death:  # fmt: skip
     """Return what the end of a rank says. ``kind``, ``signal`` and texts are those of a failure in the ledger.
 
@@ -78,7 +82,7 @@ def death_of(
         earliest, latest = time - RAISED_S, time + HEARD_S
     elif kind not in ("signal", "exit"):
         own, says = _FACTS.get(kind, (0.9, kind.replace("_", " ")))
-    elif oom_killed:
+    elif signal == _SIGKILL and OOM_KILLER in message:
         own, says = 0.95, "killed by the kernel for want of memory"
     elif traceback:  # also of one whose teardown crashed, after it had raised
         own, says = _of_text(message, traceback)

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from resilio_hpc.diagnose.cascade.calls import Standing, silent_ranks, standings
+from resilio_hpc.diagnose.cascade.calls import CallStanding, silent_ranks, standings
 from resilio_hpc.diagnose.cascade.death import ECHO, OWN, Death
 from resilio_hpc.diagnose.hangs.blame import names_of
 
 CONFIDENT = 0.7
+UNCLEAR = 0.65
 
 
 class CascadeVerdict(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ def _surely_before(one: Death, other: Death) -> bool:
 class _Case:
     def __init__(self, deaths: Sequence[Death], addresses: Mapping[str, str], world_size: int) -> None:
         self.deaths = deaths
-        self.standings: list[Standing] = standings(deaths)
+        self.standings: list[CallStanding] = standings(deaths)
         self.world_size = world_size
         self.names = [[addresses[name] for name in death.named if name in addresses] for death in deaths]
         self.accused = Counter(node for index, nodes in enumerate(self.names) for node in set(nodes)
@@ -75,7 +76,7 @@ class _Case:
         rivals = [index for index in own if self._rivals(index, first)]
         if rivals and death.same and self._is_common(first, rivals):
             count = 1 + len(rivals)
-            said = f"the same error on {count} ranks at about the same time: the program or its data, no rank of its own"
+            said = f"the same error on {count} ranks at about the same time: the program or its data, no single rank"
             return self._answer(first, 0.5, said, primary=False)
         if rivals:
             other = self.deaths[rivals[0]]
@@ -85,7 +86,11 @@ class _Case:
         earlier = [i for i, one in enumerate(self.deaths) if one.own < OWN and _surely_before(one, death)]
         if earlier:
             return self._after_others(first, earlier)
-        return self._answer(first, death.own, f"{_name(death)}: {death.says}{self._besides(first)}")
+        said = f"{_name(death)}: {death.says}{self._besides(first)}"
+        # an end without words may be a cause of its own, too, unless it had gone on to calls that others never entered
+        perhaps = [index for index, one in enumerate(self.deaths) if ECHO < one.own < OWN]
+        unclear = any(not self.standings[index].ahead and self._rivals(index, first) for index in perhaps)
+        return self._answer(first, min(death.own, UNCLEAR) if unclear else death.own, said)
 
     def _first(self, indices: Sequence[int]) -> int:
         """Return the one that waited for no other, then the earliest."""
@@ -167,8 +172,12 @@ class _Case:
         first = self._first(named or awaited or either)
         death = self.deaths[first]
         sure = 0.4 + 0.1 * (bool(awaited) + bool(named) + self._is_first(first))
-        if any(one.link for one in self.deaths) and not awaited:
-            said = f"transfers failed, and no end says why; {_name(death)} ({death.says}) is the first that may be its own"
+        if any(one.link for one in self.deaths) and not (
+            awaited or death.latest == min(one.latest for one in self.deaths)
+        ):
+            said = (
+                f"transfers failed, and no end says why; {_name(death)} ({death.says}) is the first that may be its own"
+            )
             return self._answer(first, 0.4, said, primary=False)
         return self._answer(first, sure, f"{_name(death)}: {death.says}{self._besides(first)}")
 

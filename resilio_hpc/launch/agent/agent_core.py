@@ -107,7 +107,9 @@ class AgentCore:
         return 0.05 if not self._succession.in_contact else min(0.1, self.beat_interval_s)
 
     def _beat(self) -> None:
-        self._ports.to_controller(heartbeat(self.ranks, self._ports, self._hello.incarnation, self._echo, self._echoed_at))
+        self._ports.to_controller(
+            heartbeat(self.ranks, self._ports, self._hello.incarnation, self._echo, self._echoed_at)
+        )
 
     def offer(self, slots: int, evicted: int) -> None:
         """Tell the controller how many ranks this node has devices for, and which devices are evicted."""

@@ -21,7 +21,7 @@ def beat_interval_s(heartbeat_timeout_s: float, agents: int) -> float:
 
 
 def heartbeat(ranks: NodeRanks, ports: Ports, incarnation: str, echo: float, echoed_at: float) -> m.Heartbeat:
-    """Return the Heartbeat of this moment. ``echo``: the newest stamp of the controller, which came at ``echoed_at``."""
+    """Return the Heartbeat of this moment. ``echo``: the controller's newest stamp, which came at ``echoed_at``."""
     local, services = ranks.local, ports.services
     begun = services.calls() if ranks.alive else -1
     port, now, unix = services.copy_port(), ports.monotonic(), ports.unix()

@@ -19,7 +19,7 @@ from resilio_hpc.launch.protocol.root_cause import as_death, is_consequence, may
 
 CAUSE_S = 1.0  # seconds: a rank that failed first may end later than its peers, which notice its failure
 RANK_KINDS = ("exit", "signal", "early_exit", "restore_failed", "hang")  # failures of a rank itself
-UNSAID = ("bad_copy", "uncertain_s", "log", "oom_killed", "groups")  # in the ledger only where they say something
+UNSAID = ("bad_copy", "uncertain_s", "log", "groups")  # in the ledger only where they say something
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 
 
@@ -154,7 +154,7 @@ def fields_of(failure: RankFailure) -> dict[str, Any]:
     place = {"place": place_of(failure.traceback)} if failure.traceback else {}
     if failure.uncertain_s >= 0:
         fields["uncertain_s"] = round(failure.uncertain_s, 6)
-    fields |= {name: value for name in ("log", "oom_killed") if (value := getattr(failure, name))}
+    fields |= {"log": failure.log} if failure.log else {}
     return {**fields, **place, **({"echo": True} if is_consequence(failure) else {})}
 
 

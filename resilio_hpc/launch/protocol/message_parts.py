@@ -84,8 +84,7 @@ class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``kind``: exit, signal, early_exit, restore_failed; or, not caused by the rank: spawn, spawner_lost, store_lost,
     lease_ended. ``uncertain_s``: how wrong ``time`` may be on the controller's clock, -1: not known. ``log``: of a rank
-    without a traceback, the line of its log that tells most. ``oom_killed``: the kernel killed it for want of memory.
-    ``groups``: its communicators, and how many of their calls it had entered.
+    without a traceback, the line of its log that tells most. ``groups``: its communicators, and how many of their calls it had entered.
     """
 
     node: Node
@@ -100,7 +99,6 @@ class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bad_copy: RestorePoint | None = None
     uncertain_s: Seconds = -1.0
     log: Annotated[str, msgspec.Meta(max_length=MOST_LOG)] = ""
-    oom_killed: bool = False
     groups: Annotated[tuple[GroupSight, ...], msgspec.Meta(max_length=MOST_GROUPS)] = ()
 
 

@@ -59,9 +59,7 @@ def as_death(failure: RankFailure) -> Death:
     """Return a failure as the judge of cascades takes it."""
     f = failure
     clock_s = f.uncertain_s if f.uncertain_s >= 0 else UNKNOWN_S
-    return death_of(
-        f.rank, f.node, f.kind, f.time, clock_s, f.signal, f.message, f.traceback, f.groups, f.log, f.oom_killed
-    )
+    return death_of(f.rank, f.node, f.kind, f.time, clock_s, f.signal, f.message, f.traceback, f.groups, f.log)
 
 
 def origin(failures: Sequence[RankFailure]) -> RankFailure | None:

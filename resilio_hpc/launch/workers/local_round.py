@@ -154,7 +154,7 @@ class LocalRound:
         self.failed = True
         failure = m.RankFailure(
             self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:], bad_copy,
-            -1.0, evidence.log, evidence.oom_killed, evidence.groups,
+            -1.0, evidence.log, evidence.groups,
         )  # fmt: skip
         return [m.RankFailed(self.node, self.epoch, self.number, failure)]
 

@@ -19,11 +19,13 @@ MOST_LINES = 100
 
 
 class RankEvidence(msgspec.Struct, frozen=True):
-    """``log``: the line that tells most; ``groups``: communicators with the calls entered; ``oom_killed``: by the kernel."""
+    """Evidence of one end.
+
+    ``log``: the line of its log that tells most. ``groups``: its communicators, and how many calls it had entered.
+    """
 
     log: str = ""
     groups: tuple[GroupSight, ...] = ()
-    oom_killed: bool = False
 
 
 NO_EVIDENCE = RankEvidence()

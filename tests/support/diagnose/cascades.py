@@ -11,15 +11,22 @@ Nothing here uses the judge's rules: only mechanisms are drawn.
 from __future__ import annotations
 
 import heapq
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from resilio_hpc.diagnose.cascade.clocks import ClockBounds
 from resilio_hpc.diagnose.hangs.rank_sight import GroupSight
+from tests.support.diagnose.library_errors import (
+    ABORTS,
+    DATA,
+    EXCEPTIONS,
+    GLOO,
+    GPU,
+    KERNEL,
+    NCCL,
+    TIMEOUTS,
+    WATCHDOG,
+    traceback_of,
+)  # fmt: skip
+from tests.support.diagnose.machines import NEVER, Cascade, EndReport, Machines
 
-LIBRARIES = ("gloo", "nccl", "mpi")
-NEVER = float("inf")
 FAULTS = (
     "killed", "out of memory", "exception", "segfault", "abort", "data", "gpu", "network", "node", "early exit", "two",
     "program",
@@ -27,209 +34,10 @@ FAULTS = (
 WATCHDOG_S = 600.0
 
 
-@dataclass(frozen=True)
-class Report:
-    """An end as an agent tells of it; ``time`` is of its node's clock, but for a lost node: of the controller's."""
-
-    rank: int
-    node: str
-    kind: str
-    time: float
-    signal: int | None = None
-    exit_code: int | None = None
-    message: str = ""
-    traceback: str = ""
-    log: str = ""
-    oom_killed: bool = False
-    groups: tuple[GroupSight, ...] = ()
-
-
-@dataclass
-class Cascade:
-    """One case. ``origins``: ranks that are a right answer; ``nodes``: nodes that are.
-
-    ``none_is_right``: "no primary cause" is right, too. ``now``: the controller's monotonic time of judging;
-    ``unix_ahead_s``: what is added to it for Unix seconds.
-    """
-
-    fault: str
-    size: int
-    library: str
-    complete: bool
-    origins: set[int]
-    nodes: set[str]
-    none_is_right: bool
-    reports: list[Report]
-    clocks: dict[str, ClockBounds]
-    addresses: dict[str, str]
-    now: float
-    unix_ahead_s: float
-
-
-@dataclass
-class _Rank:
-    number: int
-    node: int
-    groups: dict[str, tuple[int, ...]]  # kind → its members, in the order of their numbers
-    entered: dict[str, int] = field(default_factory=dict)
-    slot: int = 0
-    stuck_in: str = ""
-    stuck_since: float = NEVER
-    ended: float = NEVER  # when its end was noted
-    closed: float = NEVER  # when its connections closed
-
-
-class _World:
+class _World(Machines):
     """One run of one program, up to and after its fault."""
 
-    def __init__(self, fault: str, size: int, seed: int) -> None:
-        draw = self.draw = random.Random(f"{fault} {size} {seed}")
-        self.fault, self.size = fault, size
-        self.library = draw.choices(LIBRARIES, (3, 6, 1))[0]
-        if fault in ("gpu", "network"):
-            self.library = "nccl" if fault == "gpu" else draw.choice(LIBRARIES[:2])
-        self.per_node = min(8, size // 2)
-        self.tensor = draw.choice([1, 2, 4, 8]) if size > 8 else draw.choice([1, 2])
-        self.stages = draw.choice([1, 2, 4]) if size > 8 else draw.choice([1, 2])
-        self.ranks = [_Rank(number, number // self.per_node, self._groups(number)) for number in range(size)]
-        self.t0 = 1000.0  # true time in seconds; the controller's monotonic clock shows it
-        self.reports: list[Report] = []
-        self.origins: set[int] = set()
-        self.nodes: set[str] = set()
-        self.none_is_right = False
-        self.dead_nodes: set[int] = set()
-        self._breaks: list[tuple[float, int, str]] = []  # when, which rank's transfer fails, to which address
-        self._make_clocks()
-
-    # -- the machines ------------------------------------------------------------------------------------------
-
-    def node_name(self, node: int) -> str:
-        return f"n{node + 1:03d}"
-
-    def address(self, node: int) -> str:
-        return f"10.{node // 250}.{node % 250}.7"
-
-    def _groups(self, number: int) -> dict[str, tuple[int, ...]]:
-        """Megatron's order: tensor, data, pipeline."""
-        tensor, stages = self.tensor, self.stages
-        data = self.size // tensor // stages
-        t, d, p = number % tensor, number // tensor % data, number // tensor // data
-        groups = {
-            "tp": tuple(i + tensor * (d + data * p) for i in range(tensor)),
-            "dp": tuple(t + tensor * (i + data * p) for i in range(data)),
-            "pp": tuple(t + tensor * (d + data * i) for i in range(stages)),
-            "world": tuple(range(self.size)),
-        }
-        return {name: members for name, members in groups.items() if len(members) > 1}
-
-    def _make_clocks(self) -> None:
-        """Draw clocks that nobody set right, and let the agents' heartbeats tell of them over unequal ways."""
-        draw = self.draw
-        spread_s = draw.choice([0.0005, 0.02, 0.3, 3.0])
-        nodes = self.size // self.per_node
-        self.unix_ahead_s = 1.7e9
-        self.offset = [draw.gauss(0.0, spread_s) for _ in range(nodes)]
-        self.drift = [draw.gauss(0.0, 30e-6) for _ in range(nodes)]
-        self.jump = [(self.t0 + draw.uniform(-300, 60), draw.gauss(0, spread_s)) if draw.random() < 0.01 else (NEVER, 0.0)
-                     for _ in range(nodes)]  # fmt: skip
-        congested = draw.random() < 0.15
-        self.clocks: dict[str, ClockBounds] = {}
-        self._ways = [(draw.uniform(3e-5, 3e-4), draw.uniform(3e-5, 3e-4)) for _ in range(nodes)]
-        self._queue_s = draw.choice([1e-4, 1e-3]) if not congested else 0.05
-
-    def clock(self, node: int, at: float) -> float:
-        """Return what a node's Unix clock shows."""
-        jumped = self.jump[node][1] if at >= self.jump[node][0] else 0.0
-        return at + self.unix_ahead_s + self.offset[node] + self.drift[node] * (at - self.t0) + jumped
-
-    def exchange(self, until: float) -> None:
-        """Send heartbeats and their answers up to a time."""
-        draw = self.draw
-        for node in range(self.size // self.per_node):
-            bounds, stamp, got = ClockBounds(), None, 0.0
-            at = until - draw.uniform(15, 60)
-            period = draw.uniform(0.6, 1.25)
-            while at < until and not (node in self.dead_nodes and at > self.t0):
-                there = at + self._ways[node][0] + draw.expovariate(1 / self._queue_s)
-                if stamp is not None and there < until:
-                    bounds.heard(self.clock(node, at), stamp + (at - got), there)
-                stamp, got = there, there + self._ways[node][1] + draw.expovariate(1 / self._queue_s)
-                at = max(at + period, got)
-            self.clocks[self.node_name(node)] = bounds
-
-    # -- the program -------------------------------------------------------------------------------------------
-
-    def program(self) -> list[str]:
-        """Return the kinds of the calls of two steps; a rank without such a group skips them."""
-        step: list[str] = []
-        for _ in range(self.draw.randint(1, 3)):
-            step += ["pp", "tp", "tp"]
-        return ([*step, "dp", "world"] if self.draw.random() < 0.7 else [*step, "dp"]) * 2
-
-    def run(self) -> None:
-        """Run until no rank can go on. The fault comes somewhere in the first of two steps."""
-        draw = self.draw
-        calls = [kind for kind in self.program() if kind in self.ranks[0].groups] or ["world"] * 4
-        at_call = draw.randrange(max(1, len(calls) // 2))
-        inside = draw.random() < 0.35 and self.fault not in ("exception", "data", "early exit", "program")
-        culprits = self._culprits()
-        compute_s = draw.choice([0.005, 0.05, 0.5])
-        before = draw.randint(100, 100000)
-        for rank in self.ranks:
-            rank.entered = {kind: before + len(kind) * 7 for kind in rank.groups}
-        arrived = [self.t0 - draw.random() * compute_s for _ in self.ranks]
-        stops = {number: NEVER for number in culprits}
-        stuck = [False] * self.size
-        for index, kind in enumerate(calls):
-            for number, rank in enumerate(self.ranks):
-                if stuck[number]:
-                    continue
-                due = arrived[number] + compute_s * draw.lognormvariate(0, 0.1)
-                if number in stops and index == at_call and not inside:
-                    stops[number] = arrived[number] + draw.random() * (due - arrived[number])
-                    stuck[number] = True
-                    continue
-                arrived[number] = due
-                rank.slot = index
-                rank.entered[kind] += 1
-                if number in stops and index == at_call:  # in the call
-                    stops[number] = due + draw.random() * 0.002
-            self._meet(kind, arrived, stuck, stops if inside and index == at_call else {})
-        self.stops = stops
-        if self.library == "nccl":  # the host runs ahead of the GPU
-            for number, rank in enumerate(self.ranks):
-                ahead = 0 if number in stops and not inside else draw.choice([0, 0, 1, 2, 4])
-                for kind in calls[rank.slot + 1 : rank.slot + 1 + ahead]:
-                    rank.entered[kind] += 1
-
-    def _meet(self, kind: str, arrived: list[float], stuck: list[bool], dying: dict[int, float]) -> None:
-        """Let all groups of a kind end their call, but those with a member that did not come, or that dies in it."""
-        done: set[int] = set()
-        for rank in self.ranks:
-            members = rank.groups[kind]
-            if members[0] in done:
-                continue
-            done.add(members[0])
-            waits_for = [n for n in members if stuck[n] or n in dying]
-            ends = max(arrived[n] for n in members) + 0.001
-            held: list[int] = []
-            for place, number in enumerate(members):
-                if stuck[number]:
-                    continue
-                # a stage of the pipeline waits for the one before it; others for all of their group
-                absent = [members[place - 1]] if kind == "pp" and place > 0 else [] if kind == "pp" else waits_for
-                if any(stuck[n] or n in dying for n in absent):
-                    if number not in dying:
-                        self.ranks[number].stuck_in, self.ranks[number].stuck_since = kind, arrived[number]
-                    held.append(number)
-                elif number in dying:
-                    held.append(number)
-                else:
-                    arrived[number] = ends if kind != "pp" else max(arrived[number], arrived[members[place - 1]]) + 0.001
-            for number in held:
-                stuck[number] = True
-
-    def _culprits(self) -> list[int]:
+    def culprits(self) -> list[int]:
         draw = self.draw
         if self.fault == "two":
             first = draw.randrange(self.size)
@@ -275,12 +83,12 @@ class _World:
         draw = self.draw
         if fault in ("killed", "out of memory"):
             seen = fault == "out of memory" and draw.random() < 0.7
-            self._dies(number, at, 9, oom_killed=seen)
+            self._dies(number, at, 9, message=KERNEL if seen else "")
         elif fault == "segfault":
             dumps_s = draw.choice([0.0, draw.uniform(0.5, 8)])
             self._dies(number, at + dumps_s, draw.choice([11, 11, 7, 4]))
         elif fault == "abort":  # an assertion of a C++ library
-            self._dies(number, at + draw.uniform(0, 0.5), 6, log=draw.choice(_ABORTS))
+            self._dies(number, at + draw.uniform(0, 0.5), 6, log=draw.choice(ABORTS))
         elif fault == "early exit":
             lasts_s = draw.lognormvariate(-2, 1)
             self._note(number, at + lasts_s, at + lasts_s * draw.random(), "early_exit", exit_code=0,
@@ -288,8 +96,8 @@ class _World:
         elif fault == "network":
             self._cut_off(number, at)
         else:
-            texts = {"exception": _EXCEPTIONS, "data": _DATA, "gpu": _GPU}[fault]
-            self._raises(number, at, draw.choice(texts if self.fault != "program" else _EXCEPTIONS[:1]), own=True)
+            texts = {"exception": EXCEPTIONS, "data": DATA, "gpu": GPU}[fault]
+            self._raises(number, at, draw.choice(texts if self.fault != "program" else EXCEPTIONS[:1]), own=True)
 
     def _cut_off(self, number: int, at: float) -> None:
         """Cut a rank's network card off: it and the neighbours in its rings see broken transfers."""
@@ -301,10 +109,14 @@ class _World:
             if self.ranks[other].node != rank.node and draw.random() < 0.8:
                 self._breaks.append((at + draw.uniform(2, 20), other, self.address(rank.node)))
 
-    def _judge_breaks(self, number: int, seen: list[tuple[float, int]]) -> None:
-        """Set what can be known: of one broken link both ends look the same."""
-        before = [at for at, other in seen if other != number and at < self.ranks[number].ended]
-        self.none_is_right = len(before) < 2
+    def _one_link(self, reports: list[EndReport]) -> bool:
+        """Return whether one broken link is all that reports show: of that, both ends look the same."""
+        (number,) = self.origins
+        rank = self.ranks[number]
+        address = self.address(rank.node)
+        ended = {report.rank for report in reports if address in report.message + report.log}
+        before = [n for n in ended if n != number and n in self._broken and self.ranks[n].ended < rank.ended]
+        return len(before) < 2
 
     def _fails(self, number: int, at: float, text: str) -> None:
         """Let a rank end by a library's error: NCCL's watchdog mostly ends the process, and writes why into its log."""
@@ -320,8 +132,8 @@ class _World:
             return f"RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Read error [{address}]:{port}: Connection timed out"  # noqa: E501
         return (
             "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2027,"
-            " remote process exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call failed"
-            " possibly due to a network error or a remote process exiting prematurely.\nLast error:\nNET/IB : Got"
+            " remote process exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call"
+            " failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nNET/IB : Got"
             f" completion from peer {address}<{self.draw.randint(30000, 60000)}> with status=12 opcode=0 len=0"
             " vendor err 129 (Recv)"
         )
@@ -336,29 +148,34 @@ class _World:
 
     # -- how processes end -------------------------------------------------------------------------------------
 
-    def _dies(self, number: int, at: float, signal: int, oom_killed: bool = False, message: str = "", traceback: str = "",
-              noted: float | None = None, log: str = "") -> None:  # fmt: skip
+    def _dies(self, number: int, at: float, signal: int, message: str = "",
+              traceback: str = "", noted: float | None = None, log: str = "") -> None:  # fmt: skip
         """Let a signal end a process. The kernel frees its GPU and closes its connections, then its parent hears."""
-        reaped = at + self.draw.lognormvariate(-3, 1.2) + (self.draw.lognormvariate(-0.9, 0.8) if self.library == "nccl" else 0)
+        reaped = (
+            at
+            + self.draw.lognormvariate(-3, 1.2)
+            + (self.draw.lognormvariate(-0.9, 0.8) if self.library == "nccl" else 0)
+        )
         name = {9: "SIGKILL", 11: "SIGSEGV", 7: "SIGBUS", 4: "SIGILL", 6: "SIGABRT", 15: "SIGTERM"}[signal]
         closed = at + (reaped - at) * self.draw.random()
         self._note(number, noted or reaped, closed, "signal", signal, None, message or f"killed by {name}", traceback,
-                   oom_killed, log)  # fmt: skip
+                   log)  # fmt: skip
 
     def _raises(self, number: int, at: float, text: str, own: bool = False) -> None:
         """Let a rank raise: it notes the error, runs its handlers, and closes its connections when it ends."""
         draw = self.draw
         ends = at + draw.lognormvariate(-1.5, 1.5)
-        place = ("/job/train.py", draw.randint(10, 400)) if own and "DistBackend" not in text and "gloo" not in text else (
-            "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2810)  # fmt: skip
-        traceback = _traceback(place, text)
+        place = ("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2810)
+        if own:
+            place = ("/job/train.py", draw.randint(10, 400))
+        traceback = traceback_of(place, text)
         chance = draw.random()
         if own and self.fault == "program":
-            traceback = _traceback(("/job/train.py", 88), text)
+            traceback = traceback_of(("/job/train.py", 88), text)
         if not own and chance < 0.05:  # the program caught it, and raised its own
             text = "RuntimeError: training step failed, giving up"
             traceback = traceback + "\n\nThe above exception was the direct cause of the following exception:\n\n"
-            traceback += _traceback(("/job/train.py", 301), text)
+            traceback += traceback_of(("/job/train.py", 301), text)
         elif not own and chance < 0.09:  # its teardown crashes
             self._dies(number, ends, draw.choice([6, 11]), message=text, traceback=traceback, noted=at + 0.002)
             return
@@ -371,21 +188,19 @@ class _World:
         self._note(number, at + 0.002, ends, "exit", exit_code=1, message=text, traceback=traceback)
 
     def _note(self, number: int, noted: float, closed: float, kind: str, signal: int | None = None,
-              exit_code: int | None = None, message: str = "", traceback: str = "", oom_killed: bool = False,
-              log: str = "") -> None:  # fmt: skip
+              exit_code: int | None = None, message: str = "", traceback: str = "", log: str = "") -> None:  # fmt: skip
         rank = self.ranks[number]
         if rank.ended < NEVER:
             return
         rank.ended, rank.closed = noted, closed
         groups = tuple(
-            GroupSight(self._group_id(kind_, members), self.library, members.index(number) if kind_ != "world" else number,
-                       len(members), rank.entered[kind_])
-            for kind_, members in rank.groups.items() if kind_ != "pp"
+            GroupSight(self._group_id(name, of), self.library, of.index(number), len(of), rank.entered[name])
+            for name, of in rank.groups.items() if name != "pp"
         )  # fmt: skip
         node = self.node_name(rank.node)
         when = self.clock(rank.node, noted)
-        self.reports.append(Report(number, node, kind, when, signal, exit_code, message, traceback, self._kept(log),
-                                   oom_killed, groups))  # fmt: skip
+        self.reports.append(EndReport(number, node, kind, when, signal, exit_code, message, traceback, self._kept(log),
+                                      groups))  # fmt: skip
 
     def _kept(self, log: str) -> str:
         """Return the end of a log as it is found: nothing where its buffer was not written, or cut off."""
@@ -419,12 +234,13 @@ class _World:
                 since = rank.stuck_since if rank.stuck_since < NEVER else self.t0 + draw.uniform(0, 5)
                 heapq.heappush(queue, (since + WATCHDOG_S + draw.expovariate(1 / 2.0), rank.number, -1))
         if self.library == "mpi" and self.reports:  # mpirun or srun ends the step
-            first = min(report_end for report_end in (self.ranks[n].ended for n in range(self.size)) if report_end < NEVER)
+            first = min(
+                report_end for report_end in (self.ranks[n].ended for n in range(self.size)) if report_end < NEVER
+            )
             for rank in self.ranks:
                 heapq.heappush(queue, (first + draw.uniform(0.005, 0.3), rank.number, -2))
         for number_of_break, (when, number, _) in enumerate(self._breaks):
             heapq.heappush(queue, (when, number, -10 - number_of_break))
-        broken: list[tuple[float, int]] = []
         while queue:
             at, number, peer = heapq.heappop(queue)
             rank = self.ranks[number]
@@ -436,12 +252,10 @@ class _World:
                 continue  # the transport does not see it: the watchdog will
             if peer <= -10:
                 self._fails(number, at, self._broken_link(self._breaks[-10 - peer][2]))
-                broken.append((at, number))
+                self._broken.add(number)
             else:
                 self._echo(number, at, peer)
             closes(number)
-        if self.fault == "network":
-            self._judge_breaks(*self.origins, broken)
 
     def _notices_s(self) -> float:
         draw = self.draw
@@ -457,10 +271,12 @@ class _World:
             return
         if peer == -1:
             seen = self.ranks[number].entered.get("world", 77)
-            text = _WATCHDOG.format(rank=number, seq=seen) if self.library == "nccl" else draw.choice(_TIMEOUTS)
+            text = WATCHDOG.format(rank=number, seq=seen) if self.library == "nccl" else draw.choice(TIMEOUTS)
         else:
-            texts = _NCCL if self.library == "nccl" else _GLOO
-            text = draw.choice(texts).format(address=self.address(self.ranks[peer].node), port=draw.randint(30000, 60000))
+            texts = NCCL if self.library == "nccl" else GLOO
+            text = draw.choice(texts).format(
+                address=self.address(self.ranks[peer].node), port=draw.randint(30000, 60000)
+            )
         self._fails(number, at, text)
 
     # -- what the controller gets ------------------------------------------------------------------------------
@@ -480,8 +296,10 @@ class _World:
         if self.dead_nodes and (known_lost <= judged or complete):
             (node,) = self.dead_nodes
             heard = min(self.stops.values()) - draw.uniform(0, 1.25)
-            reports.append(Report(-1, self.node_name(node), "node_lost", heard + self.unix_ahead_s))
+            reports.append(EndReport(-1, self.node_name(node), "node_lost", heard + self.unix_ahead_s))
         draw.shuffle(reports)
+        if self.fault == "network":
+            self.none_is_right = self._one_link(reports)
         if self.fault == "two":  # of the two, those are known that were heard of
             known = self.origins & {report.rank for report in reports}
             self.origins = known or set(self.stops) & {report.rank for report in reports} or self.origins
@@ -499,64 +317,3 @@ def cascade(fault: str, size: int, seed: int, complete: bool | None = None) -> C
     world.strike()
     world.spread()
     return world.collect(bool(seed % 2) if complete is None else complete)
-
-
-# -- words as libraries write them ---------------------------------------------------------------------------------
-
-_EXCEPTIONS = [
-    "ValueError: loss is not finite at step 412",
-    "KeyError: 'attention_mask'",
-    "RuntimeError: The size of tensor a (4096) must match the size of tensor b (2048) at non-singleton dimension 1",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.15 GiB",
-    "AssertionError",
-    "model.CheckFailed: router entropy collapsed",
-    "OSError: [Errno 28] No space left on device",
-]
-_DATA = [
-    "PIL.UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f31c8>",
-    "pyarrow.lib.ArrowInvalid: Parquet magic bytes not found in footer. Either the file is corrupted or it is not one.",
-    "RuntimeError: DataLoader worker (pid 48121) is killed by signal: Killed.",
-    "OSError: [Errno 5] Input/output error: '/data/shard-00412.tar'",
-    "RuntimeError: stack expects each tensor to be equal size, but got [3, 224, 224] at entry 0 and [1, 224, 224] at entry 5",
-]
-_GPU = [
-    "RuntimeError: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.",  # noqa: E501
-    "RuntimeError: CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",  # noqa: E501
-    "torch.AcceleratorError: CUDA error: unspecified launch failure",
-    "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
-    "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
-]
-_GLOO = [
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [{address}]:{port}",
-    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Read error [{address}]:{port}: Connection reset by peer",  # noqa: E501
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:446] Write error [{address}]:{port}: Broken pipe",
-    "RuntimeError: Application timeout caused pair closure",
-]
-_NCCL = [
-    "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:219, remote process exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer {address}<{port}>",  # noqa: E501
-    "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2027, unhandled system error, NCCL version 2.20.5\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\nSocket recv failed while polling for opId=0x7f6d",  # noqa: E501
-]
-_NCCL.append(
-    "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:219, remote process exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nNET/IB : Got completion from peer {address}<{port}> with status=12 opcode=0 len=0 vendor err 129 (Recv)"  # noqa: E501
-)
-_ABORTS = [
-    "python: /src/fused/kernel.cpp:88: void launch(const Params&): Assertion `params.rows > 0' failed.",
-    "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc",
-    "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: device-side assert triggered",
-    "free(): invalid pointer",
-]
-_WATCHDOG = "torch.distributed.DistBackendError: [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=8388608, NumelOut=8388608, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."  # noqa: E501
-_TIMEOUTS = [
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",  # noqa: E501
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:137] Timed out waiting 1800000ms for send operation to complete",  # noqa: E501
-]
-
-
-def _traceback(place: tuple[str, int], text: str) -> str:
-    file, line = place
-    frames = [("/job/train.py", 120), ("/job/train.py", 77), place]
-    said = "".join(f'  File "{at}", line {number}, in step\n    x = f(x)\n' for at, number in frames[:2] if at != file)
-    return f'Traceback (most recent call last):\n{said}  File "{file}", line {line}, in run\n    y = f(x)\n{text}'
-
-
-Generator = Callable[[str, int, int], Cascade]
