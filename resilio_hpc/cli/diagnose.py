@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ from resilio_hpc.core import bounded, terminal
 from resilio_hpc.core.errors import UsageError, os_error_text
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import read_ledger
+from resilio_hpc.diagnose.cascade.in_ledger import last_origin
+from resilio_hpc.diagnose.cascade.verdict import CascadeVerdict
 from resilio_hpc.diagnose.causes import cases, log_files
 from resilio_hpc.diagnose.causes.judge import LikelyCause, LogStream, judge
 from resilio_hpc.diagnose.causes.pattern_table import CauseClass, shipped
@@ -86,12 +89,12 @@ def main(argv: Sequence[str]) -> int:
     if not options.what:
         parser.error("name a log, a run or a job")
     try:
-        dumps, streams = bounded.in_time(partial(_gather, options.what), READ_S)
+        dumps, streams, origin = bounded.in_time(partial(_gather, options.what), READ_S)
     except TimeoutError as error:
         raise UsageError(f"the logs cannot be read: {error.strerror}") from None
     hang = blame([dump.calls for dump in dumps], flight_recorder.members_of(dumps)) if dumps else None
     cause = judge(streams) if streams or hang is None else None
-    _show(cause, hang, streams, options.json)
+    _show(cause, hang, origin, streams, options.json)
     found = hang is not None and hang.kind is not HangKind.NONE
     return 0 if found or (cause is not None and cause.label is not CauseClass.UNKNOWN) else 1
 
@@ -110,14 +113,16 @@ def _judge_cases(source: Path, target: Path | None) -> int:
     return 0
 
 
-def _gather(what: Sequence[str]) -> tuple[list[RecordedRank], list[LogStream]]:
+def _gather(what: Sequence[str]) -> tuple[list[RecordedRank], list[LogStream], CascadeVerdict | None]:
     dumps: list[RecordedRank] = []
+    origin: CascadeVerdict | None = None
     streams: list[LogStream] = []
     for word in what:
         path = Path(word)
         if path.is_dir():
             if (path / "run.json").exists():
                 streams += _of_run(path)
+                origin = last_origin(read_ledger(path / "ledger")) or origin
                 continue
             found = list(_dumps_in(path))
             dumps += found
@@ -128,7 +133,9 @@ def _gather(what: Sequence[str]) -> tuple[list[RecordedRank], list[LogStream]]:
             streams.append(log_files.read(path))
         else:
             streams += _of_name(word)
-    return dumps, streams
+            with contextlib.suppress(UsageError):  # a job that is no run of ours
+                origin = last_origin(read_ledger(run_names.run_path(word) / "ledger")) or origin
+    return dumps, streams, origin
 
 
 def _dumps_in(folder: Path) -> Iterator[RecordedRank]:
@@ -194,13 +201,29 @@ def _of_run(directory: Path) -> Iterator[LogStream]:
             yield log_files.read(path, str(path.relative_to(directory)), len(logs))
 
 
-def _show(cause: LikelyCause | None, hang: HangBlame | None, streams: Sequence[LogStream], as_json: bool) -> None:
+def _show(
+    cause: LikelyCause | None, hang: HangBlame | None, origin: CascadeVerdict | None, streams: Sequence[LogStream],
+    as_json: bool,
+) -> None:  # fmt: skip
     if as_json:
-        print(json.dumps({"v": 1, **_cause_fields(cause, streams), **_hang_fields(hang)}))
+        print(json.dumps({"v": 1, **_cause_fields(cause, streams), **_hang_fields(hang), **_origin_fields(origin)}))
         return
-    for line in [*_hang_lines(hang), *_cause_lines(cause, streams)]:
+    for line in [*_hang_lines(hang), *_origin_lines(origin), *_cause_lines(cause, streams)]:
         for piece in terminal.wrapped(line, terminal.columns(WIDTH)):
             terminal.show(piece)
+
+
+def _origin_fields(origin: CascadeVerdict | None) -> dict[str, object]:
+    if origin is None:
+        return {}
+    return {"origin": {name: getattr(origin, name) for name in ("node", "rank", "primary", "confidence", "evidence")}}
+
+
+def _origin_lines(origin: CascadeVerdict | None) -> Iterator[str]:
+    """Yield which rank or node failed first, and took the others with it."""
+    if origin is not None:
+        sure = f"{origin.confidence:.0%} sure" if origin.primary else "no primary cause"
+        yield f"first to fail ({sure}): {printable(origin.evidence, 600)}"
 
 
 def _hang_fields(hang: HangBlame | None) -> dict[str, object]:

@@ -73,6 +73,13 @@ def _echoes(f: Fields) -> str:
     return f"{plural(f.whole('count'), 'peer')} lost the connection to {cause}{place}"
 
 
+def _origin(f: Fields) -> str:
+    ends, evidence = plural(f.whole("ends"), "end"), f.text("evidence", "?")
+    if f.data.get("primary") is not True:
+        return f"no primary cause of {ends}: {evidence}"
+    return f"origin of {ends}: {evidence} ({f.number('confidence') or 0.0:.0%} sure)"
+
+
 def _waiting(f: Fields) -> str:
     absent = [str(node) for node in f.data.get("absent") or []]
     return (
@@ -225,6 +232,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "rank_failed": rank_failed,
     "first_failure": rank_failed,
     "echoes": _echoes,
+    "origin": _origin,
     "stopped_rank_failed": lambda f: f"{rank_failed(f)} (its round was being stopped: no failure)",
     "decision": _decision,
     "recovered": _recovered,

@@ -47,7 +47,7 @@ class AgentCore:
         self._next_beat = 0.0
         self._welcomed = False
         self._led: tuple[int, float] = (0, 0.0)  # this node's own last epoch, and since when it had no quorum
-        self._echo = NEVER  # the newest stamp of this epoch's controller
+        self._echo, self._echoed_at = NEVER, 0.0  # the newest stamp of this epoch's controller, and when it came
         self._lost_at: float | None = None  # since when no controller is known to live
         self._next_abandon = 0.0
 
@@ -107,7 +107,9 @@ class AgentCore:
         return 0.05 if not self._succession.in_contact else min(0.1, self.beat_interval_s)
 
     def _beat(self) -> None:
-        self._ports.to_controller(heartbeat(self.ranks, self._ports, self._hello.incarnation, self._echo))
+        self._ports.to_controller(
+            heartbeat(self.ranks, self._ports, self._hello.incarnation, self._echo, self._echoed_at)
+        )
 
     def offer(self, slots: int, evicted: int) -> None:
         """Tell the controller how many ranks this node has devices for, and which devices are evicted."""
@@ -236,7 +238,7 @@ class AgentCore:
         self._succession.heard(message.epoch, now)
         match message:
             case m.Beat():
-                self._renewed(message)
+                self._renewed(message, now)
             case m.Welcome():
                 self._welcome()
             case m.UpdateVoters():
@@ -258,10 +260,11 @@ class AgentCore:
             case _:
                 assert_never(message)
 
-    def _renewed(self, message: m.Beat) -> None:
+    def _renewed(self, message: m.Beat, now: float) -> None:
         self.ranks.lease = max(self.ranks.lease, message.sent + message.lease_s)
         first = self._echo == NEVER
-        self._echo = max(self._echo, message.stamp)
+        if message.stamp > self._echo:
+            self._echo, self._echoed_at = message.stamp, now
         if first:  # the sooner the controller knows of this agent, the sooner it may decide
             self._beat()
         self.ranks.start_when_leased()

@@ -20,18 +20,19 @@ def beat_interval_s(heartbeat_timeout_s: float, agents: int) -> float:
     return min(1.0, max(often, min(seldom, agents / BEATS_PER_S)))
 
 
-def heartbeat(ranks: NodeRanks, ports: Ports, incarnation: str, echo: float) -> m.Heartbeat:
-    """Return the Heartbeat of this moment. ``echo``: the newest stamp of the controller."""
+def heartbeat(ranks: NodeRanks, ports: Ports, incarnation: str, echo: float, echoed_at: float) -> m.Heartbeat:
+    """Return the Heartbeat of this moment. ``echo``: the controller's newest stamp, which came at ``echoed_at``."""
     local, services = ranks.local, ports.services
     begun = services.calls() if ranks.alive else -1
-    now, port = ports.monotonic(), services.copy_port()
+    port, now, unix = services.copy_port(), ports.monotonic(), ports.unix()
+    age_s = max(0.0, now - echoed_at)
     level, memory = services.memory()
     if local is None:
         return m.Heartbeat(
             ranks.node, incarnation, ranks.epoch, now, -1, echo, -1, 0.0, ranks.ready, port, calls=begun,
-            memory_level=level, memory=memory,
+            memory_level=level, memory=memory, unix=unix, echo_age_s=age_s,
         )  # fmt: skip
     return m.Heartbeat(
         ranks.node, incarnation, ranks.epoch, now, local.number, echo, local.step, local.step_time, ranks.ready, port,
-        local.has_attached, local.finishing, begun, local.section, level, memory,
+        local.has_attached, local.finishing, begun, local.section, level, memory, unix, age_s,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import reads_like_echo
 from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
 LAST_GRACE_S = 1.0  # seconds from SIGTERM to SIGKILL at the end of a run
@@ -257,8 +258,9 @@ class NodeRanks:
                 self._ports.services.tell_rank(local_rank, word)
 
     def rank_exited(
-        self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
-    ) -> None:
+        self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str],
+        evidence: RankEvidence = NO_EVIDENCE,
+    ) -> None:  # fmt: skip
         """Take note that a rank ended; ``at``: Unix seconds, of its exception where it recorded one.
 
         A rank that ends because it is stopped is ignored, unless it had failed before. Its peers' errors, which follow
@@ -269,9 +271,9 @@ class NodeRanks:
         if self.stop.under_way:
             before = self._before
             if before is not None and local_rank in before.ranks and error[1] and at <= self.stop.since:
-                self.reports.tell_all(before.exited(local_rank, exit_code or 1, None, at, error))
+                self.reports.tell_all(before.exited(local_rank, exit_code or 1, None, at, error, evidence))
         elif self.local is not None and local_rank in self.local.ranks:
-            self.reports.tell_all(self.local.exited(local_rank, exit_code, signal, at, error))
+            self.reports.tell_all(self.local.exited(local_rank, exit_code, signal, at, error, evidence))
 
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
         """Take note that a rank could not be started."""

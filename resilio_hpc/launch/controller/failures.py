@@ -8,7 +8,7 @@ from typing import Any
 from resilio_hpc.launch.consensus.state import HANDSHAKES_PER_S
 from resilio_hpc.launch.controller.intents import HangFound, Intend, TryRound
 from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.recovery import Recovery, fields_of
+from resilio_hpc.launch.controller.recovery import Recovery, fields_of, on_own_clock, origin_fields
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
@@ -46,9 +46,12 @@ class Failures:
     def _tell_cause(self, recovery: Recovery, cause: m.Cause | None) -> None:
         """Record the origin where it reads like an echo, so that it was not announced, and how many echoes it had."""
         failed = recovery.last_failure()
+        number = self._run.round - 1
+        found = recovery.last_origin(self._run.world_size)
+        if found is not None and found[1] > 1:
+            self._out.record("origin", round=number, **origin_fields(*found))
         if cause is None:
             return
-        number = self._run.round - 1
         if cause.reads_like_echo and failed is not None:
             self._out.record("first_failure", round=number, **fields_of(failed))
         count = sum(agent.echoes for agent in self._run.agents.values()) - cause.reads_like_echo
@@ -117,11 +120,11 @@ class Failures:
         if not members:
             return
         if run.with_ranks:
-            self._open(since).lost_nodes += members
+            self._open(since).lose(members, since)
             self._restart(counts=True)
         else:
             if run.recovery is not None:
-                run.recovery.lost_nodes += members
+                run.recovery.lose(members, since)
             if run.phase is Phase.PREPARING:  # no rank was started, so this is no restart
                 self._restart(counts=False)
 
@@ -151,8 +154,10 @@ class Failures:
     def rank_failed(self, message: m.RankFailed) -> None:
         """Handle a rank that failed, or could not be started."""
         run, failure, recovery = self._run, message.failure, self._run.recovery
-        if recovery is not None and failure in recovery.failures:
+        if recovery is not None and recovery.knows(failure):
             return  # repeated after a broken connection
+        if (agent := run.agents.get(failure.node)) is not None:
+            failure = on_own_clock(failure, agent.clock, run.clock)
         before_ranks = run.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS
         ends_round = message.round == run.round and (run.with_ranks or before_ranks)
         fields = fields_of(failure)
@@ -166,11 +171,11 @@ class Failures:
         if message.round > run.round:
             return
         if ends_round:
-            self._open(failure.time).failures.append(failure)
+            self._open(failure.time).take(failure, message.failure)
             self._restart(counts=True)
         elif recovery is not None:  # the message was on its way at the time of the decision
             recovery.began = min(recovery.began, failure.time)
-            recovery.failures.append(failure)
+            recovery.take(failure, message.failure)
 
     def member_done(self, message: m.RanksDone) -> None:
         """Take note that all ranks of a member ended with 0 as plain programs do; a failure where other ranks train."""
@@ -245,6 +250,7 @@ class Failures:
         if recovery is None:
             survived = run.phase is Phase.RUNNING and ran_s >= SURVIVED_S
             recovery = run.recovery = Recovery(began, now, run.now(), step, survived)
+        recovery.addresses |= {member.address: member.node for member in run.members}
         recovery.began = min(recovery.began, began)
         recovery.at_step = max(recovery.at_step, step)
         self._furthest = max(self._furthest, recovery.at_step)

@@ -8,6 +8,7 @@ from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import MAX_LOSSES, KnownAgent, Phase
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import NEVER
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,11 @@ class Presence:
         """Take note of what an agent's ranks do, and of the newest Beat that it got."""
         run = self._run
         if beat.epoch == run.epoch:
-            if beat.echo <= run.now():
+            now = run.now()
+            if beat.echo <= now:
                 agent.echo = max(agent.echo, beat.echo)
+                if beat.unix > 0 and beat.echo != NEVER:
+                    agent.clock.heard(beat.unix, beat.echo + beat.echo_age_s, now)
             agent.round = beat.round
             if beat.round == run.round:
                 agent.step = max(agent.step, beat.step)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from resilio_hpc.diagnose.cascade.clocks import ClockBounds
+from resilio_hpc.diagnose.cascade.death import Death, death_of
+from resilio_hpc.diagnose.cascade.verdict import CascadeVerdict, judge
 from resilio_hpc.launch.controller.recovery_policy import RecoveryPlan
 from resilio_hpc.launch.controller.repeated_failure import Repeatable, repeatable
+from resilio_hpc.launch.controller.state import Clock
 from resilio_hpc.launch.protocol.message_parts import Cause, RankFailure
-from resilio_hpc.launch.protocol.root_cause import is_consequence, may_be_consequence, origin, place_of
+from resilio_hpc.launch.protocol.root_cause import as_death, is_consequence, may_be_consequence, place_of
 
 CAUSE_S = 1.0  # seconds: a rank that failed first may end later than its peers, which notice its failure
 RANK_KINDS = ("exit", "signal", "early_exit", "restore_failed", "hang")  # failures of a rank itself
+UNSAID = ("bad_copy", "uncertain_s", "log", "groups")  # in the ledger only where they say something
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 
 
@@ -27,8 +35,9 @@ class Recovery:
     opened: float  # monotonic seconds of ``decided``
     at_step: int  # the most steps that any rank had completed, -1 if unknown
     survived: bool = False  # ranks that report no steps had run for SURVIVED_S
-    failures: list[RankFailure] = field(default_factory=list)
+    failures: list[RankFailure] = field(default_factory=list)  # with their times on the controller's clock
     lost_nodes: list[str] = field(default_factory=list)
+    addresses: dict[str, str] = field(default_factory=dict)  # address → node, of the round that failed
     restarted_agents: list[str] = field(default_factory=list)
     new_controller: bool = False
     hung: bool = False  # the ranks did not go on, and none is to blame
@@ -36,11 +45,50 @@ class Recovery:
     # since when ranks run that report no steps (monotonic): the recovery may be complete
     runs_since: float | None = None
     _told: tuple[int, int, int] = (0, 0, 0)  # failures, lost nodes and restarted agents of the rounds before the last
+    _said: set[RankFailure] = field(default_factory=set)  # the failures as agents said them
+    _heard: dict[str, float] = field(default_factory=dict)  # when lost nodes were last heard, Unix seconds
+    _deaths: list[Death] = field(default_factory=list)  # of ``failures``
+    _judged: dict[tuple[int, int], CascadeVerdict] = field(default_factory=dict)  # of failures from … to …
 
     @property
     def first_failure(self) -> RankFailure | None:
         """Return the rank failure to blame, if any."""
-        return origin(self.failures)
+        return self._origin(0)
+
+    def knows(self, said: RankFailure) -> bool:
+        """Return whether an agent has said this before."""
+        return said in self._said
+
+    def take(self, failure: RankFailure, said: RankFailure) -> None:
+        """Take a failure. ``said``: with the time as its agent said it."""
+        self.failures.append(failure)
+        self._said.add(said)
+
+    def lose(self, nodes: Sequence[str], heard: float) -> None:
+        """Take note of lost nodes, last heard at ``heard`` or later."""
+        self.lost_nodes += nodes
+        self._heard |= dict.fromkeys(nodes, heard)
+
+    def _origin(self, start: int) -> RankFailure | None:
+        verdict = self._verdict(start)
+        return self.failures[start + verdict.index] if verdict is not None else None
+
+    def _verdict(self, start: int) -> CascadeVerdict | None:
+        """Return the verdict on the ranks' failures from a number on; None without any. Each set is judged once."""
+        self._deaths += [as_death(failure) for failure in self.failures[len(self._deaths) :]]
+        key = start, len(self._deaths)
+        if key not in self._judged and start < len(self._deaths):
+            self._judged = {key: judge(self._deaths[start:], self.addresses)}
+        return self._judged.get(key)
+
+    def last_origin(self, world_size: int) -> tuple[CascadeVerdict, int] | None:
+        """Return what ended the last round, of ranks and nodes, and how many ends are known; None without any."""
+        failures, lost, _ = self._told
+        self._verdict(0)
+        gone = [death_of(-1, node, "node_lost", self._heard.get(node, self.began))
+                for node in self.lost_nodes[lost:]]  # fmt: skip
+        deaths = [*self._deaths[failures:], *gone]
+        return (judge(deaths, self.addresses, world_size), len(deaths)) if deaths else None
 
     def cause(self, certain: bool = False) -> Cause | None:
         """Return what ended the last round, if that is known.
@@ -50,7 +98,7 @@ class Recovery:
         failures, lost, restarted = self._told
         for node in (*self.lost_nodes[lost:], *self.restarted_agents[restarted:]):
             return Cause(node, -1)
-        first = origin(self.failures[failures:])
+        first = self._origin(failures)
         if first is None or (certain and may_be_consequence(first)):
             return None
         is_rank = first.kind in RANK_KINDS
@@ -58,7 +106,7 @@ class Recovery:
 
     def last_failure(self) -> RankFailure | None:
         """Return the rank failure that ended the last round, if one did."""
-        return origin(self.failures[self._told[0] :])
+        return self._origin(self._told[0])
 
     def round_told(self) -> None:
         """Take note that the next round's ranks start: what fails from now on ends that one."""
@@ -102,6 +150,27 @@ class Recovery:
 
 def fields_of(failure: RankFailure) -> dict[str, Any]:
     """Return a failure as the ledger has it. ``echo``: it reads like an echo of another rank's end."""
-    fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name != "bad_copy"}
+    fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name not in UNSAID}
     place = {"place": place_of(failure.traceback)} if failure.traceback else {}
+    if failure.uncertain_s >= 0:
+        fields["uncertain_s"] = round(failure.uncertain_s, 6)
+    fields |= {"log": failure.log} if failure.log else {}
     return {**fields, **place, **({"echo": True} if is_consequence(failure) else {})}
+
+
+def origin_fields(verdict: CascadeVerdict, ends: int) -> dict[str, Any]:
+    """Return where a cascade began as the ledger has it. ``ends``: how many ends are known."""
+    return {
+        "node": verdict.node, "rank": verdict.rank, "primary": verdict.primary, "confidence": verdict.confidence,
+        "evidence": verdict.evidence[:1000], "ends": ends,
+    }  # fmt: skip
+
+
+def on_own_clock(failure: RankFailure, of_node: ClockBounds, clock: Clock) -> RankFailure:
+    """Return a failure with its time on the controller's clock, as far as that of its node is known."""
+    now = clock.monotonic()
+    found = of_node.to_local(failure.time, now)
+    if found is None:
+        return failure
+    time = found[0] + clock.unix() - now
+    return msgspec.structs.replace(failure, time=time, uncertain_s=min(found[1], 1e9))

@@ -6,7 +6,7 @@ from typing import Any
 
 from resilio_hpc.launch.controller.intents import EndAlone, EndRun
 from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.recovery import fields_of
+from resilio_hpc.launch.controller.recovery import fields_of, origin_fields
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Finish, Phase
 from resilio_hpc.launch.protocol import messages as m
@@ -29,6 +29,9 @@ class Shutdown:
         if self._run.phase is Phase.ENDED:
             return
         fields, failure = self._fields(), wanted.failure
+        found = self._run.recovery.last_origin(self._run.world_size) if self._run.recovery is not None else None
+        if found is not None and found[1] > 1 and self._run.waiting_verdict is None:
+            self._out.record("origin", round=self._run.round, **origin_fields(*found))
         if failure is not None:
             fields["first_failure"] = fields_of(failure)
         self._run.waiting_verdict = Finish(wanted.verdict, wanted.exit_code, wanted.reason, fields)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilio_hpc.core.compat import StrEnum
+from resilio_hpc.diagnose.cascade.clocks import ClockBounds
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.rendezvous import NodeCounts
@@ -218,6 +219,7 @@ class KnownAgent:
     memory_level: int = 0  # as its last Heartbeat said
     memory: str = ""  # as its last Heartbeat said
     leaves_at: float | None = None  # when its own job ends, on the controller's clock
+    clock: ClockBounds = field(default_factory=ClockBounds)  # how far its Unix clock is ahead
 
     def last_contact(self, patience_s: float) -> float:
         """Return when the node was last heard. Hellos alone count for ``patience_s`` at most."""

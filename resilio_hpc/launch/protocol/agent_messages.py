@@ -71,6 +71,8 @@ class Heartbeat(Struct, frozen=True):
     section: Word = ""  # what a local rank does beside its steps, such as an evaluation
     memory_level: Count = 0  # of the node: 0 as usual, 1 warning, 2 critical
     memory: Text = ""  # what that is about
+    unix: Seconds = 0.0  # the agent's Unix clock when it sent this; 0: not said
+    echo_age_s: Seconds = 0.0  # for how long it had the Beat that ``echo`` names
 
 
 class RanksStopped(Struct, frozen=True):

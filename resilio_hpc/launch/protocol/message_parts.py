@@ -13,9 +13,12 @@ from typing import Annotated
 import msgspec
 
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
+from resilio_hpc.diagnose.hangs.rank_sight import GroupSight
 from resilio_hpc.launch.protocol.node_list import HOST_NAME, NodeEntry, NodeList
 
 PORT_NUMBER = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+MOST_LOG = 500  # characters
+MOST_GROUPS = 8
 Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
 COUNTED = 1 << 48  # a counter below this never leaves the range of Count
 Life = tuple[Count, Count]  # (epoch, round) of a start of ranks; a round number alone may repeat
@@ -80,7 +83,8 @@ class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``time``: Unix seconds; ``bad_copy``: of kind restore_failed, the copy not to restore again.
 
     ``kind``: exit, signal, early_exit, restore_failed; or, not caused by the rank: spawn, spawner_lost, store_lost,
-    lease_ended.
+    lease_ended. ``uncertain_s``: how wrong ``time`` may be on the controller's clock, -1: not known. ``log``: of a rank
+    without a traceback, the line of its log that tells most. ``groups``: its communicators, and how many of their calls it had entered.
     """
 
     node: Node
@@ -93,6 +97,9 @@ class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: str = ""
     traceback: str = ""
     bad_copy: RestorePoint | None = None
+    uncertain_s: Seconds = -1.0
+    log: Annotated[str, msgspec.Meta(max_length=MOST_LOG)] = ""
+    groups: Annotated[tuple[GroupSight, ...], msgspec.Meta(max_length=MOST_GROUPS)] = ()
 
 
 class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,8 +1,7 @@
 """Which of several failures came first and caused the others (RES-3, DLR-4). Pure.
 
 Errors spread: when one rank dies, its peers' collectives break within milliseconds, and clocks of different nodes
-differ by about as much. So a failure that cannot be a consequence of another rank's end (a signal, a lost node) beats
-one that can (a broken connection), and only then does time decide.
+differ by about as much. `diagnose.cascade` weighs what each end says, who waited for whom, and time.
 """
 
 from __future__ import annotations
@@ -10,6 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from resilio_hpc.diagnose.cascade.clocks import UNKNOWN_S
+from resilio_hpc.diagnose.cascade.death import Death, death_of
+from resilio_hpc.diagnose.cascade.verdict import judge
 from resilio_hpc.diagnose.causes.known_faults import fault_in
 from resilio_hpc.diagnose.causes.pattern_table import FaultOf
 from resilio_hpc.launch.protocol.message_parts import RankFailure
@@ -53,13 +55,13 @@ def _frames(traceback: str) -> list[tuple[str, str]]:
     return [(found[1], found[2]) for found in _FRAME.finditer(traceback)]
 
 
-def origin(failures: Sequence[RankFailure]) -> RankFailure | None:
-    """Return the failure to blame.
+def as_death(failure: RankFailure) -> Death:
+    """Return a failure as the judge of cascades takes it."""
+    f = failure
+    clock_s = f.uncertain_s if f.uncertain_s >= 0 else UNKNOWN_S
+    return death_of(f.rank, f.node, f.kind, f.time, clock_s, f.signal, f.message, f.traceback, f.groups, f.log)
 
-    It is the earliest that is no consequence, if possible one that cannot be a consequence; otherwise the earliest.
-    """
-    return min(
-        failures,
-        key=lambda failure: (is_consequence(failure), may_be_consequence(failure), failure.time),
-        default=None,
-    )
+
+def origin(failures: Sequence[RankFailure]) -> RankFailure | None:
+    """Return the failure to blame, of all those of a round."""
+    return failures[judge([as_death(failure) for failure in failures]).index] if failures else None

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.diagnose.hangs.rank_sight import GroupSight
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.protocol import messages as m
@@ -21,6 +22,7 @@ from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.oom_kills import OomKills
 from resilio_hpc.launch.workers.rank_commands import RankCommands
 from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_environment, stack_file
+from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence, last_lines, telling_line
 from resilio_hpc.launch.workers.rank_look import RankLook
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, Devices, RankEvents, StopHow
 from resilio_hpc.launch.workers.rank_server import RankServer
@@ -216,6 +218,7 @@ class LocalRanks:
             self._core.ranks_started(self._round, round(time.monotonic() - self._start_began, 4), event.mode)
 
     def _on_exited(self, event: sm.Exited) -> None:
+        groups = self._look.entered(event.local_rank) if event.exit_code != 0 else ()
         self._pids.pop(event.local_rank, None)
         self.server.drain(event.local_rank)
         error, at = (self._end_in_words(event), ""), event.time
@@ -227,7 +230,16 @@ class LocalRanks:
                 error, at = (said.message, said.traceback), min(at, said.time)
         if event.exit_code != 0 and self._core.local is not None:
             self._devices.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
-        self._core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error)
+        evidence = self._evidence(event, groups, bool(error[1]))
+        self._core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error, evidence)
+
+    def _evidence(self, event: sm.Exited, groups: tuple[GroupSight, ...], raised: bool) -> RankEvidence:
+        if event.exit_code == 0:
+            return NO_EVIDENCE
+        log = self._error_logs.get(event.local_rank)
+        # a directory that the user chose may hang
+        lines = last_lines(log) if log is not None and not raised and not self._options.output.log_dir else []
+        return RankEvidence(telling_line(lines), groups)
 
     def _end_in_words(self, event: sm.Exited) -> str:
         why = self._oom_kills.why() if event.signal == signal.SIGKILL else ""

@@ -13,6 +13,7 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
+from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 
 LINGERS_S = 120.0  # a script may have work to do after training, or its libraries hang on the way out
 
@@ -127,8 +128,9 @@ class LocalRound:
         return []
 
     def exited(
-        self, local: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
-    ) -> list[m.ToController]:
+        self, local: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str],
+        evidence: RankEvidence = NO_EVIDENCE,
+    ) -> list[m.ToController]:  # fmt: skip
         """Take a rank's end. ``error``: message and traceback from its error file, or empty.
 
         Return messages to the controller.
@@ -151,7 +153,8 @@ class LocalRound:
             message = f"exited with 0 after {max(rank.step, 0)} steps, before training was finished"
         self.failed = True
         failure = m.RankFailure(
-            self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:], bad_copy
+            self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:], bad_copy,
+            -1.0, evidence.log, evidence.groups,
         )  # fmt: skip
         return [m.RankFailed(self.node, self.epoch, self.number, failure)]
 

@@ -12,6 +12,7 @@ from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.launch.protocol.messages import End
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ class RankEvents(Protocol):
         """Take note that all local ranks run."""
 
     def rank_exited(
-        self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
-    ) -> None:
+        self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str],
+        evidence: RankEvidence = NO_EVIDENCE,
+    ) -> None:  # fmt: skip
         """Take note that a rank ended. ``error``: its message and traceback."""
 
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
