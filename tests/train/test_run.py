@@ -18,6 +18,7 @@ from resilio_hpc.ckpt.coordination.agent_link import AgentLink
 from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.rank_link import (
+    COLLECTIVE_VARIABLE,
     Finished,
     Section,
     StepDone,

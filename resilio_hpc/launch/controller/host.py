@@ -26,18 +26,8 @@ from resilio_hpc.launch.controller.lease_guard import LinkGuard
 from resilio_hpc.launch.controller.run_metrics import RunMetrics
 from resilio_hpc.launch.controller.slow_saves import SlowSaves
 from resilio_hpc.launch.controller.state import (
-    Action,
-    ClaimWitness,
-    Clock,
-    ControllerConfig,
-    Finish,
-    KeepLimits,
-    QueryHistory,
-    Record,
-    RecordEpoch,
-    RunHistory,
-    Send,
-    StepDown,
+    Action, ClaimWitness, Clock, ControllerConfig, Finish, KeepLimits, QueryHistory, Record, RecordEpoch, RunHistory,
+    Send, StepDown,
 )  # fmt: skip
 from resilio_hpc.launch.controller.verdict_writer import VerdictWriter
 from resilio_hpc.launch.process.announce import announcement
