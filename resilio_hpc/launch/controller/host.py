@@ -44,7 +44,6 @@ from resilio_hpc.launch.process.announce import announcement
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from resilio_hpc.launch.rundir import limit_files
-from resilio_hpc.launch.rundir.limit_files import LimitOrder
 from resilio_hpc.launch.rundir.run_claim import job_of
 from resilio_hpc.launch.rundir.storage import Storage
 
@@ -56,19 +55,11 @@ class ControllerHost:
     """Runs a controller. ``serve`` reads the socket, ``tick`` lets time pass; neither blocks."""
 
     def __init__(
-        self,
-        context: zmq.Context[Any],
-        keys: wire.Keys,
-        bind_host: str,
-        ledger: Ledger,
-        storage: Storage,
-        counters: wire.Counters,
-        say: Callable[[str], None],
-        agent: LivesIn,
-        job: str,
+        self, context: zmq.Context[Any], keys: wire.Keys, bind_host: str, ledger: Ledger, storage: Storage,
+        counters: wire.Counters, say: Callable[[str], None], agent: LivesIn, job: str,
         notify: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
         clock_ahead_s: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Take what the host shares with its agent.
 
         ``clock_ahead_s``: seconds by which slurmctld's clock is ahead of this node's.
@@ -194,16 +185,16 @@ class ControllerHost:
     def _learn_newest(self, reply: dict[str, Any] | None, asked: float) -> None:
         if reply is not None and not self._superseded(reply["epoch"]):
             self._guard.pulse_written(asked)
-            self._learn_end_time(reply.get("end_time"))
-            if self.controller is not None:
-                self.controller.hangs.limits.ordered(limit_files.parse(reply.get("limit_order"), LimitOrder))
+            self._take_changes(reply)
 
-    def _learn_end_time(self, end_time: float | None) -> None:
-        """Pass on the job's time limit, which may be changed while the job runs."""
-        if self.controller is None or end_time is None:
+    def _take_changes(self, reply: dict[str, Any]) -> None:
+        """Pass on the user's limits and the job's end, which may change while the job runs."""
+        if self.controller is None:
             return
-        run, limit = self.controller.run, end_time + self.clock_ahead_s if math.isfinite(end_time) else None
-        if limit != run.config.end_time:
+        self.controller.hangs.limits.ordered(limit_files.parse(reply.get("limit_order"), limit_files.LimitOrder))
+        run, end_time = self.controller.run, reply.get("end_time")
+        limit = end_time + self.clock_ahead_s if end_time is not None and math.isfinite(end_time) else None
+        if end_time is not None and limit != run.config.end_time:
             self._write("end_time", end_time=limit, before=run.config.end_time)
             run.config = replace(run.config, end_time=limit)
 
