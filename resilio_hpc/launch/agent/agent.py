@@ -30,6 +30,7 @@ from resilio_hpc.launch.agent.own_job import OwnJob
 from resilio_hpc.launch.chain import orphaned_job
 from resilio_hpc.launch.config.agent_settings import AGENT_FAILED, AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.controller.host import ControllerHost
+from resilio_hpc.launch.controller.run_metrics import RunMetrics
 from resilio_hpc.launch.controller.state import controller_config
 from resilio_hpc.launch.notify.notify import Notifier
 from resilio_hpc.launch.process import announce, process_tree
@@ -101,8 +102,15 @@ class Agent:
             min(ABANDON_S, settings.options.join_timeout_s), settings.begins, settings.graces(os.environ),
             settings.options.stop_grace_s,
         )  # fmt: skip
+        run_metrics = RunMetrics(time.monotonic)
         self.services = LocalServices(
-            self.node, self._core, self._devices, self._disks, token, spool, self._host.metrics
+            self.node,
+            self._core,
+            self._devices,
+            self._disks,
+            token,
+            spool,
+            lambda: run_metrics.values(self._host.controller),
         )
         self._helpers = HelperWatch(self._helper_stopped, lambda: self.services.paused_pids)
         if settings.stop:

@@ -36,8 +36,8 @@ class MetricsOptions:
         names="--metrics-port",
     )
     address: str = run_flag(
-        "with --metrics-port: the address to listen at; one that other machines reach asks for the run's token "
-        "(resilio metrics RUN --token) (default: 127.0.0.1)",
+        "with --metrics-port: the address to listen at; one that other machines reach asks for the run's token, "
+        "which resilio metrics has (default: 127.0.0.1)",
         DEFAULT_ADDRESS,
         metavar="ADDRESS",
         names="--metrics-address",

@@ -23,7 +23,6 @@ from resilio_hpc.launch.consensus.succession_ports import LivesIn
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.controller_status import status
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
-from resilio_hpc.launch.controller.run_metrics import RunMetrics
 from resilio_hpc.launch.controller.slow_saves import SlowSaves
 from resilio_hpc.launch.controller.state import (
     Action,
@@ -80,7 +79,6 @@ class ControllerHost:
         self._slurm_job = "" if job.startswith("local-") else job_of(job)
         self._guard = LinkGuard("", 0.0, True)
         self._saves = SlowSaves()
-        self._run_metrics = RunMetrics(time.monotonic)
         self._behind = False  # unread messages are left from the last turn
         self._pulse = 0
         self._next_status = 0.0
@@ -284,10 +282,6 @@ class ControllerHost:
         if line:
             self._say(line)
         self._notify(kind, fields)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the values of metrics that the controller knows; none where it is not here."""
-        return self._run_metrics.values(self.controller)
 
     def _status(self) -> dict[str, Any]:
         assert self.controller is not None
