@@ -84,7 +84,8 @@ class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``kind``: exit, signal, early_exit, restore_failed; or, not caused by the rank: spawn, spawner_lost, store_lost,
     lease_ended. ``uncertain_s``: how wrong ``time`` may be on the controller's clock, -1: not known. ``log``: of a rank
-    without a traceback, the line of its log that tells most. ``groups``: its communicators, and how many of their calls it had entered.
+    without a traceback, the line of its log that tells most. ``groups``: its communicators, and how many of their calls
+    it had entered.
     """
 
     node: Node
