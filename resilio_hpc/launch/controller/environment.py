@@ -31,21 +31,23 @@ class Environments:
             self._facts[node] = message.facts
             self._compare_at = run.now() + SETTLES_S
         for note in message.notes:
-            self._tell_once(node, "environment_short", note)
+            if self._is_news(node, note):
+                self._out.record("environment_short", node=node, reason=note)
         if not message.unfit:
             run.unfit.pop(node, None)
             return
-        self._tell_once(node, "node_unfit", message.unfit)
+        if self._is_news(node, message.unfit):
+            self._out.record("node_unfit", node=node, reason=message.unfit)
         if not message.first or (run.phase is Phase.RUNNING and run.is_member(node)):
             run.suspects.add(node)
         elif node not in run.unfit:
             run.unfit[node] = message.unfit
             self._intend(NodeUnfit(node))
 
-    def _tell_once(self, node: str, kind: str, reason: str) -> None:
-        if (node, reason) not in self._told:
-            self._told.add((node, reason))
-            self._out.record(kind, node=node, reason=reason)
+    def _is_news(self, node: str, reason: str) -> bool:
+        news = (node, reason) not in self._told
+        self._told.add((node, reason))
+        return news
 
     def tick(self) -> None:
         """Compare the nodes once their reports are in."""
