@@ -161,24 +161,23 @@ class Failures:
             failure = on_own_clock(failure, agent.clock, run.clock)
         before_ranks = run.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS
         ends_round = message.round == run.round and (run.with_ranks or before_ranks)
-        fields = fields_of(failure)
         if ends_round or recovery is not None or message.round > run.round:
-            self._out.record("rank_failed", round=message.round, **fields)
+            self._out.record("rank_failed", round=message.round, **fields_of(failure))
         # a planned change stops the round: ranks of one node end a moment before their peers, which report errors
         else:
-            self._out.record("stopped_rank_failed", round=message.round, **fields)
+            self._out.record("stopped_rank_failed", round=message.round, **fields_of(failure))
         if failure.bad_copy is not None:
             run.learn(bad_copies=[failure.bad_copy])
         if message.round > run.round:
             return
         if ends_round:
             self._open(failure.time).take(failure, message.failure)
-            suspect(run)
+            suspect(run, failure)
             self._restart(counts=True)
         elif recovery is not None:  # the message was on its way at the time of the decision
             recovery.began = min(recovery.began, failure.time)
             recovery.take(failure, message.failure)
-            if suspect(run):
+            if suspect(run, failure):
                 self._restart(counts=False)
 
     def member_done(self, message: m.RanksDone) -> None:
@@ -226,7 +225,7 @@ class Failures:
 
     def node_unfit(self, node: str) -> None:
         """Plan again without a member whose ranks cannot start."""
-        if self._run.is_member(node) and (self._run.phase is Phase.PREPARING or self._run.with_ranks):
+        if self._run.is_member(node) and self._run.phase is not Phase.GATHERING:
             self._restart(counts=False)
 
     def forgive(self) -> None:

@@ -173,13 +173,14 @@ class Recovery:
 def fields_of(failure: RankFailure) -> dict[str, Any]:
     """Return a failure as the ledger has it. ``echo``: it reads like an echo of another rank's end."""
     fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name not in UNSAID}
-    if failure.kind in ("exit", "signal"):
+    echo = is_consequence(failure)
+    if failure.kind in ("exit", "signal") and not echo:
         fields["class"] = classify(failure).cause.value
     place = {"place": place_of(failure.traceback)} if failure.traceback else {}
     if failure.uncertain_s >= 0:
         fields["uncertain_s"] = round(failure.uncertain_s, 6)
     fields |= {"log": failure.log} if failure.log else {}
-    return {**fields, **place, **({"echo": True} if is_consequence(failure) else {})}
+    return {**fields, **place, **({"echo": True} if echo else {})}
 
 
 def origin_fields(verdict: CascadeVerdict, ends: int) -> dict[str, Any]:

@@ -88,6 +88,14 @@ def repeatable(failure: RankFailure, step: int, survived: bool) -> Repeatable | 
     return Repeatable(f"{_plain(failure.message)} {where} at {step}", place, again)
 
 
+def may_move(failure: RankFailure) -> bool:
+    """Return whether the node may be at fault, so that a spare should stand in for it."""
+    if failure.kind not in ("exit", "signal"):
+        return False
+    row = row_of(classify(failure))
+    return FaultAction.MOVE in (row.first, row.again)
+
+
 def _plain(message: str) -> str:
     """Return the first line without numbers and addresses, which differ each time."""
     return _CHANGING.sub("#", " ".join((message.strip().splitlines() or [""])[0].split()))[:500]

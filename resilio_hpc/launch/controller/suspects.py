@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from resilio_hpc.launch.controller.repeated_failure import may_move
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
+from resilio_hpc.launch.protocol.message_parts import RankFailure
+from resilio_hpc.launch.protocol.root_cause import is_consequence
 
 
-def suspect(run: RunState) -> bool:
-    """Mark the node of the first failure where the node is at fault.
+def suspect(run: RunState, reported: RankFailure) -> bool:
+    """Mark the node of the first failure where the node is at fault. ``reported``: the newest failure.
 
     Return whether the round that is being prepared should be planned again: a spare can take that node's place.
     """
+    if is_consequence(reported) or not may_move(reported):
+        return False  # of thousands of reports nearly all are echoes: the cascade is not judged again for each
     recovery = run.recovery
     first = recovery.first_failure if recovery is not None else None
     if recovery is None or first is None:
