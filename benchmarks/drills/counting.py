@@ -71,7 +71,7 @@ def main() -> None:
     from resilio_hpc import ckpt, train
 
     sys.path.append(str(Path(__file__).resolve().parents[1]))
-    from drills import hanging
+    from drills import hanging, raising
     from drills.worlds import world_of
 
     options = _options()
@@ -92,6 +92,8 @@ def main() -> None:
     for step in run.steps(start, options.steps, save=lambda done: checkpointer.save(done, state), every=options.every):
         if first_life and step == options.raise_at:
             raise RuntimeError(f"planted in step {step}")
+        if options.fail and run.rank == 1 and step == options.fail_at and (first_life or options.fail == "bug"):
+            raising.fail(options.fail)
         if first_life and step == options.exit_at:
             os._exit(0)
         if hangs and step == options.hang_at:
@@ -130,6 +132,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hang", default="", metavar="WAY", help="hang so in the first round (hanging.py)")
     parser.add_argument("--hang-at", type=int, default=60)
     parser.add_argument("--hang-before-start", default="", metavar="WAY", help="rank 1 does, before it says a word")
+    parser.add_argument("--fail", default="", metavar="WAY", help="fail so in the first round (raising.py)")
+    parser.add_argument("--fail-at", type=int, default=60)
     parser.add_argument("--reads", action="store_true", help="rank 1 reads a file of the run directory in each step")
     return parser.parse_args()
 

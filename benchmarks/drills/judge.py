@@ -27,6 +27,7 @@ def judge(
         raise ResilioError(f"the verdict is {verdict}, not {drill.verdict}")
     for wrong in (
         two_at_once(events, lives), _kinds(drill, events), _jobs(drill, events), _hang(drill, events, struck),
+        _fault(drill, events),
     ):  # fmt: skip
         if wrong:
             raise ResilioError(wrong)
@@ -84,6 +85,22 @@ def _hang(drill: Drill, events: Sequence[Event], struck: int) -> str:
     if drill.hang != "deadlock" and acted[0]["ranks"] != [wanted]:
         return f"ranks {acted[0]['ranks']} were blamed, not {wanted}: {acted[0]['evidence']}"
     return ""
+
+
+def _fault(drill: Drill, events: Sequence[Event]) -> str:
+    """Return what is wrong with the blame of an error, and with what followed from it."""
+    if not drill.fault:
+        return ""
+    blamed = [event.fields for event in events if event.kind == "rank_failed" and not event.fields.get("echo")]
+    if not blamed or (blamed[0]["rank"], blamed[0].get("class")) != (drill.blamed, drill.fault):
+        found = [(one["rank"], one.get("class")) for one in blamed]
+        return f"the failures are {found}, not one of rank {drill.blamed} of class {drill.fault}"
+    rungs = [event.fields["rung"] for event in events if event.kind == "decision"]
+    if drill.moved != ("replace_node" in rungs):
+        return f"the decisions were {', '.join(rungs)}"
+    starts = [bool(event.fields.get("trace")) for event in events if event.kind == "start"]
+    wanted = [False, drill.traced]
+    return "" if starts == wanted else f"libraries wrote what they do in rounds {starts}, not {wanted}"
 
 
 def _jobs(drill: Drill, events: Sequence[Event]) -> str:

@@ -56,6 +56,9 @@ class Drill:
     told: str = ""  # and this event
     hang: str = ""  # and a hang of this kind that was acted on
     blamed: int = -1  # with this rank to blame; -1: the one that was struck
+    fault: str = ""  # and the first failure has this class, and is blamed on the rank ``blamed``
+    moved: bool = False  # and its node is left to a spare
+    traced: bool = False  # and the next round's libraries write what they do
     nodes: int = 3  # of the allocation
     nnodes: str = "3"
     spares: int = 0
@@ -105,6 +108,7 @@ def _both() -> list[Drill]:
         Drill("rank SIGSTOP", (Act("stop_rank", "follower"),), ("hang",), hang="absent"),
         *_hangs(),
         *_stopped_helpers(),
+        *_errors(),
         Drill("agent SIGKILL", (Act("kill_agent", "follower"),), ("agent_lost",)),
         Drill("controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",)),
         Drill("node power cut, with a spare", (Act(POWER, "follower"),), LOST, **SPARE),
@@ -223,6 +227,23 @@ def _stopped_helpers() -> list[Drill]:
         Drill("shared directory hangs at the last checkpoint",
               (Act("hang_shared", "follower", after_s=0.2), Act("release_shared", "follower", after_s=20.0)), **HANGS,
               world_size=6, steps=120),
+    ]  # fmt: skip
+
+
+def _errors() -> list[Drill]:
+    """Errors of GPUs and NCCL: whose fault, and what follows."""
+    failed = ("rank_exception",)
+    return [
+        Drill("GPU out of memory", (), failed, fault="oom_gpu", blamed=1, script_arguments=("--fail", "gpu-memory")),
+        Drill("GPU memory held by another process", (), failed, fault="oom_gpu", blamed=1,
+              script_arguments=("--fail", "gpu-memory-of-others")),
+        Drill("GPU with an uncorrectable error, with a spare", (), failed, fault="gpu_hardware", blamed=1, moved=True,
+              script_arguments=("--fail", "gpu-sick"), **SPARE),
+        Drill("NCCL error", (), failed, fault="unknown", blamed=1, traced=True, script_arguments=("--fail", "nccl")),
+        Drill("NCCL watchdog ends a rank", (), ("rank_killed",), fault="unknown", blamed=1, traced=True,
+              script_arguments=("--fail", "nccl-watchdog")),
+        Drill("the same mistake in each life", fault="user_code", blamed=1, verdict="no_progress",
+              script_arguments=("--fail", "bug")),
     ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.events.environment_text import ENVIRONMENT_EVENTS
 from resilio_hpc.events.failure_text import exit_words, rank_failed
 from resilio_hpc.events.launch_text import LAUNCH_EVENTS, verdict_of
 from resilio_hpc.events.memory_text import MEMORY_EVENTS
@@ -142,6 +143,7 @@ def _reason(f: Fields) -> str:
 
 
 _TABLE: dict[str, Callable[[Fields], str]] = {
+    **ENVIRONMENT_EVENTS,
     **LAUNCH_EVENTS,
     **MEMORY_EVENTS,
     # agents

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from resilio_hpc.launch.agent.agent_ports import Ports
 from resilio_hpc.launch.protocol import messages as m
 
@@ -21,6 +23,7 @@ class ControllerReports:
         self.epoch = 0
         self._ports = ports
         self._facts: dict[tuple[str, int], m.ToController] = {}
+        self._environment: m.EnvironmentSeen | None = None
 
     def tell(self, message: m.ToController) -> None:
         """Send to the controller; send again if the connection breaks."""
@@ -42,6 +45,16 @@ class ControllerReports:
         """Send the facts of this round again: the controller may have missed them."""
         for fact in self._facts.values():
             self._ports.to_controller(fact)
+        self._send_environment()
+
+    def tell_environment(self, report: m.EnvironmentSeen) -> None:
+        """Send what this node is like, and send it again to each later controller."""
+        self._environment = report
+        self._send_environment()
+
+    def _send_environment(self) -> None:
+        if self._environment is not None and self.epoch > 0:
+            self._ports.to_controller(msgspec.structs.replace(self._environment, epoch=self.epoch))
 
     def clear(self) -> None:
         """Forget the facts: another round or another controller begins."""

@@ -13,11 +13,14 @@ from resilio_hpc.ckpt.coordination.coordinator import LOCAL_VARIABLE, PEER_DISKS
 from resilio_hpc.core import bounded, rank_link
 from resilio_hpc.diagnose.causes import known_faults
 from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.collective_traces import CollectiveTraces
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
 from resilio_hpc.launch.agent.disk_link import DiskLink
+from resilio_hpc.launch.agent.environment_check import EnvironmentCheck
 from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.agent.node_metrics import NodeMetrics
 from resilio_hpc.launch.agent.partner_copies import PartnerCopies
+from resilio_hpc.launch.agent.rank_surroundings import RankSurroundings
 from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
@@ -47,18 +50,22 @@ class LocalServices:
         self._devices = devices
         self._disks = disks
         devices.attach(core, self._start_ranks)
+        self._environment = EnvironmentCheck(node, core.ranks.reports, self._spawn_on_devices)
         self._snapshots = LocalSnapshots(node, core.ranks, self.tell_rank)
         self._copies = PartnerCopies(node, core.ranks)
         self._read_ahead = ReadAheadLink(node, disks)
         os.environ[LOCAL_VARIABLE] = node.options.checkpoints.local_checkpoints  # ranks inherit both variables
         os.environ[PEER_DISKS_VARIABLE] = str(disks.known)
-        self._ranks = local_ranks(node, core.ranks, devices, self._read_ahead.begun, token, spool)
+        self._traces = CollectiveTraces(node, spool)
+        around = RankSurroundings(devices, self._traces)
+        self._ranks = local_ranks(node, core.ranks, around, self._read_ahead.begun, token, spool)
         self._metrics = NodeMetrics(node, core.ranks, lambda: self._ranks.pids, run)
 
     # -- the agent's loop ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the spawner and the helpers."""
+        self._environment.start()
         self._ranks.start()
         self._copies.start()
         self._disks.start()
@@ -69,7 +76,7 @@ class LocalServices:
         """Do what is due."""
         for part in (
             self._ranks, self._snapshots.saver, self._copies, self._disks, self._read_ahead, self._devices,
-            self._metrics,
+            self._metrics, self._traces, self._environment,
         ):  # fmt: skip
             part.tick()
 
@@ -77,6 +84,7 @@ class LocalServices:
         """Return the descriptors to poll."""
         yield from self._ranks.filenos()
         yield from self._devices.filenos()
+        yield from self._environment.filenos()
         for child in (self._snapshots.saver, self._copies.link, self._metrics):
             descriptor = child.fileno()
             if descriptor is not None:
@@ -101,16 +109,10 @@ class LocalServices:
 
     def close(self) -> None:
         """End all processes of this node."""
-        parts = (
-            self._ranks,
-            self._metrics,
-            self._snapshots,
-            self._copies,
-            self._disks,
-            self._devices,
-            self._read_ahead,
-        )
-        for part in parts:
+        for part in (
+            self._ranks, self._metrics, self._snapshots, self._copies, self._disks, self._devices, self._read_ahead,
+            self._traces, self._environment,
+        ):  # fmt: skip
             part.close()
 
     @property
@@ -129,6 +131,7 @@ class LocalServices:
         self._snapshots.ranks_stop()
         self._copies.give_up()
         self._devices.ranks_stop(how.for_good)
+        self._environment.ranks_stop(how.for_good)
         self._ranks.stop(how, keep_stores_from)
 
     def judge(self, cause: m.Cause | None) -> None:
@@ -156,12 +159,17 @@ class LocalServices:
         self._ranks.open_store(round_number)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """Start the local ranks of a round, after their devices were looked at."""
+        """Start the local ranks of a round, after their files and devices were looked at."""
+        if not self._environment.holds(local, start):
+            self._spawn_on_devices(local, start)
+
+    def _spawn_on_devices(self, local: LocalRound, start: m.Start) -> None:
         if not self._devices.holds(local, start):
             self._start_ranks(local, start)
 
     def _start_ranks(self, local: LocalRound, start: m.Start) -> None:
         """Start the ranks of a round, whose snapshots from other nodes have arrived meanwhile (RES-16)."""
+        self._traces.begin(start)
         self._disks.begin(start)
         self._read_ahead.begin(local, start)
         if self._copies.fetch(local, start):

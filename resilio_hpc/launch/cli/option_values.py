@@ -20,6 +20,7 @@ from resilio_hpc.launch.config import options as o
 from resilio_hpc.launch.config import rank_layout
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.config.device_options import DeviceOptions
+from resilio_hpc.launch.config.environment_options import EnvironmentOptions
 from resilio_hpc.launch.config.flags import own_rows
 from resilio_hpc.launch.config.hang_options import HangOptions
 from resilio_hpc.launch.config.metrics_options import MetricsOptions
@@ -69,6 +70,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         devices=DeviceOptions(**_direct(DeviceOptions, raw)),
         hangs=HangOptions(**_direct(HangOptions, raw)),
         metrics=MetricsOptions(**_direct(MetricsOptions, raw)),
+        environment=EnvironmentOptions(**_direct(EnvironmentOptions, raw)),
         checkpoints=CheckpointOptions(
             **_direct(CheckpointOptions, raw), local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller)
         ),

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.config.device_options import DeviceOptions
+from resilio_hpc.launch.config.environment_options import EnvironmentOptions
 from resilio_hpc.launch.config.flags import (
     comma_separated,
     failures_flag,
@@ -45,8 +46,9 @@ class LaunchOptions:
     """A validated launch. Times are seconds; paths are absolute; a field is never None where a default exists.
 
     A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds
-    (``checkpoints``, ``devices``, ``hangs``, ``metrics``, ``output``, ``resizing``). Where ``reads`` is None, its value
-    needs more than the flag (``launch/cli/option_values``). Flags that are no field are in ``launch/cli/option_table``.
+    (``checkpoints``, ``devices``, ``environment``, ``hangs``, ``metrics``, ``output``, ``resizing``). Where ``reads``
+    is None, its value needs more than the flag (``launch/cli/option_values``). Flags that are no field are in
+    ``launch/cli/option_table``.
 
     ``max_restarts`` counts only restarts **without progress**: one that follows a newly durable step resets the
     count (torchrun counts every restart, and allows none by default).
@@ -192,6 +194,7 @@ class LaunchOptions:
     )  # fmt: skip
     devices: DeviceOptions = field(default_factory=DeviceOptions)
     hangs: HangOptions = field(default_factory=HangOptions)
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     start_timeout_s: float = failures_flag(
         "seconds for all ranks of a round to come up, else it is retried (default: 300)",
         DEFAULT_START_TIMEOUT_S,

@@ -18,6 +18,7 @@ from typing_extensions import assert_never
 
 from resilio_hpc.launch.controller import intents as i
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointMessage, CheckpointPhase
+from resilio_hpc.launch.controller.environment import Environments
 from resilio_hpc.launch.controller.failures import Failures
 from resilio_hpc.launch.controller.gathering import Gathering
 from resilio_hpc.launch.controller.hangs import Hangs
@@ -37,7 +38,7 @@ from resilio_hpc.launch.protocol.vote import Term
 
 MAX_AGENTS = 20_000
 OfRound = m.RanksStopped | m.StoreOpened | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone | m.RanksSeen
-OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | OfRound
+OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | m.EnvironmentSeen | OfRound
 
 
 class Controller:
@@ -57,6 +58,7 @@ class Controller:
         self.membership_change = MembershipChange(run, out, self._carry_out)
         self.memory_alerts = MemoryAlerts(run, out)
         self.stop = StopPhase(run, out, self._carry_out)
+        self.environments = Environments(run, out, self._carry_out)
         self.shutdown = Shutdown(run, out)
 
     # -- entry points ------------------------------------------------------------------------------------------
@@ -116,6 +118,7 @@ class Controller:
                 self.failures.find_left_out()
             self.hangs.tick()
             self.memory_alerts.tick()
+            self.environments.tick()
             self.stop.tick()
         return self._out.take()
 
@@ -184,6 +187,8 @@ class Controller:
                 self.stop.repeat(intent.node)
             case i.LetLeaversGo():
                 self.membership_change.let_leavers_go()
+            case i.NodeUnfit():
+                self.failures.node_unfit(intent.node)
             case i.EndStopped():
                 self.stop.end()
             case i.EndRun():
@@ -206,6 +211,8 @@ class Controller:
                 self.stop.warned(message.signal, message.node)
             case m.Leaving():
                 self.membership_change.leaving(agent, message)
+            case m.EnvironmentSeen():
+                self.environments.seen(message)
             case m.VotersUpdated():
                 self.voters.kept(message.node, message.number)
             case _:

@@ -12,6 +12,7 @@ from resilio_hpc.launch.controller.recovery import Recovery, fields_of, on_own_c
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
+from resilio_hpc.launch.controller.suspects import suspect
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
 
@@ -36,10 +37,10 @@ class Failures:
         """Keep the failure that ended the last round, to compare it with one in this round."""
         run = self._run
         self._left_out.clear()
-        run.cause = None
+        run.cause, run.trace = None, False
         if run.recovery is not None:
             run.broke_before = run.recovery.repeatable()
-            run.cause = run.recovery.cause()
+            run.cause, run.trace = run.recovery.cause(), run.recovery.traces()
             self._tell_cause(run.recovery, run.cause)
             run.recovery.round_told()
 
@@ -160,22 +161,24 @@ class Failures:
             failure = on_own_clock(failure, agent.clock, run.clock)
         before_ranks = run.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS
         ends_round = message.round == run.round and (run.with_ranks or before_ranks)
-        fields = fields_of(failure)
         if ends_round or recovery is not None or message.round > run.round:
-            self._out.record("rank_failed", round=message.round, **fields)
+            self._out.record("rank_failed", round=message.round, **fields_of(failure))
         # a planned change stops the round: ranks of one node end a moment before their peers, which report errors
         else:
-            self._out.record("stopped_rank_failed", round=message.round, **fields)
+            self._out.record("stopped_rank_failed", round=message.round, **fields_of(failure))
         if failure.bad_copy is not None:
             run.learn(bad_copies=[failure.bad_copy])
         if message.round > run.round:
             return
         if ends_round:
             self._open(failure.time).take(failure, message.failure)
+            suspect(run, failure)
             self._restart(counts=True)
         elif recovery is not None:  # the message was on its way at the time of the decision
             recovery.began = min(recovery.began, failure.time)
             recovery.take(failure, message.failure)
+            if suspect(run, failure):
+                self._restart(counts=False)
 
     def member_done(self, message: m.RanksDone) -> None:
         """Take note that all ranks of a member ended with 0 as plain programs do; a failure where other ranks train."""
@@ -219,6 +222,11 @@ class Failures:
         else:
             self._open(hang.since).hung = True
             self._restart(counts=True)
+
+    def node_unfit(self, node: str) -> None:
+        """Plan again without a member whose ranks cannot start."""
+        if self._run.is_member(node) and self._run.phase is not Phase.GATHERING:
+            self._restart(counts=False)
 
     def forgive(self) -> None:
         """Forget old restarts where no step is ever durable: there, time without a failure counts as progress."""

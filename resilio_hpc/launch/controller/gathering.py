@@ -14,6 +14,7 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import MAX_LOSSES, Phase
 
 WAITING_SAID_AFTER_S = 10.0
+MOST_NAMED = 4  # nodes in the reason of a verdict
 PAST_PATIENCE_S = 2.0  # seconds that the run directory has to tell what agents know as well
 RETURN_S = 20.0  # seconds that a node that was just lost has to come back before the run gives up for lack of nodes
 
@@ -63,7 +64,7 @@ class Gathering:
                 return
             coming = 0  # the plan has counted them already
         elif coming == 0 and not shape.trim(len(usable)):
-            reason = f"{len(usable)} node(s) joined within --join-timeout, {shape.minimum} needed"
+            reason = f"{len(usable)} usable node(s) joined within --join-timeout, {shape.minimum} needed{self._unfit()}"
             self._intend(EndRun("not_enough_nodes", 1, reason))
             return
         if coming:
@@ -104,20 +105,33 @@ class Gathering:
         want = run.config.shape.minimum
         self._out.record("waiting", have=usable, want=want, absent=self._absent(), up_to_s=until)
 
+    def _unfit(self) -> str:
+        """Return which nodes take no part since ranks cannot run there, and why."""
+        return "".join(f"; {node}: {why}" for node, why in sorted(self._run.unfit.items())[:MOST_NAMED])
+
     def _candidate(self, node: str) -> AvailableNode:
         hello = self._run.agents[node].hello
         order = self._order.get(node, len(self._order))
-        return AvailableNode(node, order, hello.address, hello.local_world_size, hello.topology, hello.evicted)
+        return AvailableNode(
+            node, order, hello.address, hello.local_world_size, hello.topology, hello.evicted,
+            node in self._run.suspects,
+        )  # fmt: skip
 
     # -- the recovery ladder -----------------------------------------------------------------------------------
 
     def _plan(self, usable: int, coming: int) -> RecoveryPlan:
         run = self._run
-        gone = run.accounted
+        gone, recovery = run.accounted, run.recovery
+        first = recovery.first_failure if recovery is not None and recovery.moves else None
+        sound = sum(node not in run.suspects for node in run.usable)
         returning = sum(member.node not in gone for member in run.members)
         return decide(
-            Failure(tuple(run.recovery.lost_nodes) if run.recovery is not None else ()),
-            World(len(run.members), usable, coming, run.config.shape, returning, self._just_lost()),
+            Failure(
+                tuple(recovery.lost_nodes) if recovery is not None else (),
+                first.node if first is not None else "",
+                recovery.moves if recovery is not None else "",
+            ),
+            World(len(run.members), usable, coming, run.config.shape, returning, self._just_lost(), sound),
             Budgets(run.without_progress, run.config.max_without_progress, run.config.chained),
         )
 
@@ -139,7 +153,7 @@ class Gathering:
             case Rung.WAIT:
                 return False
             case Rung.NEXT_JOB:
-                self._intend(EndRun("needs_new_job", 75, plan.reason))
+                self._intend(EndRun("needs_new_job", 75, f"{plan.reason}{self._unfit()}"))
             case Rung.STOP:
                 self._give_up(plan)
             case _:
@@ -163,7 +177,7 @@ class Gathering:
             return
         spent = run.without_progress > run.config.max_without_progress
         first = recovery.first_failure if recovery is not None else None
-        self._intend(EndRun("no_progress" if spent else "not_enough_nodes", 1, plan.reason, first))
+        self._intend(EndRun("no_progress" if spent else "not_enough_nodes", 1, f"{plan.reason}{self._unfit()}", first))
 
     def _end_unrecovered(self, plan: RecoveryPlan) -> None:
         """End the run for its failure, as --mode observe and checkpoint do. The ledger has what recover would do."""

@@ -100,6 +100,13 @@ class LetLeaversGo:
 
 
 @dataclass(frozen=True)
+class NodeUnfit:
+    """No ranks can run on a node, and none have run there: plan the round without it."""
+
+    node: str
+
+
+@dataclass(frozen=True)
 class EndStopped:
     """All ranks have stopped as agreed, or are being killed: end this job's part of the run."""
 
@@ -125,6 +132,6 @@ class EndAlone:
 
 Intent = (
     TryRound | PrepareRound | StepCommitted | StepAbandoned | StartingRanks | SlowStart | HangFound | Recovered
-    | VotersSettled | HoldWitness | MayCommit | RepeatStop | LetLeaversGo | EndStopped | EndRun | EndAlone
+    | VotersSettled | HoldWitness | MayCommit | RepeatStop | LetLeaversGo | NodeUnfit | EndStopped | EndRun | EndAlone
 )  # fmt: skip
 Intend = Callable[[Intent], None]

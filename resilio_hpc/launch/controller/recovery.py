@@ -11,9 +11,11 @@ import msgspec
 from resilio_hpc.diagnose.cascade.clocks import ClockBounds
 from resilio_hpc.diagnose.cascade.death import Death, death_of
 from resilio_hpc.diagnose.cascade.verdict import CascadeVerdict, judge
+from resilio_hpc.launch.controller.fault_actions import FaultAction, row_of
 from resilio_hpc.launch.controller.recovery_policy import RecoveryPlan
 from resilio_hpc.launch.controller.repeated_failure import Repeatable, repeatable
 from resilio_hpc.launch.controller.state import Clock
+from resilio_hpc.launch.protocol.failure_class import classify
 from resilio_hpc.launch.protocol.message_parts import Cause, RankFailure
 from resilio_hpc.launch.protocol.root_cause import as_death, is_consequence, may_be_consequence, place_of
 
@@ -42,6 +44,7 @@ class Recovery:
     new_controller: bool = False
     hung: bool = False  # the ranks did not go on, and none is to blame
     plan: RecoveryPlan | None = None
+    moves: str = ""  # why the node of the rank that failed is left to a spare; "" where it is not
     # since when ranks run that report no steps (monotonic): the recovery may be complete
     runs_since: float | None = None
     _told: tuple[int, int, int] = (0, 0, 0)  # failures, lost nodes and restarted agents of the rounds before the last
@@ -132,6 +135,25 @@ class Recovery:
             return None
         return repeatable(first, self.at_step, self.survived)
 
+    def moves_from(self, before: Repeatable | None) -> str:
+        """Return why a spare should take the first failure's node, "" where the node is not at fault."""
+        first = self.first_failure
+        if first is None or self.lost_nodes or self.restarted_agents or first.kind not in ("exit", "signal"):
+            return ""
+        if is_consequence(first):
+            return ""
+        found = classify(first)
+        now = repeatable(first, self.at_step, self.survived)
+        again = now is not None and now.moves_after(before)
+        return found.says if row_of(found).first is FaultAction.MOVE or again else ""
+
+    def traces(self) -> bool:
+        """Return whether the next round's communication libraries should write what they do."""
+        first = self.last_failure()
+        if first is None:  # a hang, or a start that took too long
+            return not (self.lost_nodes or self.restarted_agents or self.new_controller)
+        return first.kind == "hang" or (first.kind in ("exit", "signal") and row_of(classify(first)).trace)
+
     def repeated(self, before: Repeatable | None) -> RankFailure | None:
         """Return the failure if it is the program's own mistake and also ended the round before.
 
@@ -151,11 +173,14 @@ class Recovery:
 def fields_of(failure: RankFailure) -> dict[str, Any]:
     """Return a failure as the ledger has it. ``echo``: it reads like an echo of another rank's end."""
     fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name not in UNSAID}
+    echo = is_consequence(failure)
+    if failure.kind in ("exit", "signal") and not echo:
+        fields["class"] = classify(failure).cause.value
     place = {"place": place_of(failure.traceback)} if failure.traceback else {}
     if failure.uncertain_s >= 0:
         fields["uncertain_s"] = round(failure.uncertain_s, 6)
     fields |= {"log": failure.log} if failure.log else {}
-    return {**fields, **place, **({"echo": True} if is_consequence(failure) else {})}
+    return {**fields, **place, **({"echo": True} if echo else {})}
 
 
 def origin_fields(verdict: CascadeVerdict, ends: int) -> dict[str, Any]:

@@ -15,9 +15,14 @@ from resilio_hpc.launch.controller.rendezvous import NodeCounts
 
 @dataclass(frozen=True)
 class Failure:
-    """What failed. ``lost``: names of lost nodes; empty when only processes failed."""
+    """What failed. ``lost``: names of lost nodes; empty when only processes failed.
+
+    ``moves``: why the ranks of ``faulty`` should go to another node.
+    """
 
     lost_nodes: tuple[str, ...] = ()
+    faulty: str = ""
+    moves: str = ""
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,8 @@ class World:
 
     ``members``: nodes of the failed round; ``available``: usable connected nodes, spares included; ``coming``: nodes
     that may still appear; ``returning``: members among them whose agent is being restarted; ``just_lost``: nodes that
-    may be back soon, since an agent that was killed on a busy node takes its time.
+    may be back soon, since an agent that was killed on a busy node takes its time. ``sound``: of the available ones,
+    those without a known fault.
     """
 
     members: int
@@ -35,6 +41,7 @@ class World:
     shape: NodeCounts
     returning: int = 0
     just_lost: int = 0
+    sound: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,12 @@ def decide(failure: Failure, world: World, budgets: Budgets) -> RecoveryPlan:
         return RecoveryPlan(Rung.WAIT, "agents of the last round are not back yet")
     possible = world.shape.trim(world.available)
     if not failure.lost_nodes and possible >= world.members:
-        return RecoveryPlan(Rung.RESTART, "the nodes are fine")
+        if not failure.faulty:
+            return RecoveryPlan(Rung.RESTART, "the nodes are fine")
+        what = f"{failure.faulty} is at fault: {failure.moves}"
+        if world.shape.trim(world.sound) >= world.members:
+            return RecoveryPlan(Rung.REPLACE, f"{what}; a spare takes its place")
+        return RecoveryPlan(Rung.RESTART, f"{what}; no spare is left")
     lost = ", ".join(failure.lost_nodes) or "a node"
     if possible >= world.members:
         return RecoveryPlan(Rung.REPLACE, f"{lost} lost, a spare takes its place")

@@ -17,7 +17,7 @@ class AvailableNode:
     """A node that could take part.
 
     ``order``: its position in the allocation; ``topology``: Slurm's, or empty; ``evicted``: devices that are out of use
-    there.
+    there; ``suspect``: a fault of the node ended a round.
 
     Slurm's SLURM_TOPOLOGY_ADDR names the switches from the top to the node itself: ``s0.s4.n17``.
     """
@@ -28,6 +28,7 @@ class AvailableNode:
     local_world_size: int
     topology: str = ""
     evicted: int = 0
+    suspect: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class NodeCounts:
 
 
 def whole_first(candidates: Collection[AvailableNode], shape: NodeCounts) -> list[AvailableNode]:
-    """Return the candidates without nodes that have evicted devices (RES-10).
+    """Return the candidates without nodes that had a fault, or have evicted devices (RES-10).
 
     Such a node stays where no waiting node can replace it.
     """
-    reduced = sorted((c for c in candidates if c.evicted), key=lambda c: -c.evicted)
+    reduced = sorted((c for c in candidates if c.suspect or c.evicted), key=lambda c: (not c.suspect, -c.evicted))
     waits = reduced[: len(candidates) - shape.trim(len(candidates))]
     return [candidate for candidate in candidates if candidate not in waits]
 

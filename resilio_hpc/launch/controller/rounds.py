@@ -22,6 +22,7 @@ from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import KnownAgent, Phase
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.root_cause import place_of
 
 AGAIN_S = 1.0  # seconds after which an order without an answer is repeated: a broken connection may have lost it
 AGAIN_PER_S = 1000  # agents per second: of thousands, each gets it less often
@@ -107,7 +108,9 @@ class Rounds:
 
     def _end_repeated(self, failure: m.RankFailure) -> None:
         what = (failure.message.strip().splitlines() or [""])[0]
-        reason = f"the same failure again, so that another restart does not help: {what}"
+        place = f" at {place_of(failure.traceback)}" if place_of(failure.traceback) else ""
+        code = f", exit code {failure.exit_code}" if failure.exit_code else ""
+        reason = f"the same failure again, so that another restart does not help: {what}{place}{code}"
         self._intend(EndRun("no_progress", 1, reason, failure))
 
     def _start_ranks(self, port: int, wanted: m.RestorePoint | None, fetches: tuple[m.MissingSnapshot, ...]) -> None:
@@ -122,12 +125,12 @@ class Rounds:
         self._start = m.Start(
             run.epoch, run.round_state(), run.members[0].address, port, restore,
             follows, fetches if acts else (), self._disk_ports(restore, fetches), run.cause,
-            run.collective_s,
+            run.collective_s, run.trace,
         )  # fmt: skip
         self._out.record(
             "start", round=run.round, restore=f"{wanted.source}:{wanted.step}" if wanted else "",
             **({"fetched": {fetch.rank: fetch.endpoint or "committed" for fetch in fetches}} if fetches else {}),
-            **({} if acts else {"acted": False}),
+            **({} if acts else {"acted": False}), **({"trace": True} if run.trace else {}),
         )  # fmt: skip
         self._answers_due()
         self._out.broadcast(self._start)

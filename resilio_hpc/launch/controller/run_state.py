@@ -51,6 +51,8 @@ class RunState:
     lost: set[str] = field(default_factory=set)  # nodes that were silent for too long
     losses: dict[str, int] = field(default_factory=dict)  # how often each node was lost
     left: set[str] = field(default_factory=set)  # nodes that said Goodbye
+    unfit: dict[str, str] = field(default_factory=dict)  # nodes where no ranks can run, each with why
+    suspects: set[str] = field(default_factory=set)  # nodes whose fault ended a round: spares stand in for them
 
     # the controller's own term
     began: float = field(init=False)  # monotonic
@@ -72,6 +74,7 @@ class RunState:
     # failures, stops and the end
     recovery: Recovery | None = None  # the one that is open
     cause: m.Cause | None = None  # what ended the round before the present one
+    trace: bool = False  # a collective failed, so the next round's communication libraries write what they do
     broke_before: Repeatable | None = None  # what ended the round before, where it may repeat
     collective_s: float = 0.0  # how long ranks may wait in a collective, as measured
     stopping: bool = False  # the ranks are being stopped for the end of this job's part
@@ -165,7 +168,7 @@ class RunState:
     def usable(self) -> list[str]:
         """Return the nodes that could take part in a round: they stay, and have devices for a rank."""
         there = [node for node, agent in self.agents.items() if node not in self.lost and agent.leaves_at is None]
-        return [node for node in there if self.agents[node].hello.local_world_size]
+        return [node for node in there if self.agents[node].hello.local_world_size and node not in self.unfit]
 
     # -- phases ------------------------------------------------------------------------------------------------
 
@@ -202,7 +205,7 @@ class RunState:
             self.epoch, self.round, m.world_of(self.members), self.restarts, self.without_progress,
             tuple(sorted(self.committed_steps)), tuple(sorted(self.lost)), tuple(self.bad_copies),
             tuple(sorted(self.left)), self.steps_reported, tuple(sorted(self.losses.items())),
-            self.broke_before.to_text() if self.broke_before is not None else "",
+            self.broke_before.to_text() if self.broke_before is not None else "", tuple(sorted(self.suspects)),
         )  # fmt: skip
 
     def adopt(self, last: m.RoundState) -> None:
@@ -218,3 +221,4 @@ class RunState:
         self.last_life = max(self.last_life, last.life)
         self.steps_reported = self.steps_reported or last.steps_reported
         self.broke_before = Repeatable.from_text(last.broken_by)
+        self.suspects |= set(last.suspects)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight, Text, Word
+from resilio_hpc.launch.protocol.environment_seen import EnvironmentSeen
 from resilio_hpc.launch.protocol.membership import NEVER, Membership
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -282,6 +283,7 @@ ToController = (
     | ManifestWritten
     | StopAnswer
     | RanksSeen
+    | EnvironmentSeen
     | Warned
     | Leaving
     | Goodbye

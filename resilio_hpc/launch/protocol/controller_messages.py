@@ -71,6 +71,7 @@ class Start(Struct, frozen=True):
     ranks whose snapshots have to be fetched to their nodes. ``disk_ports``: where it is in files, of each member where
     others may read its own disk. ``cause``: what ended the round before, now that all its ranks' failures are known.
     ``collective_s``: how long a rank may wait in a collective, 0 where that is not known.
+    ``trace``: a collective failed there, so communication libraries write what they do.
     """
 
     epoch: Count
@@ -83,6 +84,7 @@ class Start(Struct, frozen=True):
     disk_ports: tuple[Port, ...] = ()
     cause: Cause | None = None
     collective_s: Seconds = 0.0
+    trace: bool = False
 
     def restore_of(self, rank: int) -> RestorePoint | None:
         """Return what one rank restores, after its snapshot has been fetched."""

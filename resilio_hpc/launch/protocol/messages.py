@@ -51,6 +51,7 @@ from resilio_hpc.launch.protocol.controller_messages import (
     UpdateVoters,
     Welcome,
 )
+from resilio_hpc.launch.protocol.environment_seen import EnvironmentSeen
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
     Cause,
@@ -73,6 +74,7 @@ __all__ = [
     "CommitStep",
     "ConfirmStop",
     "End",
+    "EnvironmentSeen",
     "FirstStep",
     "Goodbye",
     "Heartbeat",

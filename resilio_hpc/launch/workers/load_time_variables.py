@@ -40,7 +40,9 @@ BY_LIBRARIES = (
     "GLOG_",
     "KINETO_",
 )
-LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_EXTENSIONS_DIR", "TORCH_HOME")  # when they are needed
+LATER = (  # when they are needed
+    "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
+)  # fmt: skip
 SET_AFTER_FORK = frozenset({"OMP_NUM_THREADS"})  # a rank's thread counts are set through the libraries' functions
 
 

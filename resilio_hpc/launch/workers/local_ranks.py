@@ -24,7 +24,7 @@ from resilio_hpc.launch.workers.rank_commands import RankCommands
 from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_environment, stack_file
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence, last_lines, telling_line
 from resilio_hpc.launch.workers.rank_look import RankLook
-from resilio_hpc.launch.workers.rank_owner import AnySpawner, Devices, RankEvents, StopHow
+from resilio_hpc.launch.workers.rank_owner import AnySpawner, RankEvents, StopHow, Surroundings
 from resilio_hpc.launch.workers.rank_server import RankServer
 from resilio_hpc.launch.workers.spawner import Spawner
 
@@ -38,7 +38,7 @@ class LocalRanks:
     imports_first = True  # the spawner imports before ranks are forked
 
     def __init__(
-        self, node: NodeContext, core: RankEvents, devices: Devices, begun: Path, token: str, spool: Path
+        self, node: NodeContext, core: RankEvents, around: Surroundings, begun: Path, token: str, spool: Path
     ) -> None:
         """Take the node's parts.
 
@@ -46,7 +46,7 @@ class LocalRanks:
         """
         self._node = node
         self._core = core
-        self._devices = devices
+        self._around = around
         options = self._options = node.options
         watched = options.hangs.watched(options.torch, bool(options.mpi), options.kind, options.script)
         environment = rank_environment(slurm_variables.of_ranks(os.environ), core.slots, token, watched)
@@ -54,7 +54,7 @@ class LocalRanks:
         self._logs = Path(self._options.output.log_dir) if self._options.output.log_dir else spool / "logs"
         self._console = Console(self._options)
         self.server = RankServer(node.local_dir / "agent.sock", core.rank_said)
-        self._commands = RankCommands(node, devices, environment, self.server.path, begun)
+        self._commands = RankCommands(node, around, environment, self.server.path, begun)
         self._errors: dict[int, Path] = {}
         self._error_logs: dict[int, Path] = {}  # local rank → its standard error's file
         self._pids: dict[int, int] = {}
@@ -229,7 +229,7 @@ class LocalRanks:
             if said is not None:
                 error, at = (said.message, said.traceback), min(at, said.time)
         if event.exit_code != 0 and self._core.local is not None:
-            self._devices.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
+            self._around.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
         evidence = self._evidence(event, groups, bool(error[1]))
         self._core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error, evidence)
 

@@ -12,7 +12,7 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.rundir import run_directory
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.rank_env import RankPlacement, RoundSetting, cpu_share, rank_argv, rank_variables
-from resilio_hpc.launch.workers.rank_owner import Devices
+from resilio_hpc.launch.workers.rank_owner import Surroundings
 from resilio_hpc.launch.workers.spawner_messages import RankCommand
 
 
@@ -20,12 +20,12 @@ class RankCommands:
     """The commands of one node's ranks. ``base``: the spawner's environment, which ranks inherit."""
 
     def __init__(
-        self, node: NodeContext, devices: Devices, base: dict[str, str], agent_socket: Path, begun: Path
+        self, node: NodeContext, around: Surroundings, base: dict[str, str], agent_socket: Path, begun: Path
     ) -> None:
         """Take the node's parts. ``begun``: the file with the step that is being read ahead."""
         self._node = node
         self._options = node.options
-        self._devices = devices
+        self._around = around
         self._base = base
         self._agent_socket = agent_socket
         self._begun = begun
@@ -54,8 +54,8 @@ class RankCommands:
             self._begun, start.collective_s,
         )  # fmt: skip
         local = placement.local_rank
-        devices = self._devices.variables
-        variables = devices | rank_variables(self._base | devices, self._options, placement, setting, error)
+        around = self._around.variables
+        variables = around | rank_variables(self._base | around, self._options, placement, setting, error)
         if self._in_own_step:
             task = SlurmTask(
                 placement.node_rank, local, placement.rank, placement.local_world_size, placement.world_size

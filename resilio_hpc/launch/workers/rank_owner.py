@@ -76,12 +76,12 @@ class RankEvents(Protocol):
         """Leave the run: this node cannot run ranks."""
 
 
-class Devices(Protocol):
-    """The node's devices."""
+class Surroundings(Protocol):
+    """The node's devices, and what the ranks' libraries write."""
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return the variables that show ranks the devices they may use."""
+        """Return the variables for all ranks of the node: the devices they may use, what their libraries write."""
 
     def rank_failed(self, local_rank: int, said: tuple[str, str], log: Path | None) -> None:
         """Take note that a rank ended by itself. ``said``: its message and traceback; ``log``: its standard error."""

@@ -13,7 +13,7 @@ from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.mpi.spawner import MpiSpawner
 from resilio_hpc.launch.workers.mpi.tasks import STEP_KILLED
 from resilio_hpc.launch.workers.node_context import NodeContext
-from resilio_hpc.launch.workers.rank_owner import Devices, RankEvents, StopHow
+from resilio_hpc.launch.workers.rank_owner import RankEvents, StopHow, Surroundings
 
 KILLED_WITH_STEP = "killed together with its MPI step"  # first_failure takes a failure with this text as a consequence
 ECHO_S = 0.3  # a consequence is reported so much later than it is seen; by then its cause is known, on any node
@@ -26,11 +26,11 @@ _ABORTED = (
 
 
 def local_ranks(
-    node: NodeContext, core: RankEvents, devices: Devices, begun: Path, token: str, spool: Path
+    node: NodeContext, core: RankEvents, around: Surroundings, begun: Path, token: str, spool: Path
 ) -> LocalRanks:
     """Return the agent's ranks, of the kind that its options ask for."""
     kind = MpiRanks if node.options.mpi else LocalRanks
-    return kind(node, core, devices, begun, token, spool)
+    return kind(node, core, around, begun, token, spool)
 
 
 class MpiRanks(LocalRanks):
@@ -40,11 +40,11 @@ class MpiRanks(LocalRanks):
     _spawner: MpiSpawner
 
     def __init__(
-        self, node: NodeContext, core: RankEvents, devices: Devices, begun: Path, token: str, spool: Path,
+        self, node: NodeContext, core: RankEvents, around: Surroundings, begun: Path, token: str, spool: Path,
         echo_s: float = ECHO_S,
     ) -> None:  # fmt: skip
         """Take the node's parts; ``echo_s``: how long a consequence waits for the failure that caused it."""
-        super().__init__(node, core, devices, begun, token, spool)
+        super().__init__(node, core, around, begun, token, spool)
         self._echo_s = echo_s
         self._echoes: list[tuple[float, sm.Exited]] = []  # when to report each
 
