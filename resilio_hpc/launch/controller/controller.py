@@ -14,6 +14,8 @@ an **intent**; ``_carry_out`` below is the one place where intents become calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from typing_extensions import assert_never
 
 from resilio_hpc.launch.controller import intents as i
@@ -24,6 +26,7 @@ from resilio_hpc.launch.controller.hangs import Hangs
 from resilio_hpc.launch.controller.leadership import Leadership
 from resilio_hpc.launch.controller.membership_change import MembershipChange
 from resilio_hpc.launch.controller.memory_alerts import MemoryAlerts
+from resilio_hpc.launch.controller.node_tests import NodeTests
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.presence import Arrival, Presence
 from resilio_hpc.launch.controller.rounds import Rounds
@@ -56,6 +59,7 @@ class Controller:
         self.hangs = Hangs(run, out, self._carry_out)
         self.membership_change = MembershipChange(run, out, self._carry_out)
         self.memory_alerts = MemoryAlerts(run, out)
+        self.tests = NodeTests(run, out, self._carry_out)
         self.stop = StopPhase(run, out, self._carry_out)
         self.shutdown = Shutdown(run, out)
 
@@ -63,8 +67,7 @@ class Controller:
 
     def begin(self) -> list[Action]:
         """Announce the election to the agents that voted for this controller."""
-        run = self.run
-        for node in sorted(run.term.supporters - {run.node}):
+        for node in sorted(self.run.term.supporters - {self.run.node}):
             self._welcome(node)
         return self._out.take()
 
@@ -114,9 +117,8 @@ class Controller:
                 self.checkpoints.tick()
                 self.failures.tick()
                 self.failures.find_left_out()
-            self.hangs.tick()
-            self.memory_alerts.tick()
-            self.stop.tick()
+            for part in (self.hangs, self.memory_alerts, self.stop, self.tests):
+                part.tick()
         return self._out.take()
 
     def inform(self, past: RunHistory) -> list[Action]:
@@ -152,6 +154,11 @@ class Controller:
         self.shutdown.release()
         return self._out.take()
 
+    def let(self, act: Callable[[], None]) -> list[Action]:
+        """Let a part take what its host brings; return what follows."""
+        act()
+        return self._out.take()
+
     # -- intents -----------------------------------------------------------------------------------------------
 
     def _carry_out(self, intent: i.Intent) -> None:
@@ -184,6 +191,10 @@ class Controller:
                 self.stop.repeat(intent.node)
             case i.LetLeaversGo():
                 self.membership_change.let_leavers_go()
+            case i.PauseAndTest() | i.TestSuspects():
+                self.tests.begin(intent)
+            case i.PartWithUnfit():
+                self.membership_change.part_with_unfit(intent.at_once)
             case i.EndStopped():
                 self.stop.end()
             case i.EndRun():
@@ -223,6 +234,7 @@ class Controller:
                 self.rounds.store_ready(message)
             case m.StopAnswer():
                 self.stop.answer(message)
+                self.tests.answer(message)
             case m.RanksStarted():
                 if is_member:
                     self.rounds.started(agent, message)

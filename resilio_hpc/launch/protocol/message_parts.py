@@ -130,6 +130,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps_reported: bool = False
     losses: tuple[tuple[Node, Count], ...] = ()  # how often each node was lost
     broken_by: str = ""  # the failure that ended the round before (``repeated_failure``)
+    unfit: tuple[Node, ...] = ()  # nodes that a test found bad or slow
 
     @property
     def life(self) -> Life:
