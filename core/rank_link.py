@@ -19,6 +19,8 @@ COLLECTIVE_VARIABLE = "RESILIO_COLLECTIVE_TIMEOUT_S"
 """In a rank's environment: for how many seconds it may wait in a collective; 0 where that is not known."""
 LAST_CHECKPOINT = "last checkpoint"
 """The section in which a rank waits until its last save is committed: as long as that takes."""
+PAUSED = "paused"
+"""The section in which a rank waits at a step boundary while nodes are tested."""
 
 
 class Attach(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +102,17 @@ class StopConfirmed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields
     target: int
 
 
+class PauseConfirmed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: every rank accepted ``target``; wait there for Resume, at most ``limit_s`` seconds."""
+
+    target: int
+    limit_s: float
+
+
+class Resume(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: the pause is over, or will not come: go on."""
+
+
 class SaveProgress(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → rank: the save of ``step`` reached ``stage``: LOCAL, COMMITTED or FAILED (see ``error``)."""
 
@@ -109,7 +122,7 @@ class SaveProgress(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=
 
 
 RankMessage = Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Section | Stopped | Finished
-AgentMessage = StopAt | StopConfirmed | SaveProgress
+AgentMessage = StopAt | StopConfirmed | PauseConfirmed | Resume | SaveProgress
 
 to_agent: StructCodec[RankMessage] = StructCodec(RankMessage, "a message from a rank")
 to_rank: StructCodec[AgentMessage] = StructCodec(AgentMessage, "a message from an agent")

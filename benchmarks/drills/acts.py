@@ -6,12 +6,15 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from drills.table import HELPERS, Act
+from drills.throttle import Throttle
 from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
+from resilio_hpc.launch.rundir import test_order
 
 
 def roles_of(members: Sequence[str], leader: str, batch_host: str) -> dict[str, tuple[str, ...]]:
@@ -43,9 +46,12 @@ def last(events: Sequence[Event], kind: str) -> Event:
 class Actor:
     """Carries out acts against one job on one cluster; roles are settled once, before the first act."""
 
-    def __init__(self, cluster: DevCluster[RackMachines], job: int, joiner: str) -> None:
+    def __init__(self, cluster: DevCluster[RackMachines], job: int, joiner: str, run: Path) -> None:
         self.roles: Mapping[str, tuple[str, ...]] = {}
         self.struck = -1  # the rank that got a signal last
+        self.slowed = ""  # the node that was made slow
+        self._throttle: Throttle | None = None
+        self._run = run
         self._cluster = cluster
         self._job = job
         self._joiner = joiner  # the script of a job that joins the run
@@ -64,6 +70,9 @@ class Actor:
             "release_shared": lambda nodes, _: cluster.machines.release_shared(*nodes),
             "kill_slurmd": lambda nodes, _: self._each(cluster.machines.kill_slurmd, nodes),
             "start_slurmd": lambda nodes, _: self._each(cluster.machines.start_slurmd, nodes),
+            "slow_node": self._slow_node,
+            "end_slow": lambda *_: self.end(),
+            "test_nodes": self._test_nodes,
             "save_job": lambda *_: cluster.wait_until_saved(job),
             "kill_slurmctld": lambda *_: cluster.machines.kill_slurmctld(),
             "start_slurmctld": lambda *_: cluster.machines.start_slurmctld(),
@@ -75,6 +84,11 @@ class Actor:
             "submit_joiner": lambda *_: self._submit_joiner(),
         }
 
+    def end(self) -> None:
+        """Let a slow node run again."""
+        if self._throttle is not None:
+            self._throttle.end()
+
     def settle_roles(self, events: Sequence[Event], batch_host: str) -> None:
         """Decide whom the roles mean, from the newest round."""
         members = [str(node) for node in last(events, "round").fields["members"]]
@@ -83,6 +97,13 @@ class Actor:
     def do(self, act: Act, events: Sequence[Event]) -> None:
         """Carry out one act."""
         self._acts[act.do](self.roles[act.to], events)
+
+    def _slow_node(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
+        (self.slowed,) = nodes
+        self._throttle = Throttle(self._cluster, self.slowed)
+
+    def _test_nodes(self, *_: object) -> None:
+        test_order.write(self._run, test_order.TestOrder("drill", replace=True, by="drill"))
 
     @staticmethod
     def _each(do: Callable[[str], None], nodes: Sequence[str]) -> None:

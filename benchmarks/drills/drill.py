@@ -27,6 +27,7 @@ POLL_S = 0.05
 QUEUE_POLL_S = 1.0
 NODES = 4  # of a drill's own cluster
 PRELOAD = ("numpy", "resilio_hpc.ckpt", "resilio_hpc.train")  # of ranks without torch
+SMALL_TESTS = "cpu_matrix = 256\ncpu_message_bytes = 65536\nblock_s = 0.3\n"  # longer than what makes a node slow
 JITTERS = 10  # a jitter's span is cut into so many parts
 
 
@@ -91,7 +92,7 @@ class DrillRun:
         """Submit, act, wait for the end, judge. ``started`` is called, more than once, when training has begun."""
         began = time.monotonic()
         job = self.cluster.submit(self._script())
-        actor = Actor(self.cluster, job, self._joiner())
+        actor = Actor(self.cluster, job, self._joiner(), self.directory)
         try:
             while not self._over():
                 time.sleep(POLL_S)
@@ -102,9 +103,11 @@ class DrillRun:
                 self._end_when_enough()
                 if time.monotonic() > began + LIMIT_S * self.drill.jobs:
                     raise ResilioError(f"no end within {LIMIT_S * self.drill.jobs:.0f} s")
-            self._judge(actor.struck)
+            self._judge(actor.struck, actor.slowed)
         except ResilioError as error:
             return self._result(str(error), began)
+        finally:
+            actor.end()
         return self._result("", began)
 
     # -- the job -----------------------------------------------------------------------------------------------
@@ -133,9 +136,16 @@ class DrillRun:
         launcher = Path(sys.executable).with_name("resilio-launch")
         return (
             f"#!/bin/bash\n#SBATCH --job-name={name} --time={self.drill.time_limit} {' '.join(options)}\n"
-            f"#SBATCH --output=/shared/{self._name}.txt --open-mode=append\n"
+            f"#SBATCH --output=/shared/{self._name}.txt --open-mode=append\n{self._policy()}"
             f"exec {before}{launcher} {' '.join(arguments)}\n"
         )
+
+    def _policy(self) -> str:
+        """Return the line that gives tests of nodes a policy of small work, where the drill has such a test."""
+        if not any(act.do == "test_nodes" for act in self.drill.acts):
+            return ""
+        (self.cluster.shared / f"{self._name}.toml").write_text(SMALL_TESTS)
+        return f"export OMP_NUM_THREADS=1 RESILIO_PAIR_POLICY=/shared/{self._name}.toml\n"
 
     def _over(self) -> bool:
         """Whether no job is in the queue any more; slurmctld, when it can be asked, is asked now and then."""
@@ -182,8 +192,8 @@ class DrillRun:
 
     # -- judgement ---------------------------------------------------------------------------------------------
 
-    def _judge(self, struck: int) -> None:
-        """Raise ResilioError with what is wrong. ``struck``: the rank that got a signal."""
+    def _judge(self, struck: int, slowed: str) -> None:
+        """Raise ResilioError with what is wrong. ``struck``: the rank that got a signal; ``slowed``: the slow node."""
         self._events += self._reader.read_new()
         acts = self.drill.acts
         if len(self._done) < len(acts):
@@ -191,7 +201,7 @@ class DrillRun:
         lives = read_lives(self._stamps())
         shared, name = self.cluster.shared, self._name
         drill_judge.judge(
-            self.drill, self._events, lives, self.directory, shared / f"{name}.result", self._done, struck
+            self.drill, self._events, lives, self.directory, shared / f"{name}.result", self._done, struck, slowed
         )
 
     def _stamps(self) -> list[tuple[str, Path]]:

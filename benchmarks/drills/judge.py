@@ -16,18 +16,18 @@ from resilio_hpc.core.ledger import Event
 
 def judge(
     drill: Drill, events: Sequence[Event], lives: Sequence[Life], run: Path, result: Path, acts_at: Sequence[float],
-    struck: int = -1,
+    struck: int = -1, slowed: str = "",
 ) -> None:  # fmt: skip
     """Raise ResilioError with the first thing that is wrong.
 
-    ``acts_at``: when each act was done; ``struck``: the rank that was struck.
+    ``acts_at``: when each act was done; ``struck``: the rank that was struck; ``slowed``: the node that was made slow.
     """
     verdict = _read(run / "verdict.json", "verdict").get("verdict")
     if verdict != drill.verdict and not (drill.verdict == "cancelled" and verdict == "terminated"):
         raise ResilioError(f"the verdict is {verdict}, not {drill.verdict}")
     for wrong in (
         two_at_once(events, lives), _kinds(drill, events), _jobs(drill, events), _hang(drill, events, struck),
-        _fault(drill, events),
+        _fault(drill, events), _tests(events, slowed),
     ):  # fmt: skip
         if wrong:
             raise ResilioError(wrong)
@@ -101,6 +101,15 @@ def _fault(drill: Drill, events: Sequence[Event]) -> str:
     starts = [bool(event.fields.get("trace")) for event in events if event.kind == "start"]
     wanted = [False, drill.traced]
     return "" if starts == wanted else f"libraries wrote what they do in rounds {starts}, not {wanted}"
+
+
+def _tests(events: Sequence[Event], slowed: str) -> str:
+    """Return what is wrong with the tests of nodes: each has to name the slow node, and no other."""
+    for tested in (event.fields for event in events if event.kind == "tested"):
+        found = [*tested.get("bad", []), *tested.get("slow", [])]
+        if found != ([slowed] if slowed else []):
+            return f"a test named {found}, not {slowed or 'none'}: {tested['outcome']} {tested['why']}"
+    return ""
 
 
 def _jobs(drill: Drill, events: Sequence[Event]) -> str:

@@ -93,6 +93,7 @@ SPARE: dict[str, Any] = {"nodes": 4, "spares": 1, "world_size": 6}
 SHRINK: dict[str, Any] = {"nnodes": "2:3"}
 TWO_NODES: dict[str, Any] = {"nodes": 2, "nnodes": "1:2"}
 CHAIN: dict[str, Any] = {"launch_arguments": ("--chain",), "jobs": 2}
+SLOW: dict[str, Any] = {"steps": 4000}  # a test takes a while where four nodes share two processors
 HANGS: dict[str, Any] = {"shared_mount": "fuse", "sbatch": ("--no-kill", "--chdir=/nvme")}
 LOST = ("node_lost", "controller_lost", "agent_lost")
 
@@ -128,6 +129,11 @@ def _both() -> list[Drill]:
                Act(POWER, "follower2", after_s=1.0, on="agent_joined")), LOST, **SPARE),
         Drill("grow back with a healed node",
               (Act("partition", "follower"), Act("heal", "follower", after_s=8.0)), LOST, **SHRINK, world_size=6),
+        Drill("healthy nodes are tested",
+              (Act("test_nodes"), Act("end_slow", on="pause_ended")), told="paused", world_size=6, **SLOW),
+        Drill("a slow node is tested and replaced",
+              (Act("slow_node", "follower"), Act("test_nodes"), Act("end_slow", on="regroup")),
+              told="regroup", **SPARE, **SLOW),
         Drill("slurmd dead for a moment",
               (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=5.0)), steps_meanwhile=20,
               world_size=6),

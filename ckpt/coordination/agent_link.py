@@ -34,7 +34,10 @@ EXIT_RESTORE_FAILED = 98
 _STEP_DONE_INTERVAL_S = 0.05
 _LOOK_S = 0.01
 
-Message = TypeVar("Message", rank_link.StopAt, rank_link.StopConfirmed, rank_link.SaveProgress)
+Message = TypeVar(
+    "Message",
+    rank_link.StopAt, rank_link.StopConfirmed, rank_link.PauseConfirmed, rank_link.Resume, rank_link.SaveProgress,
+)  # fmt: skip
 
 
 class AgentLink:
@@ -56,7 +59,7 @@ class AgentLink:
         self._closed = False
         self._last_step_done = -float("inf")
         self.report_every_step = False
-        """Set while a stop is pending: then the agent must see every step."""
+        """Set while a stop or a pause is pending: then the agent must see every step."""
         self.send(rank_link.Attach(place.rank, place.local_rank, place.round, self._pid))
         threading.Thread(target=self._listen, name="resilio-agent-link", daemon=True).start()
 
@@ -109,8 +112,8 @@ class AgentLink:
             except WireError as error:
                 print(f"resilio: ignored a message of the agent: {error}", file=sys.stderr)
                 continue
-            if isinstance(message, rank_link.StopAt):
-                self.report_every_step = True
+            if isinstance(message, rank_link.StopAt | rank_link.Resume):
+                self.report_every_step = isinstance(message, rank_link.StopAt)
             for callback in list(self._subscribers[type(message)]):
                 callback(message)
 

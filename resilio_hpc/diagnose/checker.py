@@ -6,9 +6,11 @@ whatever comes first. Its prober dies with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ import zmq
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
+from resilio_hpc.diagnose import interpreter, start_checks
 from resilio_hpc.diagnose.messages import (
     FROM_NODE,
     TO_NODE,
@@ -34,6 +37,7 @@ from resilio_hpc.diagnose.messages import (
     ToNode,
 )
 from resilio_hpc.diagnose.probe_process import ProbeProcess
+from resilio_hpc.diagnose.prober import die_with
 
 ALIVE_S = 1.0
 _LOST = 2  # times the silence that the coordinator permits: it may be busy with thousands of checkers
@@ -50,6 +54,7 @@ class Checker:
         name = f"{node}/{secrets.token_hex(4)}".encode()
         self._socket = wire.call(context, keys, settings.endpoint, name)
         self._over = False
+        self._checks = StartChecks() if settings.start_checks else None
         self._unable: Order | None = None
         self._heard_at = time.monotonic()
 
@@ -60,16 +65,28 @@ class Checker:
         self._prober.start()
         try:
             while not self._over and time.monotonic() < min(end, self._heard_at + _LOST * self.policy.silence_s):
-                said = (self._prober.ready, self._prober.why_not)
+                said = (self._ready, self._why_not)
                 if time.monotonic() >= said_at + ALIVE_S:
                     said_at = time.monotonic()
-                    self._say(Alive(self._prober.ready, self._prober.why_not[:500]))
+                    self._say(Alive(self._ready, self._why_not[:500]))
                 self._turn()
-                if said != (self._prober.ready, self._prober.why_not):
+                if said != (self._ready, self._why_not):
                     said_at = float("-inf")
         finally:
             self._prober.kill()
+            if self._checks is not None:
+                self._checks.end()
             self._socket.close()
+
+    @property
+    def _ready(self) -> bool:
+        checked = self._checks is None or self._checks.over
+        return checked and self._prober.ready and not self._why_not
+
+    @property
+    def _why_not(self) -> str:
+        """Return why this node cannot work, as far as it is known."""
+        return (self._checks.found if self._checks is not None else "") or self._prober.why_not
 
     def _turn(self) -> None:
         poller = zmq.Poller()
@@ -87,12 +104,14 @@ class Checker:
                 self._heard(TO_NODE.decode(frames[-1]))
             except WireError:
                 continue  # only the coordinator has the key; a newer one may have other messages
+        if self._checks is not None:
+            self._checks.look()
         self._tell_unable()
 
     def _heard(self, message: ToNode) -> None:
         self._heard_at = time.monotonic()
         match message:
-            case Order() if self._prober.ready:
+            case Order() if self._ready:
                 self._prober.begin(message)
             case Order():
                 self._unable = message
@@ -112,15 +131,49 @@ class Checker:
         order = self._unable
         if order is None:
             return
-        if self._prober.ready:
+        if self._ready:
             self._unable = None
             self._prober.begin(order)
-        elif self._prober.why_not:
+        elif self._why_not:
             self._unable = None
-            self._say(Failed(order.round, "starting", "not_ready", self._prober.why_not[:500]))
+            self._say(Failed(order.round, "starting", "not_ready", self._why_not[:500]))
 
     def _say(self, message: FromNode) -> None:
         wire.send(self._socket, [FROM_NODE.encode(message)])
+
+
+class StartChecks:
+    """The node's health checks, in a process that is killed when its time is up. ``found``: a fault."""
+
+    def __init__(self, argv: Sequence[str] = (), limit_s: float = start_checks.SECONDS) -> None:
+        """Start them; ``argv``: another command, for tests."""
+        self.found = ""
+        self.over = False
+        self._until = time.monotonic() + limit_s
+        self._process = subprocess.Popen(
+            argv or interpreter.command("start_checks"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
+        )  # fmt: skip
+
+    def look(self) -> None:
+        """Take the result, if there is one now: checks that fail, or hang, tell nothing."""
+        if self.over:
+            return
+        code = self._process.poll()
+        if code is not None and self._process.stdout is not None:
+            line = self._process.stdout.read(4096).decode(errors="replace").strip()  # it fits into the pipe
+            self.found = line if code == 0 else ""
+        self.over = code is not None or time.monotonic() > self._until
+        if self.over:
+            self.end()
+
+    def end(self) -> None:
+        """Kill them, if they still run. Where a file system hangs, not even that ends them."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 def node_name(settings: NodeSettings) -> str:
@@ -131,6 +184,8 @@ def node_name(settings: NodeSettings) -> str:
 def main(prober: Sequence[str] = ()) -> NoReturn:
     """Take settings on standard input."""
     settings = msgspec.json.decode(sys.stdin.readline(), type=NodeSettings)
+    if settings.parent:
+        die_with(settings.parent)
     Checker(settings, node_name(settings), prober).run()
     sys.exit(0)
 

@@ -89,6 +89,12 @@ class CheckCoordinator:
         self._starter.start(self._secret, self.port)
         self._wait_for_nodes(self._began + min(self._policy.budget_s, self._policy.start_s))
 
+    def wait_until(self, due: Callable[[], bool]) -> None:
+        """Keep the checkers waiting; the budget counts from the end of the wait."""
+        while not due():
+            self._turn()
+        self._began = self._clock()
+
     def examine(self) -> CheckResult:
         """Run all rounds; return the result. May be called again."""
         end = self._began + self._policy.budget_s

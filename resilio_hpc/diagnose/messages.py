@@ -117,11 +117,14 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """A checker's settings on its standard input, in one line of JSON.
 
     The secret is neither in an argument nor in an environment. ``node`` "": Slurm tells which one this is. ``threads``
-    0: as many as the node has CPUs for this process.
+    0: as many as the node has CPUs for this process. ``parent`` > 0: die with that process. ``start_checks``: a node in
+    which the health checks find a fault cannot work.
     """
 
     secret: str
     endpoint: str
     node: str = ""
     threads: int = 0
+    parent: int = 0
+    start_checks: bool = False
     policy: PairPolicy

@@ -60,7 +60,7 @@ class CheckerLink:
 def main() -> NoReturn:
     """Run the prober, ``prober PARENT THREADS POLICY``, until standard input ends."""
     parent, threads = int(sys.argv[1]), int(sys.argv[2])
-    _die_with(parent)
+    die_with(parent)
     link = CheckerLink()
     import msgspec
     import torch
@@ -81,7 +81,7 @@ def main() -> NoReturn:
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-            _die_with(prober)
+            die_with(prober)
             if threads:
                 torch.set_num_threads(threads)
             _carry_out(link, order, policy)
@@ -94,7 +94,8 @@ def main() -> NoReturn:
         link.tell(ended=os.waitstatus_to_exitcode(status))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when ``parent`` dies; end where it is gone already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)

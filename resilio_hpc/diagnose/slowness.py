@@ -74,7 +74,10 @@ def _find(history: Sequence[Round], policy: PairPolicy, what: str, ratio: float)
 
 
 def _later(done: Round, node: str, what: str, scale: _Scale, ratio: float, policy: PairPolicy) -> float | None:
-    """Return the ratio in a later round, 0 where it is not slow there; None where it was not timed."""
+    """Return the ratio in a later round, 0 where it is not slow there; None where that round does not tell.
+
+    Then it was not timed, or the two nodes' noise is as large as the difference: another round may tell.
+    """
     blocks = _blocks(done, what)
     mine = blocks.get(node)
     partner = next((seen.partner for seen in done if seen.node == node), "")
@@ -84,9 +87,11 @@ def _later(done: Round, node: str, what: str, scale: _Scale, ratio: float, polic
     if not scale.slow(now):
         return 0.0
     if what == "compute":  # a collective takes the same time on both
-        beside = _limit(min(blocks[partner]), ratio * _unrest([mine, blocks[partner]]), policy)
-        if now <= beside:
+        beside = min(blocks[partner])
+        if now <= _limit(beside, ratio, policy):
             return 0.0
+        if now <= _limit(beside, ratio * _unrest([mine, blocks[partner]]), policy):
+            return None
     return now / scale.usual_s
 
 

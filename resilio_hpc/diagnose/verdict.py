@@ -7,6 +7,7 @@ be told.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -237,7 +238,9 @@ def _with_testers(
     free = sorted(testers, key=place.__getitem__)
     pairs: list[Pair] = []
     for node in sorted(doubtful, key=lambda name: (len(met[name]), place[name]))[: len(testers)]:
-        tester = min(free, key=lambda name: (name in met[node], abs(place[name] - place[node])))
-        free.remove(tester)
-        pairs.append((node, tester))
+        at = bisect.bisect(free, place[node], key=place.__getitem__)
+        reach = len(met[node]) + 1  # among so many neighbours on each side, one that it has not met, if any is left
+        near = range(max(0, at - reach), min(len(free), at + reach))
+        best = min(near, key=lambda index: (free[index] in met[node], abs(place[free[index]] - place[node])))
+        pairs.append((node, free.pop(best)))
     return tuple(pairs)

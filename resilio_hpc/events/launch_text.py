@@ -36,6 +36,20 @@ def _nodes_checked(f: Fields) -> str:
     return f"pair check in {plural(f.whole('rounds'), 'round')}, {seconds(f.number('seconds'))}: {found}"
 
 
+def _tested(f: Fields) -> str:
+    outcome, why = f.text("outcome"), f.text("why")
+    if outcome in ("not_possible", "interrupted", "failed"):
+        return f"test of the nodes {outcome.replace('_', ' ')}: {why}"
+    named = [f"{word}: {names(f.texts(word))}" for word in ("bad", "slow") if f.texts(word)]
+    evidence = f.data.get("evidence")
+    told = [str(text) for text in evidence.values()] if isinstance(evidence, dict) else []
+    found = ", ".join(named) + (f" ({told[0]})" if len(told) == 1 else "")
+    replaced = f"; going on without {names(f.texts('replaced'))}" if f.texts("replaced") else ""
+    count, rounds = plural(f.whole("nodes"), "node"), plural(f.whole("rounds"), "round")
+    took = seconds(f.number("seconds"))
+    return f"test of {count} in {rounds}, {took}: {found or why or 'nothing found'}{replaced}"
+
+
 def _resize(f: Fields) -> str:
     action, jobs = f.text("action", "?"), names(f.texts("jobs"))
     what = {
@@ -75,6 +89,12 @@ LAUNCH_EVENTS: Mapping[str, Callable[[Fields], str]] = {
     "joins": lambda f: f"{names(f.texts('nodes'))} of job {f.text('job', '?')} join the run's part {f.text('part')}",
     "joiner_ends": lambda f: f"joining job ends with exit code {f.whole('exit_code')}",
     "nodes_checked": _nodes_checked,
+    "test_begun": lambda f: f"probers start on {plural(f.whole('nodes'), 'node')} for a test: {f.text('reason')}",
+    "paused": lambda f: f"all ranks pause after step {f.whole('step')} for a test of the nodes",
+    "tested": _tested,
+    "pause_ended": lambda f: (
+        f"ranks go on after {seconds(f.number('seconds'))}{': ' + f.text('why') if f.text('why') else ''}"
+    ),
     "node_left_job": lambda f: f"node {f.text('node', '?')} has left the job",
     "signal": _signal,
     "predecessor": lambda f: f"job {f.text('job', '?')} before this one: {_predecessor(f)}",

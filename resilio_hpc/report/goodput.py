@@ -6,8 +6,9 @@
 jobs of a chain is told apart (``queued_s``). **Useful** is the time of each round from the moment when all its ranks
 had done their first step until its end or its first failure, minus the part whose steps had to be done again because
 ranks were restored from an earlier step, and minus the time in which the controller saw no steps for too long
-(``stalled``), from the last step on. What is left over is start-up, recovery and closing; the parts add up to the
-total. Time that training itself spends on saving counts as useful: it is the price of a step.
+(``stalled``), from the last step on, and the time in which ranks paused for a test of the nodes. What is left over is
+start-up, recovery and closing; the parts add up to the total. Time that training itself spends on saving counts as
+useful: it is the price of a step.
 
 Where a script reports no steps, a round counts from the start of its ranks, and steps done again cannot be told
 (``steps_known`` is False): the share is then an upper bound.
@@ -202,7 +203,10 @@ def _note_round(job: _Job, current: _Round, event: Event, f: Fields) -> None:
     elif event.kind == "stalled" and number == current.number:
         current.stalls.append((at - (f.number("silent_s") or 0.0), math.inf))
         current.stalled_step = f.whole("step") or 0
-    elif event.kind == "goes_on" and number == current.number and current.stalls:
+    elif event.kind == "paused" and number == current.number:
+        current.stalls.append((at, math.inf))
+        current.stalled_step = f.whole("step") or 0
+    elif event.kind in ("goes_on", "pause_ended") and number == current.number and current.stalls:
         current.stalls[-1] = (current.stalls[-1][0], at)
     elif event.kind == "committed":
         if current.stalls and current.stalls[-1][1] == math.inf and (f.whole("step") or 0) > current.stalled_step:

@@ -25,6 +25,8 @@ from resilio_hpc.core.rank_link import (
     COLLECTIVE_VARIABLE,
     LAST_CHECKPOINT,
     Finished,
+    PauseConfirmed,
+    Resume,
     Section,
     StopAt,
     StopConfirmed,
@@ -252,6 +254,8 @@ def _attach(
         stop = AgreedStop(link.send)
         link.subscribe(StopAt, stop.on_stop_at)
         link.subscribe(StopConfirmed, stop.on_stop_confirmed)
+        link.subscribe(PauseConfirmed, stop.on_pause_confirmed)
+        link.subscribe(Resume, stop.on_resume)
         link.on_close(stop.on_lost)
         run._link, run._stop = link, stop
         _leave_signals_to_the_agent()

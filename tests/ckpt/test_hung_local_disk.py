@@ -33,7 +33,7 @@ from resilio_hpc.ckpt.tiers import bounded_io, local_disk
 from resilio_hpc.ckpt.tiers.bounded_io import Activity, Patience
 from resilio_hpc.core import bounded
 from resilio_hpc.devtools.devcluster.processes import wait_until_stopped
-from resilio_hpc.launch.agent.child_link import ChildLink
+from resilio_hpc.launch.process.child_link import ChildLink
 from resilio_hpc.native import crc32c, direct_io
 from tests.support.ckpt.local_node import Node, node_in
 from tests.support.requirements import need_program

@@ -127,7 +127,9 @@ def test_the_nodes_answer_to_a_stop_waits_for_all_its_ranks() -> None:
     assert local.said(1, StopAck(18, True, 17), 0.0) == []  # of an earlier proposal
     answer = m.StopAnswer("n2", 3, 7, 20, True, 18, 2)
     assert local.said(1, StopAck(20, True, 18), 0.0) == [answer]
-    assert local.propose_stop(20) == [answer]  # asked again
+    assert local.propose_stop(20) == []  # asked again, and so is each rank
+    assert local.said(0, StopAck(20, True, 18), 0.0) == []
+    assert local.said(1, StopAck(20, True, 18), 0.0) == [answer]
     assert local.propose_stop(25) == []
     local.said(0, StopAck(25, True, 20), 0.0)
     assert local.said(1, StopAck(25, False, 26), 0.0) == [m.StopAnswer("n2", 3, 7, 25, False, 26, 2)]

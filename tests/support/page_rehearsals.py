@@ -82,6 +82,7 @@ wait_for committed run
             r"--print good": "-w n[1-2] --print good",
             r"--local 4": "--local 2",
         },
+        elsewhere={"resilio check-nodes --run": "tests/on_slurm/test_node_tests.py"},
     ),
     "checkpoints": Rehearsal(
         prepare=_WITH_TRAIN + _SAVE_TWO,

@@ -12,6 +12,7 @@ from pathlib import Path
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.extras import require
+from resilio_hpc.slurm.runs import run_names
 
 _DESCRIPTION = """Pairs the nodes of this job: each multiplies matrices and then talks with its partner, on GPUs where
 there are any, and every number is verified. Pairs that fail or are slow are paired again with nodes that passed, and a
@@ -27,6 +28,9 @@ _EXAMPLES = """examples:
       resilio check-nodes -w gpu[001-016] --srun=--gpus-per-node=8
   on this machine, which plays four nodes:
       resilio check-nodes --local 4
+  in a run: its ranks pause between two steps, the nodes are tested, the ranks go on
+      resilio check-nodes --run runs/large
+      resilio check-nodes --run runs/large --replace      without the nodes that are named, after the next commit
 
 exit codes: 0 no node is named; 1 a node is named as bad or slow; 2 a mistake in the command; 3 it cannot be told
 """
@@ -37,6 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="resilio check-nodes", description=_DESCRIPTION, epilog=_EXAMPLES,
     )  # fmt: skip
+    parser.add_argument("--run", metavar=run_names.METAVAR, help="the nodes of a run that trains: its ranks pause")
+    parser.add_argument("--replace", action="store_true", help="with --run: go on without nodes that are named")
     parser.add_argument("-w", "--nodelist", metavar="NODES", help="these nodes: n[1-4,7]")
     parser.add_argument("--local", type=int, metavar="N", help="no Slurm: this machine plays N nodes")
     parser.add_argument("--budget", type=float, metavar="S", help="seconds for the whole check (default: 300)")
@@ -57,8 +63,14 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run the command. Exit codes: 0 fine, 1 found, 2 a mistake, 3 cannot tell."""
     options = _parser().parse_args(argv)
+    if options.replace and options.run is None:
+        raise UsageError("--replace is for --run RUN: which run is to go on without them?")
     if options.json and options.print:
         raise UsageError("--json and --print both want standard output: choose one")
+    if options.run is not None:
+        from resilio_hpc.cli.check_nodes import in_run
+
+        return in_run.test(options)
     from resilio_hpc.cli.check_nodes import report
     from resilio_hpc.diagnose import check, starters
 

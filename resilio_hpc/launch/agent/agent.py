@@ -83,7 +83,7 @@ class Agent:
         self._notifier = Notifier(run, settings.job, ledger.append, targets, settings.cwd)
         self._host = ControllerHost(
             self._context, keys, settings.address, ledger, self._storage, counters, announce.say, self, settings.job,
-            self._notifier.take, settings.clock_ahead_s(time.time()),
+            self._notifier.take, settings.clock_ahead_s(time.time()), local_dir / "test.log",
         )  # fmt: skip
         self._controller = ControllerConnection(self._context, keys, counters, settings.node)
         endpoint = f"{settings.address}:{self._host.port}"

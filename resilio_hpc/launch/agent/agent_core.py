@@ -250,11 +250,13 @@ class AgentCore:
                 self.ranks.start(message)
             case m.End():
                 self.ranks.end(message)
+            case m.BeginProbe() | m.EndProbe():
+                self._ports.services.probe(message)
             case m.StageReached():
                 self.ranks.stage_reached(message)
             case (
                 m.PersistStep() | m.CommitStep() | m.ProposeStop() | m.ConfirmStop() | m.TerminateRanks()
-                | m.LookAtRanks()
+                | m.LookAtRanks() | m.PauseRanks() | m.ResumeRanks()
             ):  # fmt: skip
                 self.ranks.during_round(message)
             case _:

@@ -33,6 +33,9 @@ class ServicePorts(Protocol):
     def look_at_ranks(self, number: int, stacks: bool) -> None:
         """Look at all ranks of this node from outside → ``ranks_seen``. ``stacks``: they write theirs before."""
 
+    def probe(self, message: m.BeginProbe | m.EndProbe) -> None:
+        """Start or end this node's checker for a test of nodes; the checker answers to the test's coordinator."""
+
     def calls(self) -> int:
         """Return how many calls of communication libraries were begun and completed here; -1 where none are seen."""
 

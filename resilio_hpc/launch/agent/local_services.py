@@ -19,6 +19,7 @@ from resilio_hpc.launch.agent.disk_link import DiskLink
 from resilio_hpc.launch.agent.environment_check import EnvironmentCheck
 from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.agent.node_metrics import NodeMetrics
+from resilio_hpc.launch.agent.node_probe import NodeProbe
 from resilio_hpc.launch.agent.partner_copies import PartnerCopies
 from resilio_hpc.launch.agent.rank_surroundings import RankSurroundings
 from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
@@ -54,6 +55,7 @@ class LocalServices:
         self._snapshots = LocalSnapshots(node, core.ranks, self.tell_rank)
         self._copies = PartnerCopies(node, core.ranks)
         self._read_ahead = ReadAheadLink(node, disks)
+        self._probe = NodeProbe(node)
         os.environ[LOCAL_VARIABLE] = node.options.checkpoints.local_checkpoints  # ranks inherit both variables
         os.environ[PEER_DISKS_VARIABLE] = str(disks.known)
         self._traces = CollectiveTraces(node, spool)
@@ -76,7 +78,7 @@ class LocalServices:
         """Do what is due."""
         for part in (
             self._ranks, self._snapshots.saver, self._copies, self._disks, self._read_ahead, self._devices,
-            self._metrics, self._traces, self._environment,
+            self._metrics, self._traces, self._environment, self._probe,
         ):  # fmt: skip
             part.tick()
 
@@ -111,7 +113,7 @@ class LocalServices:
         """End all processes of this node."""
         for part in (
             self._ranks, self._metrics, self._snapshots, self._copies, self._disks, self._devices, self._read_ahead,
-            self._traces, self._environment,
+            self._traces, self._environment, self._probe,
         ):  # fmt: skip
             part.close()
 
@@ -145,6 +147,10 @@ class LocalServices:
     def look_at_ranks(self, number: int, stacks: bool) -> None:
         """Look at all ranks of this node from outside."""
         self._ranks.look(number, stacks)
+
+    def probe(self, message: m.BeginProbe | m.EndProbe) -> None:
+        """Start or end this node's checker for a test of nodes."""
+        self._probe.order(message)
 
     def calls(self) -> int:
         """Return how many calls of communication libraries were begun and completed here; -1 where none are seen."""

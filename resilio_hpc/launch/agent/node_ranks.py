@@ -24,7 +24,8 @@ from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
 LAST_GRACE_S = 1.0  # seconds from SIGTERM to SIGKILL at the end of a run
-OfRound = m.PersistStep | m.CommitStep | m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.LookAtRanks
+Stopping = m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks
+OfRound = m.PersistStep | m.CommitStep | Stopping | m.LookAtRanks
 """Orders that hold for the ranks of one round."""
 
 

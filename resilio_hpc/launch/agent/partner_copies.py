@@ -22,8 +22,8 @@ from resilio_hpc.ckpt.replication.messages import (
     decode_answer,
 )
 from resilio_hpc.core.json_lines import encode_line
-from resilio_hpc.launch.agent.child_link import ChildLink
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.process.child_link import ChildLink
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext

@@ -40,9 +40,11 @@ class StopState:
 
 
 def carry_out(
-    message: m.ProposeStop | m.ConfirmStop | m.TerminateRanks, local: LocalRound, services: ServicePorts
+    message: m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks,
+    local: LocalRound,
+    services: ServicePorts,
 ) -> list[m.ToController]:
-    """Pass an order to stop in good order on to the ranks. Return what the controller hears of it."""
+    """Pass an order to stop in good order, or to pause, on to the ranks. Return what the controller hears of it."""
     match message:
         case m.ProposeStop():
             for rank in local.attached:
@@ -52,6 +54,13 @@ def carry_out(
             local.stop_confirmed = local.target == message.target
             for rank in local.attached:
                 services.tell_rank(rank, rank_link.StopConfirmed(message.target))
+        case m.PauseRanks():
+            for rank in local.attached:
+                services.tell_rank(rank, rank_link.PauseConfirmed(message.target, message.limit_s))
+        case m.ResumeRanks():
+            local.resume()
+            for rank in local.attached:
+                services.tell_rank(rank, rank_link.Resume())
         case m.TerminateRanks():
             if not local.terminating:
                 local.terminating = True

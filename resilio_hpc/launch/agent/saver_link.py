@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from resilio_hpc.ckpt.saver import messages
 from resilio_hpc.core.json_lines import encode_line
-from resilio_hpc.launch.agent.child_link import MAX_UNSENT, ChildLink
+from resilio_hpc.launch.process.child_link import MAX_UNSENT, ChildLink
 
 PAUSE_LIMIT_S = 10.0
 DIED = "the saver process was killed"

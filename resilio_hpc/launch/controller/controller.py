@@ -14,6 +14,8 @@ an **intent**; ``_carry_out`` below is the one place where intents become calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from typing_extensions import assert_never
 
 from resilio_hpc.launch.controller import intents as i
@@ -25,6 +27,7 @@ from resilio_hpc.launch.controller.hangs import Hangs
 from resilio_hpc.launch.controller.leadership import Leadership
 from resilio_hpc.launch.controller.membership_change import MembershipChange
 from resilio_hpc.launch.controller.memory_alerts import MemoryAlerts
+from resilio_hpc.launch.controller.node_tests import NodeTests
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.presence import Arrival, Presence
 from resilio_hpc.launch.controller.rounds import Rounds
@@ -57,6 +60,7 @@ class Controller:
         self.hangs = Hangs(run, out, self._carry_out)
         self.membership_change = MembershipChange(run, out, self._carry_out)
         self.memory_alerts = MemoryAlerts(run, out)
+        self.tests = NodeTests(run, out, self._carry_out)
         self.stop = StopPhase(run, out, self._carry_out)
         self.environments = Environments(run, out, self._carry_out)
         self.shutdown = Shutdown(run, out)
@@ -65,8 +69,7 @@ class Controller:
 
     def begin(self) -> list[Action]:
         """Announce the election to the agents that voted for this controller."""
-        run = self.run
-        for node in sorted(run.term.supporters - {run.node}):
+        for node in sorted(self.run.term.supporters - {self.run.node}):
             self._welcome(node)
         return self._out.take()
 
@@ -116,10 +119,8 @@ class Controller:
                 self.checkpoints.tick()
                 self.failures.tick()
                 self.failures.find_left_out()
-            self.hangs.tick()
-            self.memory_alerts.tick()
-            self.environments.tick()
-            self.stop.tick()
+            for part in (self.hangs, self.memory_alerts, self.environments, self.stop, self.tests):
+                part.tick()
         return self._out.take()
 
     def inform(self, past: RunHistory) -> list[Action]:
@@ -153,6 +154,11 @@ class Controller:
     def verdict_written(self) -> list[Action]:
         """Release all agents, the controller's own last, so that no message is lost with it: the verdict is durable."""
         self.shutdown.release()
+        return self._out.take()
+
+    def let(self, act: Callable[[], None]) -> list[Action]:
+        """Let a part take what its host brings; return what follows."""
+        act()
         return self._out.take()
 
     # -- intents -----------------------------------------------------------------------------------------------
@@ -189,6 +195,10 @@ class Controller:
                 self.membership_change.let_leavers_go()
             case i.NodeUnfit():
                 self.failures.node_unfit(intent.node)
+            case i.PauseAndTest() | i.TestSuspects():
+                self.tests.begin(intent)
+            case i.PartWithUnfit():
+                self.membership_change.part_with_unfit(intent.at_once)
             case i.EndStopped():
                 self.stop.end()
             case i.EndRun():
@@ -230,6 +240,7 @@ class Controller:
                 self.rounds.store_ready(message)
             case m.StopAnswer():
                 self.stop.answer(message)
+                self.tests.answer(message)
             case m.RanksStarted():
                 if is_member:
                     self.rounds.started(agent, message)

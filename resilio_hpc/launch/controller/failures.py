@@ -20,6 +20,7 @@ ABSENT_S = 0.5  # seconds that the other agents have, at least, to find a new co
 ABSENT_SHARE = 0.2  # of the heartbeat timeout: agents do not all notice the silence at the same moment
 LATE_SHARE = 0.125  # of the heartbeat timeout: a controller that was paused for longer reads queued messages first
 PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can come before any rank runs
+NODE_KINDS = ("signal", "spawn", "spawner_lost", "lease_ended")  # failures that may be a node's own
 
 
 class Failures:
@@ -171,6 +172,8 @@ class Failures:
         if message.round > run.round:
             return
         if ends_round:
+            if failure.kind in NODE_KINDS and run.without_progress and run.cause and run.cause.node == failure.node:
+                run.in_doubt.add(failure.node)  # the round before ended there, too
             self._open(failure.time).take(failure, message.failure)
             suspect(run, failure)
             self._restart(counts=True)
@@ -209,6 +212,9 @@ class Failures:
     def hang_found(self, hang: HangFound) -> None:
         """Handle ranks that live and do not go on; the first to blame counts as the one that failed."""
         run = self._run
+        if not hang.certain:
+            blamed = {member.node for member in run.members if set(hang.ranks) & set(member.ranks)}
+            run.in_doubt |= blamed or {member.node for member in run.members}
         at = [(member, rank) for rank in hang.ranks for member in run.members if rank in member.ranks]
         if at:
             member, rank = at[0]

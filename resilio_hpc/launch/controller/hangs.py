@@ -154,7 +154,9 @@ class Hangs:
         self._tell(verdict, silent_s, due, acts)
         if acts:
             self._next_look = None
-            self._intend(HangFound(verdict.ranks, verdict.evidence, run.unix() - silent_s, self._place(verdict)))
+            self._intend(HangFound(
+                verdict.ranks, verdict.evidence, run.unix() - silent_s, self._place(verdict), verdict.certain
+            ))  # fmt: skip
 
     def _lasts_s(self, verdict: HangVerdict, now: float, silent_s: float) -> float:
         """Return for how long it has been so: without a step, where the user has set a limit; else the same verdict.
@@ -216,7 +218,7 @@ class Hangs:
 def steps(run: RunState) -> dict[str, int] | None:
     """Return the steps done on each node that trains, -1 where they are not known; None while none are expected."""
     agents = [run.agents.get(member.node) for member in run.members]
-    if not run.with_ranks or run.stopping or section(run) == LAST_CHECKPOINT:
+    if not run.with_ranks or run.stopping or run.pausing or section(run) == LAST_CHECKPOINT:
         return None
     if any(agent is None or agent.finishing for agent in agents):
         return None

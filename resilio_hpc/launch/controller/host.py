@@ -9,11 +9,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
-from typing_extensions import assert_never
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
@@ -23,6 +23,7 @@ from resilio_hpc.launch.consensus.succession_ports import LivesIn
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.controller_status import status
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
+from resilio_hpc.launch.controller.prober_host import ProberHost
 from resilio_hpc.launch.controller.slow_saves import SlowSaves
 from resilio_hpc.launch.controller.state import (
     Action,
@@ -56,12 +57,12 @@ class ControllerHost:
     def __init__(
         self, context: zmq.Context[Any], keys: wire.Keys, bind_host: str, ledger: Ledger, storage: Storage,
         counters: wire.Counters, say: Callable[[str], None], agent: LivesIn, job: str,
-        notify: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
-        clock_ahead_s: float = 0.0,
+        notify: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None, clock_ahead_s: float = 0.0,
+        log: Path = Path("/dev/null"),
     ) -> None:  # fmt: skip
         """Take what the host shares with its agent.
 
-        ``clock_ahead_s``: seconds by which slurmctld's clock is ahead of this node's.
+        ``clock_ahead_s``: seconds by which slurmctld's clock is ahead of this node's. ``log``: of tests of nodes.
         """
         self.clock_ahead_s = clock_ahead_s
         self.socket, self.port = wire.listen(context, keys, bind_host)
@@ -79,6 +80,7 @@ class ControllerHost:
         self._slurm_job = "" if job.startswith("local-") else job_of(job)
         self._guard = LinkGuard("", 0.0, True)
         self._saves = SlowSaves()
+        self._tests = ProberHost(self.say_to, storage, bind_host, log, int(job.startswith("local-")))
         self._behind = False  # unread messages are left from the last turn
         self._pulse = 0
         self._next_status = 0.0
@@ -94,6 +96,7 @@ class ControllerHost:
         self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
         controller.run.suspended = not self._guard.may_lead(time.monotonic())
         self._saves = SlowSaves()
+        self._tests.begin(controller)
         self._carry_out(controller.begin())
         self._ask_past()
 
@@ -143,15 +146,15 @@ class ControllerHost:
             run = self.controller.run
             self._write("stepped_down", epoch=run.epoch, reason=reason)
             self.controller = None
+            self._tests.close()
             self._agent.stepped_down(run.epoch, run.supported_since if since is None else since, outvoted)
 
     def tick(self) -> None:
         """Let the controller do what is due."""
         if self.controller is None:
             return
-        now = time.monotonic()
-        self._carry_out(self.controller.tick(self._behind))
-        self._write_what_is_due(now)
+        self._carry_out(self.controller.tick(self._behind) + self._tests.tick())
+        self._write_what_is_due(time.monotonic())
 
     def _write_what_is_due(self, now: float) -> None:
         if self.controller is None:
@@ -164,8 +167,7 @@ class ControllerHost:
             self._record_epoch()
         self._verdict.tick(now)
         self._saves.abandoned(run.round)
-        overdue = self._saves.overdue(now)
-        if overdue is not None:
+        if (overdue := self._saves.overdue(now)) is not None:
             self._write("save_overdue", **overdue)
         if now >= self._next_status:
             self._next_status = now + max(STATUS_INTERVAL_S, len(run.agents) / STATUS_AGENTS_PER_S)
@@ -176,14 +178,14 @@ class ControllerHost:
             self._write("suspended" if run.suspended else "resumed", epoch=run.epoch)
 
     def _saved(self, answer: m.StepPersisted | m.PersistFailed | m.ManifestWritten) -> None:
-        resumed = self._saves.answered(answer, time.monotonic())
-        if resumed is not None:
+        if (resumed := self._saves.answered(answer, time.monotonic())) is not None:
             self._write("save_resumed", **resumed)
 
     def _learn_newest(self, reply: dict[str, Any] | None, asked: float) -> None:
         if reply is not None and not self._superseded(reply["epoch"]):
             self._guard.pulse_written(asked)
             self._take_changes(reply)
+            self._tests.ordered(reply.get("test"))
 
     def _take_changes(self, reply: dict[str, Any]) -> None:
         """Pass on the user's limits and the job's end, which may change while the job runs."""
@@ -215,8 +217,8 @@ class ControllerHost:
                     self.step_down(action.reason, action.since, action.outvoted)
                 case Finish():
                     self._finish(action)
-                case _:
-                    assert_never(action)
+                case _:  # of a test of nodes
+                    self._tests.carry_out(action)
 
     def _claim_witness(self, witness: str) -> None:
         controller = self.controller
@@ -245,8 +247,8 @@ class ControllerHost:
             else:
                 self.step_down("another controller holds the same epoch")
 
-        record = EpochRecord(term.epoch, term.node, term.endpoint, self._job)
-        self._storage.request("claim", answer, record=asdict(record))
+        record = asdict(EpochRecord(term.epoch, term.node, term.endpoint, self._job))
+        self._storage.request("claim", answer, record=record)
 
     def say_to(self, node: str, message: m.ToAgent) -> None:
         """Send to an agent that called this one."""

@@ -56,6 +56,7 @@ class HangFound:
     evidence: str
     since: float
     place: str  # the program's line, if known
+    certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,36 @@ class Recovered:
 
     at: float  # Unix seconds
     restored: int
+
+
+# -- tests of nodes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PauseAndTest:
+    """Let all ranks pause at a step boundary, test the nodes, and let the ranks go on.
+
+    ``replace``: nodes that are found bad or slow get no ranks after the next commit. ``asked``: the mark of an order
+    that was given by hand, "" for one of the controller's own, which come seldom.
+    """
+
+    reason: str
+    replace: bool = False
+    asked: str = ""
+
+
+@dataclass(frozen=True)
+class TestSuspects:
+    """Test the nodes before the ranks of the next round start, since ``RunState.in_doubt`` are in doubt."""
+
+    __test__ = False  # pytest: no class of tests
+
+
+@dataclass(frozen=True)
+class PartWithUnfit:
+    """Go on without members that a test found unfit: at once, or right after the next commit."""
+
+    at_once: bool
 
 
 # -- votes -----------------------------------------------------------------------------------------------------
@@ -133,5 +164,6 @@ class EndAlone:
 Intent = (
     TryRound | PrepareRound | StepCommitted | StepAbandoned | StartingRanks | SlowStart | HangFound | Recovered
     | VotersSettled | HoldWitness | MayCommit | RepeatStop | LetLeaversGo | NodeUnfit | EndStopped | EndRun | EndAlone
+    | PauseAndTest | PartWithUnfit | TestSuspects
 )  # fmt: skip
 Intend = Callable[[Intent], None]

@@ -60,10 +60,27 @@ class MembershipChange:
         if run.phase is not Phase.RUNNING or run.stopping or not run.leads:
             return
         parting = [node for node, _ in self._leavers()]
+        unfit = self._unfit()
         if parting:
             self._change_members(f"{', '.join(parting)} must leave")
+        elif unfit:
+            self._change_members(f"{', '.join(unfit)} failed a test of the nodes")
         elif run.config.shape.trim(self._ready()) > len(run.members):
             self._change_members("more nodes are here")
+
+    def part_with_unfit(self, at_once: bool) -> None:
+        """Go on without members that a test found unfit, now or after the next commit."""
+        unfit = self._unfit()
+        if at_once and unfit and self._run.phase in (Phase.PREPARING, Phase.RUNNING):
+            self._change_members(f"{', '.join(unfit)} failed a test of the nodes")
+
+    def _unfit(self) -> list[str]:
+        """Return the unfit members, where enough nodes are left without them."""
+        run = self._run
+        if not run.flagged:
+            return []
+        usable = set(run.usable)
+        return [member.node for member in run.members if member.node in run.flagged and member.node not in usable]
 
     def _ready(self) -> int:
         """Return how many usable nodes could start ranks at once; training does not stop to wait for imports."""

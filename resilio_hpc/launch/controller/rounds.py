@@ -17,6 +17,7 @@ from resilio_hpc.launch.controller.intents import (
     RepeatStop,
     SlowStart,
     StartingRanks,
+    TestSuspects,
 )
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
@@ -53,6 +54,8 @@ class Rounds:
         before = [member.node for member in run.members] if run.has_prepared else run.agents
         self._may_have_ranks = {*self._may_have_ranks, *before, *nodes}
         run.has_prepared = True
+        if run.members and run.config.test_replacements:
+            run.in_doubt |= {node for node in nodes if not run.is_member(node)}
         run.set_members(members)
         run.round += 1
         self._store_port = None
@@ -101,6 +104,9 @@ class Rounds:
         repeated = run.recovery.repeated(run.broke_before) if run.recovery is not None else None
         if repeated is not None:
             self._end_repeated(repeated)
+            return
+        if run.in_doubt:
+            self._intend(TestSuspects())
             return
         wanted, fetches = self._checkpoints.restore_plan()
         if not self._needs_run_directory(wanted, fetches) and not self._checkpoints.may_grow(wanted):

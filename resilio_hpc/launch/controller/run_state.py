@@ -53,6 +53,7 @@ class RunState:
     left: set[str] = field(default_factory=set)  # nodes that said Goodbye
     unfit: dict[str, str] = field(default_factory=dict)  # nodes where no ranks can run, each with why
     suspects: set[str] = field(default_factory=set)  # nodes whose fault ended a round: spares stand in for them
+    flagged: set[str] = field(default_factory=set)  # nodes that a test found bad or slow
 
     # the controller's own term
     began: float = field(init=False)  # monotonic
@@ -75,8 +76,10 @@ class RunState:
     recovery: Recovery | None = None  # the one that is open
     cause: m.Cause | None = None  # what ended the round before the present one
     trace: bool = False  # a collective failed, so the next round's communication libraries write what they do
+    in_doubt: set[str] = field(default_factory=set)  # nodes for whose sake all are tested before ranks restart
     broke_before: Repeatable | None = None  # what ended the round before, where it may repeat
     collective_s: float = 0.0  # how long ranks may wait in a collective, as measured
+    pausing: bool = False  # ranks were asked to pause, for a test of the nodes
     stopping: bool = False  # the ranks are being stopped for the end of this job's part
     waiting_verdict: Finish | None = None  # decided in this phase; waits for a quorum
     _member_nodes: frozenset[str] = field(default=frozenset(), init=False)
@@ -166,9 +169,14 @@ class RunState:
 
     @property
     def usable(self) -> list[str]:
-        """Return the nodes that could take part in a round: they stay, and have devices for a rank."""
+        """Return the nodes that could take part in a round: they stay, and have devices for a rank.
+
+        Unfit ones are among them only where there are too few others.
+        """
         there = [node for node, agent in self.agents.items() if node not in self.lost and agent.leaves_at is None]
-        return [node for node in there if self.agents[node].hello.local_world_size and node not in self.unfit]
+        able = [node for node in there if self.agents[node].hello.local_world_size and node not in self.unfit]
+        fit = [node for node in able if node not in self.flagged] if self.flagged else able
+        return fit if self.config.shape.trim(len(fit)) else able
 
     # -- phases ------------------------------------------------------------------------------------------------
 
@@ -206,6 +214,7 @@ class RunState:
             tuple(sorted(self.committed_steps)), tuple(sorted(self.lost)), tuple(self.bad_copies),
             tuple(sorted(self.left)), self.steps_reported, tuple(sorted(self.losses.items())),
             self.broke_before.to_text() if self.broke_before is not None else "", tuple(sorted(self.suspects)),
+            tuple(sorted(self.flagged)),
         )  # fmt: skip
 
     def adopt(self, last: m.RoundState) -> None:
@@ -217,6 +226,7 @@ class RunState:
         self.lost |= set(last.lost)
         self.losses |= dict(last.losses)
         self.left |= set(last.left) - self.agents.keys()
+        self.flagged |= set(last.flagged)
         self.learn(last.committed, last.bad_copies)
         self.last_life = max(self.last_life, last.life)
         self.steps_reported = self.steps_reported or last.steps_reported

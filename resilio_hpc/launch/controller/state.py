@@ -68,6 +68,8 @@ class ControllerConfig:
     logs: str = ""  # where the ranks' logs are
     hang_timeout_s: float | None = None  # None: learned; 0: a hang is reported, and no rank is restarted
     program: str = ""  # what is run, in short: limits are learned for one program
+    test_replacements: bool = False  # a node that takes another one's place is tested before ranks start there
+    test_s: float = 60.0  # that a test of the nodes may take while ranks pause
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
 
@@ -88,6 +90,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         hang_timeout_s=options.hangs.timeout_s,
         program=hashlib.sha256(repr(options.program).encode()).hexdigest()[:16],
         mode=options.mode,
+        test_replacements=options.check_nodes != "never",
     )
 
 
@@ -161,7 +164,38 @@ class StepDown:
     outvoted: bool = False
 
 
-Action = Send | Record | Finish | QueryHistory | RecordEpoch | ClaimWitness | KeepLimits | StepDown
+@dataclass(frozen=True)
+class StartTest:
+    """Action: start probers on these nodes, for a test of at most ``test_s`` → ``NodeTests.ready``.
+
+    Where there will be no result → ``NodeTests.tested``. ``start_s``: for the probers to start, where no rank
+    runs: then the nodes' health checks are part of the test.
+    """
+
+    number: int
+    nodes: tuple[str, ...]
+    test_s: float
+    start_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RunTest:
+    """Action: let the probers work; the result → ``NodeTests.tested``."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class EndTest:
+    """Action: end the probers on these nodes, and their coordinator."""
+
+    epoch: int
+    number: int
+    nodes: tuple[str, ...]
+
+
+TestAction = StartTest | RunTest | EndTest
+Action = Send | Record | Finish | QueryHistory | RecordEpoch | ClaimWitness | KeepLimits | StepDown | TestAction
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.core.tiers import Stage, Tier
@@ -126,7 +130,7 @@ class StageReached(Struct, frozen=True):
 
 
 class ProposeStop(Struct, frozen=True):
-    """Ask all ranks to stop after ``target`` steps."""
+    """Ask all ranks to stop, or to pause, after ``target`` steps."""
 
     epoch: Count
     round: Count
@@ -139,6 +143,41 @@ class ConfirmStop(Struct, frozen=True):
     epoch: Count
     round: Count
     target: Count
+
+
+class PauseRanks(Struct, frozen=True):
+    """Every rank accepted ``target``: wait there, at most ``limit_s`` seconds. Heartbeats tell when all ranks do."""
+
+    epoch: Count
+    round: Count
+    target: Count
+    limit_s: Seconds
+
+
+class ResumeRanks(Struct, frozen=True):
+    """End a pause, or the wait for one."""
+
+    epoch: Count
+    round: Count
+
+
+class BeginProbe(Struct, frozen=True):
+    """Start a checker on this node, which does what the coordinator of a test orders (``diagnose.messages``).
+
+    ``settings``: of the checker, as JSON. After ``limit_s`` seconds it is killed, whatever it does.
+    """
+
+    epoch: Count
+    test: Count
+    settings: Annotated[str, Meta(max_length=8192)]
+    limit_s: Seconds
+
+
+class EndProbe(Struct, frozen=True):
+    """End this node's checker."""
+
+    epoch: Count
+    test: Count
 
 
 class LookAtRanks(Struct, frozen=True):
@@ -213,6 +252,10 @@ ToAgent = (
     | ProposeStop
     | ConfirmStop
     | TerminateRanks
+    | PauseRanks
+    | ResumeRanks
+    | BeginProbe
+    | EndProbe
     | LookAtRanks
     | End
     | UpdateVoters

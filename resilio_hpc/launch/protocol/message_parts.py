@@ -132,6 +132,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     losses: tuple[tuple[Node, Count], ...] = ()  # how often each node was lost
     broken_by: str = ""  # the failure that ended the round before (``repeated_failure``)
     suspects: tuple[Node, ...] = ()  # nodes whose own fault ended a round
+    flagged: tuple[Node, ...] = ()  # nodes that a test found bad or slow
 
     @property
     def life(self) -> Life:

@@ -34,6 +34,7 @@ class LocalRank:
     may_exit: bool = False  # it sent Finished or Stopped
     finished_at: float = 0.0  # when it sent that
     section: str = ""  # what it does beside its steps
+    was_paused: bool = False  # since its last step, whose time therefore tells nothing
     is_told: bool = False  # it was reported that it has not ended since
     stopped: bool = False
     done: bool = False
@@ -95,8 +96,11 @@ class LocalRound:
 
     @property
     def section(self) -> str:
-        """Return what a rank here does beside its steps, "" where all do steps."""
-        return next((rank.section for rank in self.ranks.values() if rank.section and not rank.done), "")
+        """Return what a rank here does beside its steps, "" where all do steps; "paused" where all of them pause."""
+        found = [rank.section for rank in self.ranks.values() if not rank.done]
+        if found and all(name == rank_link.PAUSED for name in found):
+            return rank_link.PAUSED
+        return next((name for name in found if name and name != rank_link.PAUSED), "")
 
     @property
     def finishing(self) -> bool:
@@ -118,6 +122,7 @@ class LocalRound:
         elif isinstance(message, rank_link.RestoreFailed):
             rank.bad_copy = (m.RestorePoint(message.source, message.step), message.error)
         elif isinstance(message, rank_link.Section):
+            rank.was_paused = rank.was_paused or rank.section == rank_link.PAUSED
             rank.section = printable(message.name, 64).encode("ascii", "replace").decode()
         elif isinstance(message, rank_link.StopAck):
             return self._stop_answer(local, message)
@@ -183,14 +188,16 @@ class LocalRound:
         return found
 
     def propose_stop(self, target: int) -> list[m.ToController]:
-        """Take a proposal of a stop.
+        """Take a proposal of a stop or a pause, which each rank answers, also when it is repeated.
 
         The answer comes at once if no rank is attached, else when all attached ranks have answered.
         """
-        if target != self.target:
-            self.target = target
-            self._answers = {}
+        self.target, self._answers = target, {}
         return self._maybe_answer()
+
+    def resume(self) -> None:
+        """Take note that the pause is over."""
+        self.target, self._answers = -1, {}
 
     def pending_stop(self) -> list[rank_link.AgentMessage]:
         """Return the messages about a stop that a newly attached rank must get."""
@@ -198,8 +205,9 @@ class LocalRound:
         return [*proposal, rank_link.StopConfirmed(self.target)] if self.stop_confirmed else proposal
 
     def _step_done(self, rank: LocalRank, message: rank_link.StepDone) -> list[m.ToController]:
-        if rank.first_step_at is not None and message.step > rank.step:
+        if rank.first_step_at is not None and message.step > rank.step and not rank.was_paused:
             rank.step_time = max(0.0, message.time - rank.step_at) / (message.step - rank.step)
+        rank.was_paused = False
         rank.step, rank.step_at = message.step, message.time
         if rank.first_step_at is None:
             rank.first_step_at = message.time

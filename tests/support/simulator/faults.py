@@ -20,7 +20,7 @@ BAD = (
 
 COMES_OF_IT = (  # what faults do to messages, processes and requests
     "lost", "doubled", "overtook", "delayed", "held", "hung", "failed", "done for the dead", "restart", "port taken",
-    "next job", "fetched",
+    "next job", "fetched", "paused", "pause ended",
 )  # fmt: skip
 
 
@@ -56,6 +56,15 @@ def _rank_stopped(world: SeededWorld, fault: Fault) -> bool:
         return False
     world.trainings[life_of(local)].stopped.add(next(iter(local.ranks.values())).rank)
     return True
+
+
+def _nodes_tested(world: SeededWorld, fault: Fault) -> bool:
+    """Ranks pause for a test, which may find a slow node, give no result, or take longer than it may."""
+    world.slow_nodes = set(fault.nodes) if fault.value < 0.5 else set()
+    world.test_fails = "planted" if 0.5 < fault.value < 0.6 else ""
+    world.probers_s, world.testing_s = 3.0 * fault.value, 1000.0 if fault.value > 0.9 else fault.lasts
+    world.test_nodes(replace=fault.value < 0.3)
+    return bool(list(world.controllers()))
 
 
 def _agent_killed(world: SeededWorld, fault: Fault) -> bool:
@@ -225,7 +234,8 @@ def _job_ends(world: SeededWorld, fault: Fault) -> bool:
 
 
 _STRIKE: dict[str, Callable[[SeededWorld, Fault], bool]] = {
-    "rank_dies": _rank_dies, "rank_stopped": _rank_stopped, "agent_killed": _agent_killed, "power_cut": _power_cut,
+    "rank_dies": _rank_dies, "rank_stopped": _rank_stopped, "nodes_tested": _nodes_tested,
+    "agent_killed": _agent_killed, "power_cut": _power_cut,
     "node_alone": _split,
     "halves": _split, "groups": _groups, "one_way": _one_way, "connection_breaks": _connection_breaks,
     "bad_network": _bad_network, "storage_hangs": _storage_hangs, "storage_hangs_here": _storage_hangs,

@@ -13,6 +13,7 @@ from tests.support.simulator.world import SeededWorld
 from tests.support.virtual_cluster.invariants import Violation
 
 GIVEN_UP_S = 360.0  # by then agents without a controller have given the job up, with a verdict
+LONGEST_PAUSE_S = 60.0  # a test takes no longer while ranks pause
 MOST_EVENTS = 1_000_000  # many times what the longest run takes
 
 
@@ -68,7 +69,8 @@ def _strike(world: SeededWorld, fault: Fault) -> None:
 def bound_s(plan: Schedule) -> float:
     """Within this time after the last fault everything is over: all training anew, and some recoveries."""
     training = plan.script.steps * plan.script.step_s + plan.script.start_s
-    return 2 * training + 12 * plan.heartbeat_timeout_s + 2 * 25.0 + 30.0
+    tests = sum(fault.kind == "nodes_tested" for fault in plan.faults)
+    return 2 * training + 12 * plan.heartbeat_timeout_s + 2 * 25.0 + 30.0 + tests * LONGEST_PAUSE_S
 
 
 def _to_the_end(world: SeededWorld, plan: Schedule) -> None:

@@ -17,6 +17,7 @@ KINDS = {  # how often each fault is drawn
 ONCE = ("warning", "job_ends")
 RETURNS = 0.05  # of all schedules: see ``_with_a_return``
 STOPS = 0.05  # of all schedules: see ``_with_a_stopped_rank``
+PAUSES = 0.1  # of all schedules: see ``_with_a_test``
 LONG = 20  # times as many steps where a job after this one has to wait for it
 
 
@@ -98,7 +99,21 @@ def schedule(seed: int) -> Schedule:
     if nodes > 1 and apart.random() < RETURNS:
         return _with_a_return(apart, shape)
     apart = Random(f"{seed} stands still")
-    return _with_a_stopped_rank(apart, shape) if apart.random() < STOPS else shape
+    if apart.random() < STOPS:
+        return _with_a_stopped_rank(apart, shape)
+    apart = Random(f"{seed} is tested")
+    return _with_a_test(apart, shape) if apart.random() < PAUSES else shape
+
+
+def _with_a_test(draw: Random, shape: Schedule) -> Schedule:
+    """The nodes are tested while faults strike, and one of them may be slow."""
+    script = replace(shape.script, steps=3 * shape.script.steps, attached=True)
+    first = draw.uniform(0.5, 0.5 * script.steps * script.step_s)
+    tests = [
+        Fault(at, "nodes_tested", (draw.choice(shape.names),), draw.uniform(0.1, 8.0), draw.random())
+        for at in (first, first + draw.uniform(0.0, 20.0))
+    ]
+    return replace(shape, script=script, faults=tuple(sorted((*shape.faults, *tests), key=lambda fault: fault.at)))
 
 
 def _with_a_stopped_rank(draw: Random, shape: Schedule) -> Schedule:

@@ -61,7 +61,7 @@ class SeededWorld(World):
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
         super().record(kind, fields)
-        if kind in ("fetched", "not_fetched"):
+        if kind in ("fetched", "not_fetched", "paused", "pause_ended", "tested"):
             self.felt[kind.replace("_", " ")] += 1
         if kind == "slow_start" and fields["phase"] == "preparing" and not self.chain.ended:
             raise Violation("a round was not prepared within the start timeout: somebody waits for what was lost")

@@ -284,6 +284,9 @@ class VirtualAgent(Process):
             sights = tuple(training.sight(rank) for rank in local.ranks.values())
             self._world.after(0.1, lambda: self.event(lambda: self.core.ranks.ranks_seen(number, sights)))
 
+    def probe(self, message: m.BeginProbe | m.EndProbe) -> None:
+        raise AssertionError("virtual hosts have probers of their own")
+
     def calls(self) -> int:
         local = self.core.ranks.local
         training = self._world.trainings.get(life_of(local)) if local is not None else None

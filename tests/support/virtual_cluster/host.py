@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.launch.consensus.connections import Callers
 from resilio_hpc.launch.controller import verdict_writer
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.host import STATUS_INTERVAL_S
+from resilio_hpc.launch.controller.intents import PauseAndTest
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
 from resilio_hpc.launch.controller.state import (
     Action,
     ClaimWitness,
     Clock,
+    EndTest,
     Finish,
     KeepLimits,
     QueryHistory,
     Record,
     RecordEpoch,
     RunHistory,
+    RunTest,
     Send,
+    StartTest,
     StepDown,
 )
 from resilio_hpc.launch.protocol import messages as m
@@ -27,6 +32,7 @@ from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from resilio_hpc.launch.rundir.limit_files import KeptLimits
 from tests.support.virtual_cluster.directory import JOB
 from tests.support.virtual_cluster.network import Connection
+from tests.support.virtual_cluster.probers import VirtualProbers
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent
@@ -46,15 +52,30 @@ class VirtualHost:
         self._verdict_due = self._next_verdict = 0.0
         self._next_status = 0.0
         self._guard = LinkGuard("", 0.0, True)
+        self._probers: VirtualProbers | None = None
 
     def begin(self, term: Term) -> None:
         """Become controller."""
         self._verdict = None
         self.controller = Controller(self._world.config, term, Clock(self._agent.monotonic, self._agent.unix))
+        controller = self.controller
+        self._probers = VirtualProbers(
+            self._world, controller, lambda act: self._agent.event(lambda: self._let(controller, act))
+        )
         self._guard = self._world.link_guard(self._agent, term.first)
         self.controller.run.suspended = not self._guard.may_lead(self._agent.monotonic())
         self._carry_out(self.controller.begin())
         self._ask_past()
+
+    def test_nodes(self, asked: PauseAndTest) -> None:
+        """A user orders a test."""
+        controller = self.controller
+        if controller is not None:
+            self._let(controller, lambda: controller.let(lambda: controller.tests.begin(asked)))
+
+    def _let(self, controller: Controller, act: Callable[[], list[Action]]) -> None:
+        if self.controller is controller:
+            self._carry_out(act())
 
     def heard(self, message: m.ToController, connection: Connection) -> None:
         """A message has arrived at our socket."""
@@ -118,6 +139,9 @@ class VirtualHost:
                 self._claim_witness(action.witness)
             elif isinstance(action, KeepLimits):
                 self._keep(action.limits)
+            elif isinstance(action, StartTest | RunTest | EndTest):
+                assert self._probers is not None
+                self._probers.carry_out(action)
             elif isinstance(action, StepDown):
                 self.step_down(action.reason, action.since, action.outvoted)
             else:

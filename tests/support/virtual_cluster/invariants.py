@@ -164,6 +164,13 @@ class Invariants:
             raise Violation(f"{node} promises epoch {epoch} after {self._promised[node]}")
         self._promised[node] = epoch
 
+    def recorded(self, kind: str, fields: dict[str, object]) -> None:
+        """The ledger gets an event: ranks that pause have not stalled, and do not hang."""
+        if kind in ("stalled", "hang"):
+            for training in self._world.trainings.values():
+                if training.round == fields["round"] and training.pauses and not training.stopped | training.absent:
+                    raise Violation(f"round {training.round} pauses, and is taken for {kind}")
+
     def ended(self) -> None:
         """Every agent has left."""
         world = self._world

@@ -60,6 +60,9 @@ class Training:
     target: int = -1
     confirmed: set[str] = field(default_factory=set)  # nodes
     saving: bool = False
+    pause_confirmed: dict[str, float] = field(default_factory=dict)  # node → for how long its ranks may pause
+    pauses: dict[str, float] = field(default_factory=dict)  # node → until when its ranks do
+    resumed: set[str] = field(default_factory=set)  # nodes
     stopped: set[int] = field(default_factory=set)  # ranks (SIGSTOP)
     state_of_absent: str = "R"
     absent: set[int] = field(default_factory=set)  # ranks that compute, and do not enter the call of the others
@@ -232,10 +235,19 @@ class Training:
             accepted = self.step <= message.target and not self.saving
             if accepted:
                 self.target = max(self.target, message.target)
+                self.resumed.discard(agent.node)
+                if self.pause_confirmed.pop(agent.node, None) is not None:
+                    self._leave_pause(agent.node)
             answer = rank_link.StopAck(message.target, accepted, self.step)
             self._say(agent, local_rank, answer)
         elif isinstance(message, rank_link.StopConfirmed):
             self.confirmed.add(agent.node)
+        elif isinstance(message, rank_link.PauseConfirmed):
+            if message.target == self.target and agent.node not in self.pause_confirmed:
+                self.pause_confirmed[agent.node] = message.limit_s
+        elif isinstance(message, rank_link.Resume):
+            self.pause_confirmed.pop(agent.node, None)
+            self.resumed.add(agent.node)
         elif message.step == self.target and self.saving and message.stage == "committed":
             self.world.after(0.0, self._end_stopped)
         elif message.step == self.target and self.saving and message.stage == "failed":
@@ -244,11 +256,39 @@ class Training:
     def _await_confirmation(self) -> None:
         if self.broken:
             return
-        if self.confirmed != self.nodes.keys():
+        now, here = self.world.now, self.nodes.keys()
+        if self.confirmed == here:
+            if not self.saving:
+                self.saving = True
+                self._snapshot()
+            return
+        if self.target > self.step:  # another proposal
+            self.resumed.clear()
+            self.world.after(self.script.step_s, self._step)
+            return
+        for node, limit_s in self.pause_confirmed.items():
+            if node not in self.pauses:
+                self.pauses[node] = now + limit_s
+                self._say_section(node, rank_link.PAUSED)
+        for node in [node for node, until in self.pauses.items() if node in self.resumed or now > until]:
+            self._leave_pause(node)
+            self.resumed.add(node)
+        if self.resumed >= here:
+            self.target = -1
+            self.resumed.clear()
+            self.pause_confirmed.clear()
+            self.world.after(self.script.step_s, self._step)
+        else:
             self.world.after(0.01, self._await_confirmation)
-        elif not self.saving:
-            self.saving = True
-            self._snapshot()
+
+    def _leave_pause(self, node: str) -> None:
+        if self.pauses.pop(node, None) is not None:
+            self._say_section(node, "")
+
+    def _say_section(self, node: str, name: str) -> None:
+        agent, local = self.nodes[node]
+        for rank in local.ranks:
+            self._say(agent, rank, rank_link.Section(name))
 
     def _end_stopped(self) -> None:
         if not self.broken and self.nodes:

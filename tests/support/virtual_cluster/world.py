@@ -9,6 +9,7 @@ from typing import Any
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.intents import PauseAndTest
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
 from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.controller.state import ControllerConfig
@@ -87,6 +88,9 @@ class World:
         self.save_s = 0.2
         self.failure_grace_s = 2.0
         self.slow_savers: dict[str, float] = {}  # node → seconds, instead of save_s
+        self.probers_s, self.testing_s = 2.0, 3.0  # until probers are ready, and then until they have a result
+        self.test_fails = ""  # why there is no result
+        self.slow_nodes: set[str] = set()
         self.ports = 29500
         self.sites = {name: Site(name) for name in names}
         self.watch = Invariants(self)
@@ -155,6 +159,7 @@ class World:
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
         self.ledger.append((self.now, kind, fields))
+        self.watch.recorded(kind, fields)
 
     def training(self, start: m.Start) -> Training:
         life = (start.state.epoch, start.state.round)
@@ -237,6 +242,11 @@ class World:
     def stop_rank(self, rank: int) -> None:
         """SIGSTOP: it lives, and makes no step."""
         self.life.stopped.add(rank)
+
+    def test_nodes(self, replace: bool = False) -> None:
+        """A user orders a test of the nodes."""
+        for agent in list(self.agents.values()):
+            agent.event(lambda host=agent.host: host.test_nodes(PauseAndTest("ordered", replace, "mark")))  # type: ignore[misc]
 
     def warn(self, signal: str) -> None:
         """A signal reaches every agent."""
