@@ -16,6 +16,7 @@ from resilio_hpc.launch.agent.controller_reports import ControllerReports
 from resilio_hpc.launch.agent.rank_stopping import StopState, carry_out
 from resilio_hpc.launch.agent.round_store import RoundStore
 from resilio_hpc.launch.agent.save_orders import SaveOrders
+from resilio_hpc.launch.agent.time_reports import TimeReports
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import reads_like_echo
@@ -46,6 +47,7 @@ class NodeRanks:
         self.ending: m.End | None = None
         self._ports = ports
         self.reports = ControllerReports(node, ports)
+        self.times = TimeReports(self.reports)
         self.store = RoundStore(ports, self.reports)
         self.saves = SaveOrders(ports, self.reports)
         self.lease = ports.monotonic()

@@ -29,6 +29,7 @@ from resilio_hpc.launch.controller.presence import Arrival, Presence
 from resilio_hpc.launch.controller.rounds import Rounds
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.shutdown import Shutdown
+from resilio_hpc.launch.controller.slow_ranks import SlowRanks
 from resilio_hpc.launch.controller.state import Action, Clock, ControllerConfig, KnownAgent, Phase, RunHistory
 from resilio_hpc.launch.controller.stop_phase import StopPhase
 from resilio_hpc.launch.controller.voters import Voters
@@ -36,7 +37,10 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import Term
 
 MAX_AGENTS = 20_000
-OfRound = m.RanksStopped | m.StoreOpened | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone | m.RanksSeen
+OfRound = (
+    m.RanksStopped | m.StoreOpened | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone | m.RanksSeen
+    | m.RankTimes
+)  # fmt: skip
 OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | OfRound
 
 
@@ -54,6 +58,7 @@ class Controller:
         self.gathering = Gathering(run, out, self._carry_out)
         self.failures = Failures(run, out, self._carry_out)
         self.hangs = Hangs(run, out, self._carry_out)
+        self.slow = SlowRanks(run, out, self._carry_out)
         self.membership_change = MembershipChange(run, out, self._carry_out)
         self.memory_alerts = MemoryAlerts(run, out)
         self.stop = StopPhase(run, out, self._carry_out)
@@ -116,6 +121,7 @@ class Controller:
                 self.failures.find_left_out()
             self.hangs.tick()
             self.memory_alerts.tick()
+            self.slow.tick()
             self.stop.tick()
         return self._out.take()
 
@@ -172,6 +178,8 @@ class Controller:
                 self.failures.slow_start()
             case i.HangFound():
                 self.failures.hang_found(intent)
+            case i.SlowFound():
+                self.membership_change.replace_slow(intent)
             case i.Recovered():
                 self.failures.close(intent.at, intent.restored)
             case i.VotersSettled():
@@ -231,6 +239,9 @@ class Controller:
                     self.rounds.first_step(agent, message)
             case m.RanksSeen():
                 self.hangs.seen(message)
+                self.slow.seen(message)
+            case m.RankTimes():
+                self.slow.take(message)
             case m.RanksDone():
                 if is_member and self.run.with_ranks:
                     agent.done = message

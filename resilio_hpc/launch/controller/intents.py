@@ -59,6 +59,15 @@ class HangFound:
 
 
 @dataclass(frozen=True)
+class SlowFound:
+    """These ranks, and the nodes that they are on, slow the run down, and the cause is known."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    evidence: str
+
+
+@dataclass(frozen=True)
 class Recovered:
     """All ranks train again (or have ended), from step ``restored``, -1 for a fresh start."""
 
@@ -124,7 +133,7 @@ class EndAlone:
 
 
 Intent = (
-    TryRound | PrepareRound | StepCommitted | StepAbandoned | StartingRanks | SlowStart | HangFound | Recovered
-    | VotersSettled | HoldWitness | MayCommit | RepeatStop | LetLeaversGo | EndStopped | EndRun | EndAlone
+    TryRound | PrepareRound | StepCommitted | StepAbandoned | StartingRanks | SlowStart | HangFound | SlowFound
+    | Recovered | VotersSettled | HoldWitness | MayCommit | RepeatStop | LetLeaversGo | EndStopped | EndRun | EndAlone
 )  # fmt: skip
 Intend = Callable[[Intent], None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resilio_hpc.launch.config.mode import Mode
-from resilio_hpc.launch.controller.intents import Intend, TryRound
+from resilio_hpc.launch.controller.intents import Intend, SlowFound, TryRound
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import KnownAgent, Phase
@@ -20,6 +20,7 @@ class MembershipChange:
         self._out = out
         self._intend = intend
         self._has_leavers = False
+        self._slow: dict[str, str] = {}  # members that a spare should replace, and why
 
     def leaving(self, agent: KnownAgent, message: m.Leaving) -> None:
         """Take note that a joiner's own job ends soon."""
@@ -54,6 +55,17 @@ class MembershipChange:
         if due:
             self._change_members(f"{', '.join(due)} must leave")
 
+    def replace_slow(self, found: SlowFound) -> None:
+        """Let a spare take the place of slow nodes, at the next commit; where there is none, they stay."""
+        run = self._run
+        self._slow = {node: found.evidence for node in found.nodes if run.is_member(node)}
+
+    def _replaceable(self) -> list[str]:
+        """Return the slow members for which a node waits that could start ranks at once."""
+        run = self._run
+        waiting = sum(run.agents[node].ready and not run.is_member(node) for node in run.usable)
+        return [node for node in self._slow if run.is_member(node)][:waiting]
+
     def committed(self) -> None:
         """Add or remove nodes right after a commit, which costs no step."""
         run = self._run
@@ -62,6 +74,11 @@ class MembershipChange:
         parting = [node for node, _ in self._leavers()]
         if parting:
             self._change_members(f"{', '.join(parting)} must leave")
+        elif slow := self._replaceable():
+            for node in slow:
+                run.agents[node].set_aside = True
+                del self._slow[node]
+            self._change_members(f"{', '.join(slow)} slowed the run down, and a spare takes its place")
         elif run.config.shape.trim(self._ready()) > len(run.members):
             self._change_members("more nodes are here")
 

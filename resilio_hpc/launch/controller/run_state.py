@@ -165,7 +165,10 @@ class RunState:
     def usable(self) -> list[str]:
         """Return the nodes that could take part in a round: they stay, and have devices for a rank."""
         there = [node for node, agent in self.agents.items() if node not in self.lost and agent.leaves_at is None]
-        return [node for node in there if self.agents[node].hello.local_world_size]
+        able = [node for node in there if self.agents[node].hello.local_world_size]
+        chosen = [node for node in able if not self.agents[node].set_aside]
+        most = self.config.shape.trim(len(able))
+        return chosen if self.config.shape.trim(len(chosen)) == most else able
 
     # -- phases ------------------------------------------------------------------------------------------------
 

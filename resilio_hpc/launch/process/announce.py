@@ -16,7 +16,7 @@ ANNOUNCED = frozenset({
     "waiting", "round", "rank_failed", "first_failure", "echoes", "node_lost", "decision", "recovered", "slow_start",
     "persist_failed", "save_overdue", "save_resumed", "stalled", "hang", "goes_on", "last_save", "stopping",
     "stop_overdue", "agent_left", "memory_alert", "node_returned", "regroup", "suspended", "resumed", "notify_failed",
-    "limits_set",
+    "limits_set", "slow", "slow_over",
 })  # fmt: skip
 
 

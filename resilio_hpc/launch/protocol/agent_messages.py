@@ -23,6 +23,7 @@ from resilio_hpc.launch.protocol.message_parts import (
     Stamp,
     Struct,
 )
+from resilio_hpc.launch.protocol.time_message import RankTimes
 
 
 class Hello(Struct, frozen=True):
@@ -282,6 +283,7 @@ ToController = (
     | ManifestWritten
     | StopAnswer
     | RanksSeen
+    | RankTimes
     | Warned
     | Leaving
     | Goodbye

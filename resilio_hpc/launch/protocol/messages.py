@@ -64,6 +64,7 @@ from resilio_hpc.launch.protocol.message_parts import (
     members_of,
     world_of,
 )
+from resilio_hpc.launch.protocol.time_message import RankTimes
 
 __all__ = [
     "NO_LIFE",
@@ -92,6 +93,7 @@ __all__ = [
     "ProposeStop",
     "RankFailed",
     "RankFailure",
+    "RankTimes",
     "RanksDone",
     "RanksSeen",
     "RanksStarted",
