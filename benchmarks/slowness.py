@@ -5,8 +5,8 @@
     python benchmarks/slowness.py --ranks 8 64 --runs 50 --windows 2000
 
 Each run has noise of every step, steps with a heavy tail, collections of garbage, evaluations in which only rank 0
-works, swings of the load of all ranks, and stages with unequal work. One rank becomes slower by 1.3 to 3 times (1.5 to 3
-where it is uneven). "uneven": batches differ in each step as sequences of different lengths do. A rank counts as found
+works, swings of all ranks' load, and stages with unequal work. One rank becomes slower by 1.3 to 3 times (from 1.5
+where uneven). "uneven": batches differ in each step as sequences of different lengths do. A rank counts as found
 where it is told within the limit; other ranks that are told lower the precision. The time of a window is printed, too.
 """
 

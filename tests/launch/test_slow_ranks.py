@@ -7,19 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankFacts
+from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config.rank_layout import role_of
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 
-OWN = RankFacts(3000, 2000, 200, 50)
-BUSY = RankFacts(4900, 100, 110, 28, throttled=3500)
-WAITING = RankFacts(1700, 3300, 110, 28)
+OWN = RankWindow(3000, 2000, 200, 50)
+BUSY = RankWindow(4900, 100, 110, 28, throttled=3500)
+WAITING = RankWindow(1700, 3300, 110, 28)
 
 
-def pass_windows(world: World, count: int, slow: tuple[int, ...] = (), facts: RankFacts = BUSY, **node: Any) -> None:
+def pass_windows(world: World, count: int, slow: tuple[int, ...] = (), facts: RankWindow = BUSY, **node: Any) -> None:
     """Let agents report windows, in which some ranks are slow."""
     for _ in range(count):
         window = int(world.unix() // WINDOW_S)
@@ -110,7 +110,7 @@ def test_windows_of_another_number_of_ranks_and_of_no_member_are_refused() -> No
 
 def test_where_calls_are_not_seen_no_rank_is_blamed() -> None:
     world = running()
-    pass_windows(world, 10, slow=(3,), facts=RankFacts(-1, 0, 0, 28))
+    pass_windows(world, 10, slow=(3,), facts=RankWindow(-1, 0, 0, 28))
     assert [told["ranks"] for told in world.records("slow") if told["ranks"]] == []
 
 

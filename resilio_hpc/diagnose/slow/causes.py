@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from resilio_hpc.core.compat import StrEnum
-from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankFacts
+from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
 
 WINDOW_MS = 1000 * WINDOW_S
 EXPLAINS = 0.3  # of the time that a rank is slower: what takes less is no cause of it
@@ -50,7 +50,7 @@ class CauseFound:
     evidence: str
 
 
-def of_rank(mine: Sequence[RankFacts], peers: Sequence[RankFacts], lost: float, seen: RankPlace | None) -> CauseFound:
+def of_rank(mine: Sequence[RankWindow], peers: Sequence[RankWindow], lost: float, seen: RankPlace | None) -> CauseFound:
     """Return why a rank's own work takes longer.
 
     ``mine``: its recent windows; ``peers``: those of others; ``lost``: the share of its time that is too much;

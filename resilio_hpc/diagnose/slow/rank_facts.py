@@ -10,7 +10,7 @@ Whole = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 48)]  # -1: not known
 WINDOW_S = 5
 
 
-class RankFacts(msgspec.Struct, frozen=True, array_like=True):
+class RankWindow(msgspec.Struct, frozen=True, array_like=True):
     """One rank in one window. Times in milliseconds.
 
     ``own``, ``wait``: outside and inside of collective calls, -1 where calls are not seen; ``rate``: KB/s of its

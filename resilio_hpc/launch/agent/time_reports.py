@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankFacts
+from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankWindow
 from resilio_hpc.launch.agent.controller_reports import ControllerReports
 from resilio_hpc.launch.protocol import messages as m
 
@@ -20,7 +20,7 @@ class TimeReports:
         """Take how long the controller's answer to a heartbeat took."""
         self._trip_s = trip_s if self._trip_s is None else min(self._trip_s, trip_s)
 
-    def passed(self, round_number: int, window: int, ranks: tuple[RankFacts, ...], facts: NodeFacts) -> None:
+    def passed(self, round_number: int, window: int, ranks: tuple[RankWindow, ...], facts: NodeFacts) -> None:
         """Send a window that has ended."""
         trip_s, self._trip_s = self._trip_s, None
         facts = msgspec.structs.replace(facts, trip=max(0, round((trip_s or 0.0) * 1e6)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from resilio_hpc.diagnose.slow import causes
 from resilio_hpc.diagnose.slow.causes import CauseFound, RankPlace, SlowCause
-from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankFacts
+from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.intents import Intend, SlowFound
 from resilio_hpc.launch.controller.outbox import Outbox
@@ -47,7 +47,7 @@ class SlowRanks:
         self._waiting: dict[int, dict[str, m.RankTimes]] = {}
         self._came: dict[int, float] = {}
         self._last = -1
-        self._ranks: dict[int, deque[RankFacts]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._ranks: dict[int, deque[RankWindow]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._nodes: dict[str, deque[NodeFacts]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._places: dict[int, RankPlace] = {}
         self._looks, self._next_look = 0, 0.0
@@ -179,10 +179,10 @@ class SlowRanks:
         return next((member.node for member in self._run.members if rank in member.ranks), "")
 
 
-def rank_is_measured(facts: RankFacts) -> bool:
+def rank_is_measured(facts: RankWindow) -> bool:
     """Return whether the calls of a rank are seen, so that its own work is known."""
     return facts.own >= 0
 
 
-def _work(facts: RankFacts) -> WorkDone:
+def _work(facts: RankWindow) -> WorkDone:
     return WorkDone(max(0, facts.own) / 1000, facts.wait / 1000, facts.calls, facts.steps, 1000.0 * facts.rate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankFacts
+from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankWindow
 from resilio_hpc.launch.protocol.message_parts import Count, Node, Struct
 
 
@@ -13,5 +13,5 @@ class RankTimes(Struct, frozen=True):
     epoch: Count
     round: Count
     window: Count
-    ranks: tuple[RankFacts, ...]
+    ranks: tuple[RankWindow, ...]
     facts: NodeFacts

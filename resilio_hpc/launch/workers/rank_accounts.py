@@ -15,7 +15,7 @@ from pathlib import Path
 from resilio_hpc.diagnose.hangs.call_ring import CallRing
 from resilio_hpc.diagnose.slow import kernel_facts
 from resilio_hpc.diagnose.slow.call_times import CallTimes
-from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankFacts
+from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers import interception
 from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
@@ -52,7 +52,7 @@ class RankAccounts:
         self._next_look = 0.0
         self._node: dict[str, int] = {}
 
-    def tick(self, local: LocalRound) -> tuple[int, tuple[RankFacts, ...], NodeFacts] | None:
+    def tick(self, local: LocalRound) -> tuple[int, tuple[RankWindow, ...], NodeFacts] | None:
         """Follow the rings. Return the window that has just ended, its ranks in their order, and the node."""
         if local.number != self._round:
             self.close()
@@ -100,10 +100,10 @@ class RankAccounts:
         known.looks += 1
         known.blocked += is_blocked(known.pid)
 
-    def _cut(self, number: int, rank: LocalRank) -> RankFacts:
+    def _cut(self, number: int, rank: LocalRank) -> RankWindow:
         known = self._ranks.get(number)
         if known is None:
-            return RankFacts()
+            return RankWindow()
         new = {"queued": kernel_facts.queued_ns(known.pid), "throttled": kernel_facts.throttled_ns(known.pid)}
         queued, throttled = (max(0, value - known.kernel.get(name, value)) // _MS for name, value in new.items())
         known.kernel = new
@@ -113,11 +113,11 @@ class RankAccounts:
         blocked = 100 * known.blocked // max(1, known.looks)
         known.looks = known.blocked = 0
         if known.times is None or not known.times.measured:
-            return RankFacts(-1, 0, 0, steps, 0, queued, throttled, blocked, collecting)
+            return RankWindow(-1, 0, 0, steps, 0, queued, throttled, blocked, collecting)
         times = known.times.cut()
         own, wait = times.own_ns // _MS, times.wait_ns // _MS
         rate = round(times.rate / 1000)
-        return RankFacts(own, wait, times.calls, steps, rate, queued, throttled, blocked, collecting)
+        return RankWindow(own, wait, times.calls, steps, rate, queued, throttled, blocked, collecting)
 
     def _node_facts(self) -> NodeFacts:
         sent, resent = kernel_facts.segments()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
-from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankFacts
+from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankWindow
 from resilio_hpc.launch.protocol.messages import End
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
@@ -32,7 +32,7 @@ class StopHow:
 class Timekeeper(Protocol):
     """Receives how ranks spend their time."""
 
-    def passed(self, round_number: int, window: int, ranks: tuple[RankFacts, ...], facts: NodeFacts) -> None:
+    def passed(self, round_number: int, window: int, ranks: tuple[RankWindow, ...], facts: NodeFacts) -> None:
         """Take a window that has ended."""
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from resilio_hpc.diagnose.slow import kernel_facts
 from resilio_hpc.diagnose.slow.causes import RankPlace, SlowCause, of_link, of_rank
-from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankFacts
+from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankWindow
 
-QUIET = RankFacts(3000, 2000, 100, 10)
+QUIET = RankWindow(3000, 2000, 100, 10)
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ def test_what_the_kernel_counts_of_a_node_is_read(tmp_path: Path) -> None:
 
 
 def test_the_account_of_a_rank_takes_few_bytes() -> None:
-    full = RankFacts(4999, 4999, 60_000, 4999, 99_000_000, 4999, 4999, 100, 4999)
+    full = RankWindow(4999, 4999, 60_000, 4999, 99_000_000, 4999, 4999, 100, 4999)
     assert len(msgspec.msgpack.encode(full)) <= 32
