@@ -176,7 +176,7 @@ def test_the_looks_at_all_ranks_of_a_node_fit_into_one_message(writer: Path, tmp
     for ranks in (1, 8, 64, 256):
         groups, calls = ring.look(ranks)
         sights = tuple(
-            RankSight(rank, 1 << 50, "S", "x" * 64, 1e9, 1 << 50, 1 << 50, groups, calls, "p" * 300, gpu)
+            RankSight(rank, 1 << 50, "S", "x" * 64, 1e9, 1 << 50, 1 << 50, groups, calls, "p" * 300, gpu=gpu)
             for rank in range(ranks)
         )
         message = m.RanksSeen("n" * 60, 1, 1, 1, sights)
