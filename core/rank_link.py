@@ -33,10 +33,14 @@ class Attach(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class StepDone(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """rank → agent: ``step`` optimizer steps are complete (counted from the beginning of training)."""
+    """rank → agent: ``step`` optimizer steps are complete (counted from the beginning of training).
+
+    ``collected_s``: seconds that Python's garbage collector has taken so far.
+    """
 
     step: int
     time: float
+    collected_s: float = 0.0
 
 
 class SnapshotTaken(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
 from resilio_hpc.launch.rundir import test_order
+
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
 
 
 def roles_of(members: Sequence[str], leader: str, batch_host: str) -> dict[str, tuple[str, ...]]:
@@ -52,12 +55,16 @@ class Actor:
         self.slowed = ""  # the node that was made slow
         self._throttle: Throttle | None = None
         self._run = run
+        self.groups: list[Path] = []  # control groups to remove
         self._cluster = cluster
         self._job = job
         self._joiner = joiner  # the script of a job that joins the run
         self._acts: dict[str, Callable[[tuple[str, ...], Sequence[Event]], None]] = {
             "kill_rank": self._kill_rank,
             "stop_rank": self._stop_rank,
+            "throttle_rank": self._throttle_rank,
+            "slow_link": self._slow_link,
+            "slow_loader": self._slow_loader,
             "kill_agent": self._kill_agent,
             "kill_srun": self._kill_srun,
             **{f"stop_{role}": partial(self._stop_helper, role) for role in HELPERS},
@@ -117,9 +124,35 @@ class Actor:
         self._signal_rank(nodes[0], events, signal.SIGSTOP)
 
     def _signal_rank(self, node: str, events: Sequence[Event], number: int) -> None:
+        pid = self._strike(node, events)
+        self._kill(node, lambda process_pid, argv: process_pid == pid, number)
+
+    def _strike(self, node: str, events: Sequence[Event]) -> int:
+        """Choose the first rank of a node, and return its process, as the node numbers it."""
         ranks = last([e for e in events if e.kind == "ranks" and e.fields["node"] == node], "ranks")
         self.struck, pid = (int(value) for value in next(iter(ranks.fields["pids"].items())))
-        self._kill(node, lambda process_pid, argv: process_pid == pid, number)
+        return pid
+
+    def _throttle_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
+        """Give one rank a fiftieth of a processor: more would not show beside the load of a test machine."""
+        pid = self._strike(nodes[0], events)
+        group = CPU_GROUPS / f"resilio-drill-{os.getpid()}-{self._job}"
+        group.mkdir(exist_ok=True)
+        (group / "cpu.cfs_quota_us").write_text("2000")
+        (process,) = [process for process in self._cluster.machines.pids(nodes[0]) if process.pid == pid]
+        (group / "cgroup.procs").write_text(str(process.host_pid))
+        self.groups.append(group)
+
+    def _slow_link(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
+        """Let all that a node sends pass a narrow bucket."""
+        self._strike(nodes[0], events)
+        bucket = ["tbf", "rate", "60mbit", "burst", "32kb", "latency", "100ms"]
+        self._cluster.run(nodes[0], ["tc", "qdisc", "replace", "dev", "eth0", "root", *bucket])
+
+    def _slow_loader(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
+        """Make each item that the data loaders of a node load take longer."""
+        self._strike(nodes[0], events)
+        (self._cluster.layout.nvme(nodes[0]) / "loader.slow").touch()
 
     def _kill_agent(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         self._kill(nodes[0], lambda _, argv: process_title.is_agent(argv))
@@ -159,6 +192,12 @@ class Actor:
 
     def _submit_joiner(self) -> None:
         self._cluster.submit(self._joiner)
+
+    def clean(self) -> None:
+        """Remove what outlives the cluster."""
+        for group in self.groups:
+            with contextlib.suppress(OSError):
+                group.rmdir()
 
     def _slurm(self, *argv: str) -> None:
         self._cluster.run("ctl", argv)

@@ -71,7 +71,7 @@ def main() -> None:
     from resilio_hpc import ckpt, train
 
     sys.path.append(str(Path(__file__).resolve().parents[1]))
-    from drills import hanging, raising
+    from drills import hanging, raising, slowing
     from drills.worlds import world_of
 
     options = _options()
@@ -80,7 +80,7 @@ def main() -> None:
     run = train.attach()
     world = world_of(run.rank, run.world_size, not options.without_torch)
     stamps = Stamps(options.stamps, run.rank, world.agree(secrets.randbits(62)))
-    state = {"vector": world.ones(1000)}
+    state = {"vector": world.ones(options.elements)}
     checkpointer = ckpt.Checkpointer(layout=ckpt.REPLICATED)
     restored = checkpointer.restore(state)
     vector = np.asarray(state["vector"])
@@ -88,6 +88,7 @@ def main() -> None:
     done = start
     first_life = run.round == 0 and run.rank == 1
     hangs = options.hang if run.round == 0 and (run.rank == 1 or options.hang in hanging.TOGETHER) else ""
+    batches = slowing.batches(options.loader) if options.loader else None
     mine = weight(run.rank, run.world_size)
     for step in run.steps(start, options.steps, save=lambda done: checkpointer.save(done, state), every=options.every):
         if first_life and step == options.raise_at:
@@ -100,6 +101,9 @@ def main() -> None:
             hanging.hang(hangs, run.rank)
         if options.reads and run.rank == 1 and run.run_dir is not None:
             hanging.read(run.run_dir / "launch.json")
+        if batches is not None:
+            next(batches)
+        slowing.work(options.work_seconds)
         stamps.write("b", step)
         ends = int(options.enough is not None and options.enough.exists())
         total = world.sum(np.append(vector * mine, ends))
@@ -134,6 +138,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hang-before-start", default="", metavar="WAY", help="rank 1 does, before it says a word")
     parser.add_argument("--fail", default="", metavar="WAY", help="fail so in the first round (raising.py)")
     parser.add_argument("--fail-at", type=int, default=60)
+    parser.add_argument("--work-seconds", type=float, default=0.0, help="of processor time in each step")
+    parser.add_argument("--elements", type=int, default=1000, help="of the vector that is summed")
+    parser.add_argument("--loader", type=Path, help="load each batch with a process; slowly while this file is there")
     parser.add_argument("--reads", action="store_true", help="rank 1 reads a file of the run directory in each step")
     return parser.parse_args()
 

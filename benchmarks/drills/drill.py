@@ -10,7 +10,7 @@ from pathlib import Path
 
 from drills import counting
 from drills import judge as drill_judge
-from drills.acts import Actor
+from drills.acts import CPU_GROUPS, Actor
 from drills.enough import enough
 from drills.stamps import first_end_after, longest_pause, read_lives
 from drills.table import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
@@ -58,7 +58,7 @@ def cluster_for(drill: Drill, name: str, slurm: str = HOST_SERIES) -> DevCluster
         name,
         nodes=max(NODES, drill.nodes),
         slurm=slurm,
-        binds=binds(),
+        binds=[*binds(), *([CPU_GROUPS] if drill.slow and CPU_GROUPS.is_dir() else [])],
         shared_mount=drill.shared_mount,
         conf=PREEMPTION if drill.preemption else (),
         timeout_s=120.0,
@@ -108,6 +108,7 @@ class DrillRun:
             return self._result(str(error), began)
         finally:
             actor.end()
+            actor.clean()
         return self._result("", began)
 
     # -- the job -----------------------------------------------------------------------------------------------

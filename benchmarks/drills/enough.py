@@ -28,7 +28,8 @@ def enough(drill: Drill, events: Sequence[Event], acts_at: Sequence[float], now:
     trains = newest_step.time > max(hurt, newest_round.time)
     grown = drill.world_size in (0, newest_round.fields.get("world_size"))
     settled = now - max(newest_step.time, *acts_at, 0.0) >= SETTLE_S
-    return trains and grown and settled and _kind_seen(drill, events) and parts(events) >= drill.jobs
+    told = not drill.slow or any(event.kind == "slow" and event.fields["ranks"] for event in events)
+    return told and trains and grown and settled and _kind_seen(drill, events) and parts(events) >= drill.jobs
 
 
 def _kind_seen(drill: Drill, events: Sequence[Event]) -> bool:

@@ -27,7 +27,7 @@ def judge(
         raise ResilioError(f"the verdict is {verdict}, not {drill.verdict}")
     for wrong in (
         two_at_once(events, lives), _kinds(drill, events), _jobs(drill, events), _hang(drill, events, struck),
-        _fault(drill, events), _tests(events, slowed),
+        _fault(drill, events), _tests(events, slowed), _slow(drill, events, struck, acts_at),
     ):  # fmt: skip
         if wrong:
             raise ResilioError(wrong)
@@ -109,6 +109,26 @@ def _tests(events: Sequence[Event], slowed: str) -> str:
         found = [*tested.get("bad", []), *tested.get("slow", [])]
         if found != ([slowed] if slowed else []):
             return f"a test named {found}, not {slowed or 'none'}: {tested['outcome']} {tested['why']}"
+    return ""
+
+
+def _slow(drill: Drill, events: Sequence[Event], struck: int, acts_at: Sequence[float]) -> str:
+    """Return what is wrong with what was told of slow ranks."""
+    told = [event for event in events if event.kind == "slow" and event.fields["ranks"]]
+    early = [event for event in told if not acts_at or event.time < acts_at[0]]
+    if early:
+        return f"a rank was called slow that was not: {early[0].fields}"
+    if not drill.slow:
+        return ""
+    if not told:
+        return "the ledger does not tell of a slow rank"
+    first = told[0].fields
+    of_node = [event.fields for event in events if event.kind == "ranks" and str(struck) in event.fields["pids"]]
+    node = of_node[0]["node"] if of_node else ""
+    one_rank = drill.slow == "cpu_throttled"  # the other causes meet all ranks of the node
+    if first["nodes"] != [node] or first["cause"] != drill.slow or (one_rank and first["ranks"] != [struck]):
+        found = f"ranks {first['ranks']} on {first['nodes']} are slow for {first['cause']} ({first['evidence']})"
+        return f"{found}, not {struck} on {node} for {drill.slow}"
     return ""
 
 

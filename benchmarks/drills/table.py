@@ -59,6 +59,7 @@ class Drill:
     fault: str = ""  # and the first failure has this class, and is blamed on the rank ``blamed``
     moved: bool = False  # and its node is left to a spare
     traced: bool = False  # and the next round's libraries write what they do
+    slow: str = ""  # and ranks that became slower, for this cause; of the rank or node that was struck
     nodes: int = 3  # of the allocation
     nnodes: str = "3"
     spares: int = 0
@@ -253,6 +254,22 @@ def _errors() -> list[Drill]:
     ]  # fmt: skip
 
 
+def _slow() -> list[Drill]:
+    """Ranks that train, but slower; what is told must have the right rank and cause."""
+    learned_s = 60.0  # what is usual must be known
+    work = ("--work-seconds", "0.02", "--every", "50")
+    small: dict[str, Any] = {"nodes": 2, "nnodes": "2", "steps": 6000, "step_s": 0.05}
+    return [
+        Drill("rank throttled by its control group", (Act("throttle_rank", "follower", after_s=learned_s),), **small,
+              slow="cpu_throttled", script_arguments=work),
+        Drill("slow network card", (Act("slow_link", "follower", after_s=learned_s),), **small,
+              launch_arguments=("--heartbeat-timeout", "20"), slow="link",
+              script_arguments=(*work, "--elements", "400000")),
+        Drill("slow data loader", (Act("slow_loader", "follower", after_s=learned_s),), **small,
+              slow="data_loader", script_arguments=(*work, "--loader", "/nvme/loader.slow")),
+    ]  # fmt: skip
+
+
 def _batch_only() -> list[Drill]:
     """Where agents have an srun each, the run outlives the batch host and any srun."""
     return [
@@ -283,7 +300,7 @@ def _srun_only() -> list[Drill]:
 
 
 def _ways_in() -> tuple[Drill, ...]:
-    batch = [*_both(), *_batch_only()]
+    batch = [*_both(), *_slow(), *_batch_only()]
     plain_srun = [replace(drill, srun=True) for drill in (*_both(), *_srun_only())]
     return (*batch, *plain_srun)
 

@@ -24,7 +24,7 @@ from resilio_hpc.ckpt.coordination.coordinator import (
 )
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.core import rank_link
+from resilio_hpc.core import collector_time, rank_link
 from resilio_hpc.core.errors import UsageError, WireError
 from resilio_hpc.core.tiers import Stage, Tier
 
@@ -58,6 +58,7 @@ class AgentLink:
         self._on_close: list[Callable[[], None]] = []
         self._closed = False
         self._last_step_done = -float("inf")
+        collector_time.begin()
         self.report_every_step = False
         """Set while a stop or a pause is pending: then the agent must see every step."""
         self.send(rank_link.Attach(place.rank, place.local_rank, place.round, self._pid))
@@ -84,7 +85,7 @@ class AgentLink:
         now = time.monotonic()
         if self.report_every_step or now - self._last_step_done >= _STEP_DONE_INTERVAL_S:
             self._last_step_done = now
-            self.send(rank_link.StepDone(step, time.time()))
+            self.send(rank_link.StepDone(step, time.time(), round(collector_time.seconds(), 4)))
 
     def subscribe(self, kind: type[Message], callback: Callable[[Message], None]) -> None:
         """Call ``callback``, in the listening thread, with every message of that type."""

@@ -15,6 +15,7 @@ from resilio_hpc.events.launch_text import LAUNCH_EVENTS, verdict_of
 from resilio_hpc.events.memory_text import MEMORY_EVENTS
 from resilio_hpc.events.phrases import names, plural, restored, seconds
 from resilio_hpc.events.rungs import rung_words
+from resilio_hpc.events.slow_text import SLOW_EVENTS
 
 FAULTS = {
     "rank_killed": "a killed rank",
@@ -269,6 +270,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "goes_on": lambda f: f"step {f.whole('step')} is done, after {seconds(f.number('waited_s'))} without one",
     "hang": _hang,
     "limits_set": _limits_set,
+    **SLOW_EVENTS,
     "stopping": lambda f: f"stopping at the next step that all ranks agree on: {_reason(f)}",
     "stop_agreed": lambda f: f"all ranks stop after step {f.whole('step')}",
     "stop_overdue": lambda f: f"stopping took too long, ranks are killed: {_reason(f)}",

@@ -11,6 +11,7 @@ from rich.text import Text
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.events.failure_text import signal_name
 from resilio_hpc.events.phrases import plural, restored, seconds
+from resilio_hpc.events.slow_text import slow_words
 from resilio_hpc.report.overview import Overview
 from resilio_hpc.report.screen_tables import domain_of, event_lines, fault_lines, node_lines
 
@@ -113,6 +114,9 @@ def _rows(o: Overview, narrow: bool) -> Iterator[tuple[str, Text]]:
         if step is not None:
             rate = s.steps_per_s if o.state == "running" and s.stalled_s is None else None
             yield "step", Text(f"{step}{f', {rate:.3g} steps/s' if rate else ''}")
+    if s is not None and o.state == "running":
+        for found in s.slow:
+            yield "slow", Text(printable(slow_words(found), 300), "yellow")
     yield "checkpoint", Text(checkpoint_words(o).removesuffix(" for it" if narrow else ""))
     if o.restore is not None:
         took = f" in {seconds(o.restore.seconds)}" if o.restore.seconds is not None else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from resilio_hpc.core.json_fields import Fields, printable
 
 MAX_NODES = 100_000
+MOST_SLOW = 4
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Status:
     committed: int | None
     nodes: tuple[NodeStatus, ...]
     stalled_s: float | None = None
+    slow: tuple[Fields, ...] = ()  # events of slow ranks that are not over
 
     @property
     def world_size(self) -> int:
@@ -88,6 +90,7 @@ def parse_status(data: object) -> Status | None:
         committed=committed if committed is not None and committed >= 0 else None,
         nodes=_nodes(f),
         stalled_s=f.number("stalled_s"),
+        slow=tuple(f.each("slow")[:MOST_SLOW]),
     )
 
 

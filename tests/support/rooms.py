@@ -88,7 +88,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "checks": "base",
         "base": "",
     },
-    "diagnose": {FACE: "", "cascade": "causes hangs", "causes": "", "hangs": ""},
+    "diagnose": {FACE: "", "cascade": "causes hangs", "causes": "", "hangs": "", "slow": "hangs"},
     "devtools": {"demo": "devcluster", "devcluster": ""},
 }
 DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog")

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,10 +28,12 @@ _GPU = struct.Struct("<5Q24x")
 _LANE = struct.Struct("<2I5Qd2Q56x")
 _GROUP = struct.Struct("<QiiQQ8sQ16x")
 _RECORD = struct.Struct("<6QI4BiI")
+_RAW = struct.Struct("<3Q8xQ8xI3B9x")  # the same, without what times do not need
 _GROUPS = _HEADER.size + _GPU.size + LANES * _LANE.size
 _RECORDS = _GROUPS + GROUPS * _GROUP.size
 SIZE = _RECORDS + CAPACITY * _RECORD.size
 SHARED = 1024  # communicators, and calls, of all ranks in one message, which must stay far below a mebibyte
+SIZES = (0, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)  # bytes of each dtype; 0: not known
 _NUMBER = (1 << 53) - 1
 _IN_FLIGHT = 1
 
@@ -44,6 +46,19 @@ DTYPES = (
     "", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
     "float8_e4m3", "float8_e5m2",
 )  # fmt: skip
+
+
+class RawCall(NamedTuple):
+    """A record as it stands in the ring. ``stamp``: its number + 1, once it is whole; times by CLOCK_MONOTONIC."""
+
+    stamp: int
+    entered_ns: int
+    completed_ns: int
+    elements: int
+    group: int
+    op: int
+    dtype: int
+    state: int
 
 
 class CallRing:
@@ -141,6 +156,32 @@ class CallRing:
             reached & _NUMBER,
             _seconds(now_ns - reached_ns) if reached else -1.0,
         )
+
+    def since(self, first: int) -> list[RawCall]:
+        """Return the records from number ``first`` on, oldest first, up to one that is being written.
+
+        Those that are overwritten by now are left out.
+        """
+        begun = self._header()[6]
+        number = first = max(first, begun - CAPACITY)
+        memory = b""
+        while number < begun:
+            many = min(begun - number, CAPACITY - number % CAPACITY)
+            memory += os.pread(self._file, many * _RAW.size, _RECORDS + number % CAPACITY * _RAW.size)
+            number += many
+        found = []
+        for number, fields in enumerate(_RAW.iter_unpack(memory[: len(memory) // _RAW.size * _RAW.size]), first):
+            if fields[0] <= number:
+                break
+            if fields[0] == number + 1:
+                found.append(RawCall(*fields))
+        oldest = self._header()[6] - CAPACITY
+        return [call for call in found if call.stamp > oldest]
+
+    def in_queue(self) -> frozenset[int]:
+        """Return the communicators whose calls are not seen to complete."""
+        memory = os.pread(self._file, _RECORDS, 0).ljust(_RECORDS, b"\0")
+        return frozenset(number for number, group in _groups(memory).items() if group.family in QUEUED)
 
     def close(self) -> None:
         """Close the file."""

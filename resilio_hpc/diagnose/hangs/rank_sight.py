@@ -78,6 +78,7 @@ class RankSight(_Part, frozen=True):
     sleeps; ``cpu_s``: processor time so far, seconds; ``begun`` and ``completed``: calls, -1 where none were seen;
     ``place``: the program's line, where known; ``joins``: the function of torch.distributed in which it waits for its
     peers to come, such as ``init_process_group``, where known; ``gpu``: None where it asked nothing of one.
+    ``within``: "data loader" where that is what it waits in.
     """
 
     rank: Whole
@@ -92,3 +93,4 @@ class RankSight(_Part, frozen=True):
     place: Place = ""
     joins: Word = ""
     gpu: GpuSight | None = None
+    within: Word = ""

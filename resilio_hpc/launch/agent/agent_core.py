@@ -264,6 +264,7 @@ class AgentCore:
 
     def _renewed(self, message: m.Beat, now: float) -> None:
         self.ranks.lease = max(self.ranks.lease, message.sent + message.lease_s)
+        self.ranks.times.answered(self._ports.monotonic() - message.sent)
         first = self._echo == NEVER
         if message.stamp > self._echo:
             self._echo, self._echoed_at = message.stamp, now

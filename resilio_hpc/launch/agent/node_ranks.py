@@ -16,6 +16,7 @@ from resilio_hpc.launch.agent.controller_reports import ControllerReports
 from resilio_hpc.launch.agent.rank_stopping import StopState, carry_out
 from resilio_hpc.launch.agent.round_store import RoundStore
 from resilio_hpc.launch.agent.save_orders import SaveOrders
+from resilio_hpc.launch.agent.time_reports import TimeReports
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import reads_like_echo
@@ -47,6 +48,7 @@ class NodeRanks:
         self.ending: m.End | None = None
         self._ports = ports
         self.reports = ControllerReports(node, ports)
+        self.times = TimeReports(self.reports)
         self.store = RoundStore(ports, self.reports)
         self.saves = SaveOrders(ports, self.reports)
         self.lease = ports.monotonic()
@@ -107,9 +109,8 @@ class NodeRanks:
         known = self.state.life if self.state else m.NO_LIFE
         completed = self._before.furthest if self._before and self._before.life == known else -1
         held = self._ports.services.held()
-        self._ports.to_controller(
-            m.RanksStopped(self.node, self.epoch, self._prepared, held, known, completed, self.echoes)
-        )
+        stopped = m.RanksStopped(self.node, self.epoch, self._prepared, held, known, completed, self.echoes)
+        self._ports.to_controller(stopped)
 
     def start(self, message: m.Start) -> None:
         """Start this node's ranks of a round, or wait as a spare."""

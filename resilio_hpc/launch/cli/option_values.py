@@ -26,6 +26,7 @@ from resilio_hpc.launch.config.hang_options import HangOptions
 from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
+from resilio_hpc.launch.config.slow_options import SlowOptions
 from resilio_hpc.launch.config.streams import parse_std
 
 LOCAL_NODES_VARIABLE = "RESILIO_LOCAL_NODES"
@@ -71,6 +72,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         hangs=HangOptions(**_direct(HangOptions, raw)),
         metrics=MetricsOptions(**_direct(MetricsOptions, raw)),
         environment=EnvironmentOptions(**_direct(EnvironmentOptions, raw)),
+        slow=SlowOptions(**_direct(SlowOptions, raw)),
         checkpoints=CheckpointOptions(
             **_direct(CheckpointOptions, raw), local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller)
         ),

@@ -25,6 +25,7 @@ from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
+from resilio_hpc.launch.config.slow_options import SlowOptions
 
 ProgramKind = Literal["script", "module", "command"]
 CpuBind = Literal["none", "ranks"]
@@ -46,8 +47,8 @@ class LaunchOptions:
     """A validated launch. Times are seconds; paths are absolute; a field is never None where a default exists.
 
     A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds
-    (``checkpoints``, ``devices``, ``environment``, ``hangs``, ``metrics``, ``output``, ``resizing``). Where ``reads``
-    is None, its value needs more than the flag (``launch/cli/option_values``). Flags that are no field are in
+    (``checkpoints``, ``devices``, ``environment``, ``hangs``, ``metrics``, ``output``, ``resizing``, ``slow``). Where
+    ``reads`` is None, its value needs more than the flag (``launch/cli/option_values``). Flags that are no field are in
     ``launch/cli/option_table``.
 
     ``max_restarts`` counts only restarts **without progress**: one that follows a newly durable step resets the
@@ -195,6 +196,7 @@ class LaunchOptions:
     devices: DeviceOptions = field(default_factory=DeviceOptions)
     hangs: HangOptions = field(default_factory=HangOptions)
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    slow: SlowOptions = field(default_factory=SlowOptions)
     start_timeout_s: float = failures_flag(
         "seconds for all ranks of a round to come up, else it is retried (default: 300)",
         DEFAULT_START_TIMEOUT_S,

@@ -72,6 +72,16 @@ def layout_of(rows: Sequence[str], world_size: int) -> RankLayout:
     return RankLayout(tensor, pipeline, world_size // (tensor * pipeline))
 
 
+def role_of(rows: Sequence[str], rank: int, world_size: int) -> int:
+    """Return the place of a rank in its copy of the model: ranks of one place do equal work. Never raises."""
+    try:
+        layout = layout_of(rows, world_size)
+    except UsageError:
+        return 0
+    tensor = layout.tensor_parallel
+    return rank % tensor + tensor * (rank // (tensor * layout.data_parallel))
+
+
 def check(options: LaunchOptions) -> None:
     """Raise UsageError for a layout that is wrong for some number of nodes that the run may have."""
     model_parallel(options.layouts, 0)

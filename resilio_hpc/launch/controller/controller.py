@@ -29,10 +29,11 @@ from resilio_hpc.launch.controller.membership_change import MembershipChange
 from resilio_hpc.launch.controller.memory_alerts import MemoryAlerts
 from resilio_hpc.launch.controller.node_tests import NodeTests
 from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.presence import Arrival, Presence
+from resilio_hpc.launch.controller.presence import Presence
 from resilio_hpc.launch.controller.rounds import Rounds
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.shutdown import Shutdown
+from resilio_hpc.launch.controller.slow_ranks import SlowRanks
 from resilio_hpc.launch.controller.state import Action, Clock, ControllerConfig, KnownAgent, Phase, RunHistory
 from resilio_hpc.launch.controller.stop_phase import StopPhase
 from resilio_hpc.launch.controller.voters import Voters
@@ -40,8 +41,7 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import Term
 
 MAX_AGENTS = 20_000
-OfRound = m.RanksStopped | m.StoreOpened | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone | m.RanksSeen
-OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | m.EnvironmentSeen | OfRound
+OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | m.EnvironmentSeen | m.OfRound
 
 
 class Controller:
@@ -58,6 +58,7 @@ class Controller:
         self.gathering = Gathering(run, out, self._carry_out)
         self.failures = Failures(run, out, self._carry_out)
         self.hangs = Hangs(run, out, self._carry_out)
+        self.slow = SlowRanks(run, out, self._carry_out)
         self.membership_change = MembershipChange(run, out, self._carry_out)
         self.memory_alerts = MemoryAlerts(run, out)
         self.tests = NodeTests(run, out, self._carry_out)
@@ -104,8 +105,7 @@ class Controller:
             self.leadership.step_down()
         else:
             self.shutdown.end_when_led()
-            if self.presence.has_adopted:
-                self.gathering.go_on_uninformed()
+            self.gathering.go_on_uninformed(self.presence.has_adopted)
             if not behind:  # a node's sign of life may be among the unread messages
                 self.failures.find_lost_nodes()
             if run.phase is Phase.GATHERING:
@@ -119,19 +119,14 @@ class Controller:
                 self.checkpoints.tick()
                 self.failures.tick()
                 self.failures.find_left_out()
-            for part in (self.hangs, self.memory_alerts, self.environments, self.stop, self.tests):
+            for part in (self.hangs, self.slow, self.memory_alerts, self.environments, self.stop, self.tests):
                 part.tick()
         return self._out.take()
 
     def inform(self, past: RunHistory) -> list[Action]:
         """Take the run directory's report, at the beginning and after QueryHistory."""
         run = self.run
-        run.learn(past.committed)
-        if run.phase is Phase.GATHERING:
-            run.round = max(run.round, past.last_round)
-        if not run.informed:
-            run.informed = run.may_prepare = True
-            self._out.record("informed", committed=sorted(past.committed), last_round=past.last_round)
+        self.gathering.inform(past.committed, past.last_round)
         self.hangs.limits.take_up(past.limits, past.order)
         self.checkpoints.past_told()
         self.leadership.informed()
@@ -229,7 +224,7 @@ class Controller:
                 if message.round == self.run.round:  # otherwise it belongs to a round that is over
                     self._dispatch_of_round(agent, message)
 
-    def _dispatch_of_round(self, agent: KnownAgent, message: OfRound) -> None:
+    def _dispatch_of_round(self, agent: KnownAgent, message: m.OfRound) -> None:
         """Take a message of this round. A node that is no member of it may only stop its earlier ranks."""
         is_member = self.run.is_member(message.node)
         match message:
@@ -249,6 +244,9 @@ class Controller:
                     self.rounds.first_step(agent, message)
             case m.RanksSeen():
                 self.hangs.seen(message)
+                self.slow.seen(message)
+            case m.RankTimes():
+                self.slow.take(message)
             case m.RanksDone():
                 if is_member and self.run.with_ranks:
                     agent.done = message
@@ -279,10 +277,7 @@ class Controller:
                 self.failures.agent_restarted(node, arrival.replaced)
                 return
             self.failures.note_restarted(node, arrival.replaced)
-        self._came(arrival)
-
-    def _came(self, arrival: Arrival) -> None:
-        if self.run.phase is Phase.GATHERING:
+        if run.phase is Phase.GATHERING:
             self.gathering.came()
         else:
             self.rounds.came(arrival.agent, arrival.replaced is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -12,8 +13,14 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.protocol import messages as m
 
 
-def status(run: RunState, pulse: int, counters: Counters, stalled_s: float | None = None) -> dict[str, Any]:
-    """Return JSON values. ``pulse`` moves while the controller leads; ``stalled_s``: too long without a step."""
+def status(
+    run: RunState, pulse: int, counters: Counters, stalled_s: float | None = None,
+    slow: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Return JSON values. ``pulse`` moves while the controller leads; ``stalled_s``: too long without a step.
+
+    ``slow``: what was told of slow ranks, and is not over.
+    """
     now = time.monotonic()
     return {
         "v": 1,  # epoch and pulse come first: see run_directory.read_pulse
@@ -39,6 +46,7 @@ def status(run: RunState, pulse: int, counters: Counters, stalled_s: float | Non
         },
         "lost": sorted(run.lost),
         "refused": asdict(counters),
+        "slow": list(slow),
         "stalled_s": None if stalled_s is None else round(stalled_s, 2),
     }
 

@@ -12,7 +12,7 @@ from resilio_hpc.launch.controller.recovery import Recovery, fields_of, on_own_c
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
-from resilio_hpc.launch.controller.suspects import suspect
+from resilio_hpc.launch.controller.suspects import doubt, doubt_hang, suspect
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
 
@@ -20,7 +20,6 @@ ABSENT_S = 0.5  # seconds that the other agents have, at least, to find a new co
 ABSENT_SHARE = 0.2  # of the heartbeat timeout: agents do not all notice the silence at the same moment
 LATE_SHARE = 0.125  # of the heartbeat timeout: a controller that was paused for longer reads queued messages first
 PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can come before any rank runs
-NODE_KINDS = ("signal", "spawn", "spawner_lost", "lease_ended")  # failures that may be a node's own
 
 
 class Failures:
@@ -162,18 +161,15 @@ class Failures:
             failure = on_own_clock(failure, agent.clock, run.clock)
         before_ranks = run.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS
         ends_round = message.round == run.round and (run.with_ranks or before_ranks)
-        if ends_round or recovery is not None or message.round > run.round:
-            self._out.record("rank_failed", round=message.round, **fields_of(failure))
-        # a planned change stops the round: ranks of one node end a moment before their peers, which report errors
-        else:
-            self._out.record("stopped_rank_failed", round=message.round, **fields_of(failure))
+        counts = ends_round or recovery is not None or message.round > run.round
+        # else a planned change stops the round: ranks of one node end a moment before their peers, which report errors
+        self._out.record("rank_failed" if counts else "stopped_rank_failed", round=message.round, **fields_of(failure))
         if failure.bad_copy is not None:
             run.learn(bad_copies=[failure.bad_copy])
         if message.round > run.round:
             return
         if ends_round:
-            if failure.kind in NODE_KINDS and run.without_progress and run.cause and run.cause.node == failure.node:
-                run.in_doubt.add(failure.node)  # the round before ended there, too
+            doubt(run, failure)
             self._open(failure.time).take(failure, message.failure)
             suspect(run, failure)
             self._restart(counts=True)
@@ -213,14 +209,12 @@ class Failures:
         """Handle ranks that live and do not go on; the first to blame counts as the one that failed."""
         run = self._run
         if not hang.certain:
-            blamed = {member.node for member in run.members if set(hang.ranks) & set(member.ranks)}
-            run.in_doubt |= blamed or {member.node for member in run.members}
+            doubt_hang(run, hang.ranks)
         at = [(member, rank) for rank in hang.ranks for member in run.members if rank in member.ranks]
         if at:
             member, rank = at[0]
-            place = (
-                f'  File "{hang.place.rpartition(":")[0]}", line {hang.place.rpartition(":")[2]}' if hang.place else ""
-            )
+            file, _, line = hang.place.rpartition(":")
+            place = f'  File "{file}", line {line}' if hang.place else ""
             failure = m.RankFailure(
                 member.node, rank, rank - member.first_rank, "hang", hang.since, None, None, hang.evidence, place
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from typing_extensions import assert_never
 
 from resilio_hpc.events.rungs import Rung
@@ -39,10 +41,20 @@ class Gathering:
         if not self._more_must_come():
             self.try_round()
 
-    def go_on_uninformed(self) -> None:
+    def inform(self, committed: Sequence[int], last_round: int) -> None:
+        """Take what the run directory tells of earlier rounds."""
+        run = self._run
+        run.learn(committed)
+        if run.phase is Phase.GATHERING:
+            run.round = max(run.round, last_round)
+        if not run.informed:
+            run.informed = run.may_prepare = True
+            self._out.record("informed", committed=sorted(committed), last_round=last_round)
+
+    def go_on_uninformed(self, adopted: bool) -> None:
         """Go on without the run directory, which hangs after a change of controller: agents know nearly all of it."""
         run = self._run
-        if not run.may_prepare and run.now() - run.began > PAST_PATIENCE_S:
+        if adopted and not run.may_prepare and run.now() - run.began > PAST_PATIENCE_S:
             run.may_prepare = True
             self._out.record("uninformed", committed=sorted(run.committed_steps))
 

@@ -288,4 +288,5 @@ class ControllerHost:
     def _status(self) -> dict[str, Any]:
         assert self.controller is not None
         self._pulse += self.controller.run.leads
-        return status(self.controller.run, self._pulse, self._counters, self.controller.hangs.stalled_s())
+        stalled_s, slow = self.controller.hangs.stalled_s(), self.controller.slow.told
+        return status(self.controller.run, self._pulse, self._counters, stalled_s, slow)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.diagnose.cascade.clocks import ClockBounds
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.mode import Mode
+from resilio_hpc.launch.config.rank_layout import role_of
+from resilio_hpc.launch.config.slow_options import SlowRanks
 from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER
@@ -50,6 +53,11 @@ def check_transition(before: Phase, after: Phase) -> None:
     assert after is Phase.ENDED or after in _NEXT[before], f"the controller went from {before} to {after}"
 
 
+def one_role(rank: int, world_size: int) -> int:
+    """Return the role of a rank where all do equal work."""
+    return 0
+
+
 @dataclass(frozen=True)
 class ControllerConfig:
     """The user's options, as far as decisions need them. Times in seconds."""
@@ -70,6 +78,8 @@ class ControllerConfig:
     program: str = ""  # what is run, in short: limits are learned for one program
     test_replacements: bool = False  # a node that takes another one's place is tested before ranks start there
     test_s: float = 60.0  # that a test of the nodes may take while ranks pause
+    slow_ranks: SlowRanks = "observe"  # what follows from slow ranks
+    roles: Callable[[int, int], int] = one_role  # rank, world size → ranks of equal work
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
 
@@ -89,6 +99,8 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         logs=str(options.logs_directory),
         hang_timeout_s=options.hangs.timeout_s,
         program=hashlib.sha256(repr(options.program).encode()).hexdigest()[:16],
+        slow_ranks=options.slow.slow_ranks,
+        roles=partial(role_of, options.layouts),
         mode=options.mode,
         test_replacements=options.check_nodes != "never",
     )

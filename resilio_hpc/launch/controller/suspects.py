@@ -1,4 +1,4 @@
-"""Nodes whose own fault ended a round: a spare stands in for them (RES-8, OEU-1). Pure."""
+"""Nodes whose own fault may have ended a round: a spare stands in for them, or they are tested (RES-8, OEU-1). Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
 from resilio_hpc.launch.protocol.message_parts import RankFailure
 from resilio_hpc.launch.protocol.root_cause import is_consequence
+
+
+NODE_KINDS = ("signal", "spawn", "spawner_lost", "lease_ended")  # failures that may be a node's own
+
+
+def doubt(run: RunState, failure: RankFailure) -> None:
+    """Have all nodes tested before the next start where the round before ended on this failure's node, too."""
+    if failure.kind in NODE_KINDS and run.without_progress and run.cause and run.cause.node == failure.node:
+        run.in_doubt.add(failure.node)
+
+
+def doubt_hang(run: RunState, ranks: tuple[int, ...]) -> None:
+    """Have all nodes tested after a hang that might have ended by itself. ``ranks``: to blame."""
+    blamed = {member.node for member in run.members if set(ranks) & set(member.ranks)}
+    run.in_doubt |= blamed or {member.node for member in run.members}
 
 
 def suspect(run: RunState, reported: RankFailure) -> bool:

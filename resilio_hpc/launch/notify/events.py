@@ -24,8 +24,8 @@ MAX_TEXT = 1000
 class Notice:
     """One notification.
 
-    ``event``: failure, recovered, node_lost, joined, left, checkpoint_failed, memory, verdict or summary; ``about``
-    makes it unique among the run's events of that kind; ``time`` in Unix seconds.
+    ``event``: failure, recovered, node_lost, joined, left, checkpoint_failed, memory, slow, verdict or summary;
+    ``about`` makes it unique among the run's events of that kind; ``time`` in Unix seconds.
     """
 
     event: str
@@ -111,6 +111,11 @@ class NoticeMaker:
         node = next(iter(f.texts("nodes")), "")
         about = f"round {f.whole('round')} {f.text('kind')}"
         self._ready.append(Notice("failure", now, words("hang", f.data), about, node=node, kind="hang"))
+
+    def _on_slow(self, f: Fields, now: float) -> None:
+        node = next(iter(f.texts("nodes")), "")
+        about = f"round {f.whole('round')} {node} {f.text('what')} {f.number('since')}"
+        self._ready.append(Notice("slow", now, words("slow", f.data), about, node=node, kind=f.text("cause")))
 
     def _on_decision(self, f: Fields, now: float) -> None:
         would = "" if f.data.get("acted", True) else "would have been: "

@@ -24,6 +24,7 @@ from resilio_hpc.launch.protocol.message_parts import (
     Stamp,
     Struct,
 )
+from resilio_hpc.launch.protocol.time_message import RankTimes
 
 
 class Hello(Struct, frozen=True):
@@ -268,6 +269,7 @@ class Vote(Struct, frozen=True):
     silent_s: Seconds
 
 
+OfRound = RanksStopped | StoreOpened | StopAnswer | RanksStarted | FirstStep | RanksDone | RanksSeen | RankTimes
 ToController = (
     Hello
     | Heartbeat
@@ -284,6 +286,7 @@ ToController = (
     | StopAnswer
     | RanksSeen
     | EnvironmentSeen
+    | RankTimes
     | Warned
     | Leaving
     | Goodbye

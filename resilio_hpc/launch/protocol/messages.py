@@ -16,6 +16,7 @@ from resilio_hpc.launch.protocol.agent_messages import (
     Leaving,
     ManifestWritten,
     NoLeader,
+    OfRound,
     PersistFailed,
     RankFailed,
     RanksDone,
@@ -69,6 +70,7 @@ from resilio_hpc.launch.protocol.message_parts import (
     members_of,
     world_of,
 )
+from resilio_hpc.launch.protocol.time_message import RankTimes
 
 __all__ = [
     "NO_LIFE",
@@ -94,6 +96,7 @@ __all__ = [
     "MissingSnapshot",
     "NoLeader",
     "NotLeading",
+    "OfRound",
     "PauseRanks",
     "PersistFailed",
     "PersistStep",
@@ -101,6 +104,7 @@ __all__ = [
     "ProposeStop",
     "RankFailed",
     "RankFailure",
+    "RankTimes",
     "RanksDone",
     "RanksSeen",
     "RanksStarted",

@@ -20,6 +20,7 @@ from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.log_tail import last_line
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.oom_kills import OomKills
+from resilio_hpc.launch.workers.rank_accounts import RankAccounts
 from resilio_hpc.launch.workers.rank_commands import RankCommands
 from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_environment, stack_file
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence, last_lines, telling_line
@@ -60,6 +61,7 @@ class LocalRanks:
         self._pids: dict[int, int] = {}
         self._look = RankLook(node.arena_dir, self._pids)
         self._oom_kills = OomKills()
+        self._accounts = RankAccounts(node.arena_dir, self._pids)
         self._starting: set[int] = set()
         self._start_began = 0.0
         self._round = -1
@@ -106,6 +108,8 @@ class LocalRanks:
             node.say(words("exit_overdue", {"node": node.name, **overdue}))
         if local is not None and (seen := self._look.answer(local)) is not None:
             self._core.ranks_seen(*seen)
+        if local is not None and (passed := self._accounts.tick(local)) is not None:
+            self._core.times.passed(local.number, *passed)
 
     # -- what the core wants -----------------------------------------------------------------------------------
 
@@ -263,6 +267,7 @@ class LocalRanks:
         self._console.close(2.0)
         self.server.close()
         self._look.close()
+        self._accounts.close()
         ending = self._core.ending
         if ending is None or ending.verdict != "completed":
             self._spawner.kill()

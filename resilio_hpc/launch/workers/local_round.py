@@ -33,6 +33,7 @@ class LocalRank:
     restored: tuple[int, Tier | None, float] = (-1, None, 0.0)  # step, source, seconds
     may_exit: bool = False  # it sent Finished or Stopped
     finished_at: float = 0.0  # when it sent that
+    collected_s: float = 0.0  # by its garbage collector, so far
     section: str = ""  # what it does beside its steps
     was_paused: bool = False  # since its last step, whose time therefore tells nothing
     is_told: bool = False  # it was reported that it has not ended since
@@ -209,6 +210,7 @@ class LocalRound:
             rank.step_time = max(0.0, message.time - rank.step_at) / (message.step - rank.step)
         rank.was_paused = False
         rank.step, rank.step_at = message.step, message.time
+        rank.collected_s = message.collected_s
         if rank.first_step_at is None:
             rank.first_step_at = message.time
             return self._maybe_first_step()

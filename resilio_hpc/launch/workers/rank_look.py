@@ -29,6 +29,8 @@ _JOINS = re.compile(
     r"(init_process_group|init_device_mesh|init_rpc|new_group|new_subgroups|split_group)$",
     re.MULTILINE,
 )
+DATA_LOADER = "data loader"
+LOADERS = ("/torch/utils/data/", "/webdataset/", "/nvidia/dali/", "/ffcv/", "/grain/", "/datasets/iterable_dataset.py")
 
 
 class RankLook:
@@ -91,10 +93,11 @@ class RankLook:
         begun, completed = ring.counts if ring is not None else (-1, -1)
         groups, calls = ring.look(ranks) if ring is not None else ((), ())
         stack = self._stack(local_rank)
+        within = DATA_LOADER if any(part in stack for part in LOADERS) else ""
         place, joins = place_of(stack)[:300], joins_in(stack)
         gpu = ring.gpu() if ring is not None else None
         return RankSight(
-            rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place, joins, gpu
+            rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place, joins, gpu, within
         )  # fmt: skip
 
     def _ring(self, local_rank: int) -> CallRing | None:

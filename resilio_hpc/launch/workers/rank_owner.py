@@ -9,6 +9,7 @@ from typing import Protocol
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
+from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankWindow
 from resilio_hpc.launch.protocol.messages import End
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
@@ -28,6 +29,13 @@ class StopHow:
     well: bool = False
 
 
+class Timekeeper(Protocol):
+    """Receives how ranks spend their time."""
+
+    def passed(self, round_number: int, window: int, ranks: tuple[RankWindow, ...], facts: NodeFacts) -> None:
+        """Take a window that has ended."""
+
+
 class RankEvents(Protocol):
     """Receives the events of ranks: the agent's core. Times are Unix seconds."""
 
@@ -37,6 +45,10 @@ class RankEvents(Protocol):
     @property
     def local(self) -> LocalRound | None:
         """Return the round whose ranks run here."""
+
+    @property
+    def times(self) -> Timekeeper:
+        """Return what is told how the ranks spend their time."""
 
     @property
     def ending(self) -> End | None:

@@ -131,9 +131,9 @@ class _World(Machines):
             port = self.draw.randint(30000, 60000)
             return f"RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Read error [{address}]:{port}: Connection timed out"  # noqa: E501
         return (
-            "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote"
-            " process exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly"
-            " due to a network error or a remote process exiting prematurely.\nLast error:\nNET/IB : Got"
+            "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268,"
+            " remote process exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call"
+            " failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nNET/IB : Got"
             f" completion from peer {address}<{self.draw.randint(30000, 60000)}> with status=12 opcode=0 len=0"
             " vendor err 129 (Recv)"
         )
