@@ -133,8 +133,8 @@ class _World(Machines):
         return (
             "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268,"
             " remote process exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call"
-            " failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nNET/IB : Got"
-            f" completion from peer {address}<{self.draw.randint(30000, 60000)}> with status=12 opcode=0 len=0"
+            " failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nNET/IB :"
+            f" Got completion from peer {address}<{self.draw.randint(30000, 60000)}> with status=12 opcode=0 len=0"
             " vendor err 129 (Recv)"
         )
 
