@@ -8,7 +8,6 @@ from resilio_hpc.launch.controller.state import Phase
 from resilio_hpc.launch.protocol.message_parts import RankFailure
 from resilio_hpc.launch.protocol.root_cause import is_consequence
 
-
 NODE_KINDS = ("signal", "spawn", "spawner_lost", "lease_ended")  # failures that may be a node's own
 
 
