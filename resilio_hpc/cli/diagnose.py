@@ -208,7 +208,7 @@ def _show(
     if as_json:
         print(json.dumps({"v": 1, **_cause_fields(cause, streams), **_hang_fields(hang), **_origin_fields(origin)}))
         return
-    for line in [*_hang_lines(hang), *_origin_lines(origin), *_cause_lines(cause, streams)]:
+    for line in [*_hang_lines(hang), *_cause_lines(cause, streams), *_origin_lines(origin)]:
         for piece in terminal.wrapped(line, terminal.columns(WIDTH)):
             terminal.show(piece)
 

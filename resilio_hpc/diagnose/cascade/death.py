@@ -81,7 +81,7 @@ def death_of(
         own, says = _FACTS[kind]
         earliest, latest = time - RAISED_S, time + HEARD_S
     elif kind not in ("signal", "exit"):
-        own, says = _FACTS.get(kind, (0.9, kind.replace("_", " ")))
+        own, says = _FACTS.get(kind, (0.9, kind.replace("_", " ") or "ended"))
     elif signal == _SIGKILL and OOM_KILLER in message:
         own, says = 0.95, "killed by the kernel for want of memory"
     elif traceback:  # also of one whose teardown crashed, after it had raised
