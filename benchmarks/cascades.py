@@ -1,6 +1,6 @@
 """How often the judge of cascades names the rank or node that failed first, beside the older rule. Simulated.
 
-python benchmarks/cascades.py [--cases 100] [--sizes 8,64,256,1024] [--show]
+python benchmarks/cascades.py [--cases 100] [--sizes 8,64,256,1024] [--first 0] [--show]
 
 Cases come from `tests/support/diagnose/cascades`: faults of twelve kinds, ranks in tensor-, pipeline- and data-parallel
 groups, gloo, NCCL and MPI, clocks that are milliseconds to seconds wrong, lost texts and reports. Half of them are
@@ -49,6 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=100, help="of each fault, in worlds up to 64 ranks; a third above")
     parser.add_argument("--sizes", default="8,64,256,1024")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--show", action="store_true", help="name the cases that were not right")
     options = parser.parse_args()
     sizes = [int(word) for word in options.sizes.split(",")]
@@ -58,7 +59,8 @@ def main() -> int:
     everything = Counter[str]()
     for size in sizes:
         for fault in FAULTS:
-            for seed in range(options.cases if size <= 64 else options.cases // 3):
+            for number in range(options.cases if size <= 64 else options.cases // 3):
+                seed = options.first + number
                 case = cascade(fault, size, seed)
                 if not case.reports:
                     continue  # nothing has been heard: there is nothing to judge
