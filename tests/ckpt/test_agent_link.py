@@ -275,7 +275,9 @@ def test_steps_are_reported_at_most_twenty_times_a_second_until_a_stop_is_pendin
     assert heard.wait(10)
     for step in range(200, 210):
         link.step_done(step)
-        assert agent.hear() == rank_link.StepDone(step, pytest.approx(0, abs=1e12))
+        message = agent.hear()
+        assert isinstance(message, rank_link.StepDone)
+        assert message.step == step
 
 
 def test_a_forked_worker_says_nothing_on_its_parents_link(agent: Agent) -> None:

@@ -148,11 +148,11 @@ time.sleep(600)
 def test_a_driver_that_hangs_holds_up_nobody_and_what_was_said_before_counts(tmp_path: Path) -> None:
     now = [1000.0]
     watched = DeviceLook(0.0, tmp_path / "log", 5.0, (sys.executable, "-c", HANGS), clock=lambda: now[0])
-    until(lambda: watched.over() or watched._buffer, "half a line")
-    assert not watched.timed_out
+    until(lambda: watched.over() or watched._look._buffer, "half a line")
+    assert not watched._look.timed_out
     now[0] += 5.0
     assert watched.over()
-    assert watched.timed_out and watched._process.poll() is not None
+    assert watched._look.timed_out and watched._look._process.poll() is not None
     assert [said.evidence[0].device for said in watched.said] == ["GPU-1"]
     assert watched.notes() == ["no answer within 5 s after verdict was looked at"]
 

@@ -19,6 +19,7 @@ from resilio_hpc.slurm.client.hostlist import compress
 from resilio_hpc.slurm.runs import run_names
 
 TAKEN_S = 60.0  # for the controller to take the order
+RESUMED_S = 5.0  # after the result, for ranks to go on
 LOOK_S = 0.2
 SHOWN = ("test_begun", "paused", "tested", "pause_ended")
 _UNUSED = ("nodelist", "local", "budget", "slow_ratio", "policy", "address", "exclude_file", "dry_run")
@@ -50,18 +51,20 @@ def test(options: argparse.Namespace) -> int:
 def _await(run: Path, reader: LedgerReader, order: TestOrder, options: argparse.Namespace) -> Event:
     """Return the event with the result; show the others on the way. Raises ResilioError."""
     quiet, until, begun = options.quiet or options.json or bool(options.print), time.monotonic() + TAKEN_S, False
+    result: Event | None = None
+    pauses = False
     while True:
-        result: Event | None = None
         for event in reader.read_new():
             mine = Fields.of(event.fields).text("asked") == order.mark
             begun = begun or mine
             if begun and event.kind in SHOWN and not quiet:
                 print(words(event.kind, event.fields), flush=True)
+            pauses = begun and (event.kind == "paused" or (pauses and event.kind != "pause_ended"))
             if mine and event.kind == "tested":
-                result = event
+                result, until = event, time.monotonic() + RESUMED_S
             elif event.kind == "launch_ends" and result is None:
                 raise ResilioError("the run ended before the test did")
-        if result is not None:
+        if result is not None and (not pauses or time.monotonic() > until):
             return result
         if not begun and time.monotonic() > until:
             test_order.remove(run, order.mark)

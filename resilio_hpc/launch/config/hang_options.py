@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.launch.config.flags import failures_flag, number
-from resilio_hpc.native.intercept import GPU_FAMILIES
 
 CONTAINERS = ("apptainer", "singularity", "shifter", "podman", "docker", "enroot", "ch-run")
 
@@ -41,6 +40,9 @@ class HangOptions:
         open a container: its file is missing there, and each process would say so. Those of a GPU are loaded only on
         nodes that have one (``workers/interception``).
         """
+        # imported here: options are read where the extensions are missing, too
+        from resilio_hpc.native.intercept import GPU_FAMILIES
+
         in_python = torch and kind != "command"
         found = dict.fromkeys(("gloo", "nccl", *GPU_FAMILIES), in_python)
         found["mpi"] = mpi and Path(program).name not in CONTAINERS
