@@ -23,7 +23,6 @@ QUICK = (
     *("one node cut off", "an administrator sets a node down"),
     *("two ranks killed, the second during recovery", "a rank killed and another node's power cut"),
     *("time limit", "scancel", "preempted, requeue"),
-    *("srun: healthy nodes are tested", "a slow node is tested and replaced"),
 )
 WITH_TORCH = "node power cut, with a spare"  # a whole run as users have it: zygotes that import torch, gloo
 ON_NEWEST = ("controller's agent SIGKILL", "time limit")
