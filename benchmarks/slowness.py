@@ -7,7 +7,7 @@
 Each run has noise of every step, steps with a heavy tail, collections of garbage, evaluations in which only rank 0
 works, swings of all ranks' load, and stages with unequal work. One rank becomes slower by 1.3 to 3 times (from 1.5
 where uneven). "uneven": batches differ in each step as sequences of different lengths do. A rank counts as found
-where it is told within the limit; other ranks that are told lower the precision. The time of a window is printed, too.
+where it is reported within the limit; other reported ranks lower the precision. The time of a window is printed, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WITHIN_UNEVEN = 48
 
 
 def told(ranks: int, windows: int, seed: int, uneven: bool, slow: int = -1, factor: float = 1.0) -> list[Any]:
-    """Return (window, change) of each change that is told, and the seconds that the watch took, in the last place."""
+    """Return (window, change) of each reported change, and the seconds that the watch took, in the last place."""
     draw, watch, found, took_s = np.random.default_rng(seed), SlowWatch(), [], 0.0
     usual = 1.0 + 0.5 * (np.arange(ranks) * 4 // ranks)
     usual[0] *= 1.1

@@ -255,7 +255,7 @@ def _errors() -> list[Drill]:
 
 
 def _slow() -> list[Drill]:
-    """Ranks that train, but slower; what is told must have the right rank and cause."""
+    """Ranks that train, but slower; the report must name the right rank and cause."""
     learned_s = 60.0  # what is usual must be known
     work = ("--work-seconds", "0.02", "--every", "50")
     small: dict[str, Any] = {"nodes": 2, "nnodes": "2", "steps": 6000, "step_s": 0.05}

@@ -1,6 +1,6 @@
 """Tells when memory is nearly full, and when it will be (OPS-4). Pure: values and times come in, levels come out.
 
-A level is told once: it ends only well below where it began, and the same level is not told again for a while.
+A level is reported once: it ends only well below where it began, and the same level is not reported again for a while.
 """
 
 from __future__ import annotations

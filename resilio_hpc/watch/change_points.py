@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-LEARN = 8  # windows before anything is told
+LEARN = 8  # windows before anything is reported
 RECENT = 6
 AGREE = 5  # of the recent windows
 SLOW = math.log(1.2)

@@ -1,4 +1,4 @@
-"""In a virtual cluster: nodes whose memory is nearly full are told once, many of them together, by any controller."""
+"""In a virtual cluster: nodes with nearly full memory are reported once, many of them together, by any controller."""
 
 from __future__ import annotations
 

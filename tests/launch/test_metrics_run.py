@@ -1,5 +1,5 @@
 """Under the real launcher: samples are scraped while a run trains, memory is watched in a real cgroup, and an end by
-the kernel's out-of-memory killer is told as one.
+the kernel's out-of-memory killer is reported as one.
 """
 
 from __future__ import annotations

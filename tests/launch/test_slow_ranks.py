@@ -1,4 +1,4 @@
-"""Ranks that train more slowly, in a virtual cluster: what is told, and what follows."""
+"""Ranks that train more slowly, in a virtual cluster: what is reported, and what follows."""
 
 from __future__ import annotations
 

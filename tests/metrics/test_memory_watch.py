@@ -15,7 +15,7 @@ NONE = ("", 0.0)
 
 
 def told(shares: list[float], every_s: float = 10.0, reserve: float = 0.0) -> list[tuple[int, int]]:
-    """(number of the sample, level) of what is told."""
+    """(number of the sample, level) of what is reported."""
     watch = MemoryWatch()
     found = []
     for number, share in enumerate(shares):

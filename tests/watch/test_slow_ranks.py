@@ -15,7 +15,7 @@ def windows(
     count: int, ranks: int, slow: dict[int, float] | None = None, at: int = 20, until: int = 10_000, seed: int = 1,
     usual: dict[int, float] | None = None, steps: bool = True, all_from: float = 1.0, transfer: float = 0.2,
 ) -> list[tuple[int, Slowdown]]:  # fmt: skip
-    """Return what is told, and in which window. ``slow``: rank → its factor, in windows ``at`` … ``until``."""
+    """Return what is reported, and in which window. ``slow``: rank → its factor, in windows ``at`` … ``until``."""
     draw, watch, found = random.Random(seed), SlowWatch(), []
     for number in range(count):
         own, wait = [0.0] * ranks, [0.0] * ranks

@@ -1,7 +1,7 @@
 """The cause of a slow rank, from what its agent and those of its peers saw. Pure.
 
 A cause is named only where it is large enough to explain the loss, and larger than on the rank's peers. Else the answer
-is "unknown": what is told then is where the rank was.
+is "unknown": the report then says where the rank was.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The controller's part for ranks that train, but slower than before and than the others. Pure.
 
 Agents report how their ranks spend each window of time. ``watch.slow_ranks`` finds who became slower, and
-``diagnose.slow.causes`` why. It is told once, and once more when it is over.
+``diagnose.slow.causes`` why. It is recorded once, and once more when it is over.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class SlowRanks:
         if works:
             self._tell(self._watch.look(works))
 
-    # -- what is told ------------------------------------------------------------------------------------------
+    # -- what is recorded ------------------------------------------------------------------------------------------
 
     def _tell(self, found: list[Slowdown]) -> None:
         for change in [one for one in found if one.over]:

@@ -48,7 +48,7 @@ class RankEvents(Protocol):
 
     @property
     def times(self) -> Timekeeper:
-        """Return what is told how the ranks spend their time."""
+        """Return what hears how the ranks spend their time."""
 
     @property
     def ending(self) -> End | None:
