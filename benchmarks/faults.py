@@ -34,7 +34,8 @@ from rich.console import Console
 
 from drills.campaign import campaign
 from drills.drill import DrillResult, DrillRun, cluster_for
-from drills.table import DRILLS, HEARTBEAT_S, Drill
+from drills.kind import HEARTBEAT_S, Drill
+from drills.table import DRILLS
 from faults_table import Record, table
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.process import run

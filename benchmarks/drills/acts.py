@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from drills.table import HELPERS, Act
+from drills.kind import HELPERS, Act
 from drills.throttle import Throttle
 from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import ResilioError

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from drills.table import DRILLS, Drill
+from drills.kind import Drill
+from drills.table import DRILLS
 
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "srun SIGKILL": ("srun SIGKILL", "srun SIGKILL, chain"),

@@ -12,8 +12,8 @@ from drills import counting
 from drills import judge as drill_judge
 from drills.acts import CPU_GROUPS, Actor
 from drills.enough import enough
+from drills.kind import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
 from drills.stamps import first_end_after, longest_pause, read_lives
-from drills.table import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.devtools import devcluster

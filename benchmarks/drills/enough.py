@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drills.judge import parts
-from drills.table import HURTS, Drill
+from drills.kind import HURTS, Drill
 from resilio_hpc.core.ledger import Event
 
 SETTLE_S = 1.5  # of training afterwards: a second world would have time to show itself

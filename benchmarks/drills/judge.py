@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from drills import counting
+from drills.kind import Drill
 from drills.stamps import Life, overlap, steps_between, steps_left_out
-from drills.table import Drill
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 

@@ -2,117 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
+from drills.kind import CHAIN, HANGS, LOST, POWER, SHRINK, SLOW, SPARE, TWO_NODES, Act, Drill
+from drills.rank_faults import errors, hangs, slow_ranks, stopped_helpers
 from resilio_hpc.core.errors import UsageError
 
-# Partitions whose jobs an urgent job takes the nodes from; the victims get SIGTERM and then this long.
-GRACE_S = 15
-PREEMPTION = (
-    "PreemptType=preempt/partition_prio",
-    "PreemptMode=REQUEUE",
-    f"PartitionName=cancelled Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S} MaxTime=1-0 State=UP",
-    f"PartitionName=requeued Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S} MaxTime=1-0 State=UP",
-    "PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=1-0 State=UP",
-)
 
-
-HURTS = (
-    *("kill_rank", "kill_agent", "kill_srun", "power_off", "partition", "split", "set_down", "requeue"),
-    *("submit_urgent", "stop_rank", "stop_agent"),
-)
-"""Acts after which training has to begin anew."""
-NODE_LOSS = ("power_off", "partition", "split", "stop_agent")
-HELPERS = ("agent", "zygote", "store", "saver", "io_worker")  # processes of a node, as their titles name them
-HEARTBEAT_S = 5.0  # a node that is silent for so long is lost
-
-
-@dataclass(frozen=True)
-class Act:
-    """One thing that is done: ``do`` names it (drill_acts.py), ``to`` whom it meets.
-
-    ``to`` is a role: leader (the controller's node), batch_host, follower and follower2 (members that are neither, as
-    far as there are such), apart (half of the members without the leader), with_leader (the leader's half), or "".
-    It is done ``after_s`` seconds after the act before it, and not before the ledger has the event ``on`` since then;
-    the first one so long after training runs and has committed.
-    ``jitter_s``: up to so much later, another part of it in each repeat.
-    """
-
-    do: str
-    to: str = ""
-    after_s: float = 0.0
-    on: str = ""
-    jitter_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Drill:
-    """One drill. The run must end with ``verdict``, the right number, and what else is named here."""
-
-    name: str
-    acts: tuple[Act, ...] = ()  # the first once training runs and has committed; none: the script or Slurm strikes
-    kinds: tuple[str, ...] = ()  # the ledger must hold a recovery of one of these kinds
-    told: str = ""  # and this event
-    hang: str = ""  # and a hang of this kind that was acted on
-    blamed: int = -1  # with this rank to blame; -1: the one that was struck
-    fault: str = ""  # and the first failure has this class, and is blamed on the rank ``blamed``
-    moved: bool = False  # and its node is left to a spare
-    traced: bool = False  # and the next round's libraries write what they do
-    slow: str = ""  # and ranks that became slower, for this cause; of the rank or node that was struck
-    nodes: int = 3  # of the allocation
-    nnodes: str = "3"
-    spares: int = 0
-    steps: int = 1200  # at most: the script ends as soon as the drill has seen enough (drill_enough.py)
-    step_s: float = 0.1
-    script_arguments: tuple[str, ...] = ()
-    launch_arguments: tuple[str, ...] = ()
-    sbatch: tuple[str, ...] = ("--no-kill",)
-    time_limit: int = 30  # minutes
-    verdict: str = "completed"
-    jobs: int = 1  # this many jobs of the chain must have trained (or parts of a requeued one)
-    world_size: int = 0  # at the end; 0: any
-    steps_meanwhile: int = 0  # this many steps at least between the first act and the last
-    shared_mount: str = "bind"
-    preemption: bool = False  # the cluster has the partitions of PREEMPTION
-    srun: bool = False  # the other way in: one srun for all agents
-
-    @property
-    def full_name(self) -> str:
-        """The name with the way in."""
-        return f"srun: {self.name}" if self.srun else self.name
-
-    @property
-    def node_level(self) -> bool:
-        """Whether nodes are lost last, by silence, and the run goes on in this job without waiting for others."""
-        lost = [act.do for act in self.acts if act.do in HURTS]
-        return lost[-1:] != [] and lost[-1] in NODE_LOSS and self.jobs == 1 and (self.spares > 0 or ":" in self.nnodes)
-
-
-POWER = "power_off"
-SPARE: dict[str, Any] = {"nodes": 4, "spares": 1, "world_size": 6}
-SHRINK: dict[str, Any] = {"nnodes": "2:3"}
-TWO_NODES: dict[str, Any] = {"nodes": 2, "nnodes": "1:2"}
-CHAIN: dict[str, Any] = {"launch_arguments": ("--chain",), "jobs": 2}
-SLOW: dict[str, Any] = {"steps": 4000}  # a test takes a while where four nodes share two processors
-HANGS: dict[str, Any] = {"shared_mount": "fuse", "sbatch": ("--no-kill", "--chdir=/nvme")}
-LOST = ("node_lost", "controller_lost", "agent_lost")
-
-
-def _both() -> list[Drill]:
-    """Drills of both ways in."""
-    hang = Act("hang_shared")
-    release = Act("release_shared", after_s=60.0)
+def _ranks_and_agents() -> list[Drill]:
+    """Ranks and agents that are killed, end wrongly or hang."""
     return [
         Drill("rank SIGKILL", (Act("kill_rank", "follower"),), ("rank_killed",)),
         Drill("rank exception", (), ("rank_exception",), script_arguments=("--raise-at", "60")),
         Drill("rank exits 0 too early", (), ("early_exit",), script_arguments=("--exit-at", "60")),
         Drill("rank SIGSTOP", (Act("stop_rank", "follower"),), ("hang",), hang="absent"),
-        *_hangs(),
-        *_stopped_helpers(),
-        *_errors(),
+        *hangs(),
+        *stopped_helpers(),
+        *errors(),
         Drill("agent SIGKILL", (Act("kill_agent", "follower"),), ("agent_lost",)),
         Drill("controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",)),
+    ]  # fmt: skip
+
+
+def _nodes() -> list[Drill]:
+    """Nodes that lose power or are cut off."""
+    return [
         Drill("node power cut, with a spare", (Act(POWER, "follower"),), LOST, **SPARE),
         # between two saves: a node that is lost while its snapshot is copied has it committed alone
         Drill("node power cut, partner copies", (Act(POWER, "follower", after_s=1.0),), LOST, **SPARE, told="fetched",
@@ -130,11 +44,23 @@ def _both() -> list[Drill]:
                Act(POWER, "follower2", after_s=1.0, on="agent_joined")), LOST, **SPARE),
         Drill("grow back with a healed node",
               (Act("partition", "follower"), Act("heal", "follower", after_s=8.0)), LOST, **SHRINK, world_size=6),
+    ]  # fmt: skip
+
+
+def _tested_nodes() -> list[Drill]:
+    """Nodes that are tested while ranks pause."""
+    return [
         Drill("healthy nodes are tested",
               (Act("test_nodes"), Act("end_slow", on="pause_ended")), told="paused", world_size=6, **SLOW),
         Drill("a slow node is tested and replaced",
               (Act("slow_node", "follower"), Act("test_nodes"), Act("end_slow", on="regroup")),
               told="regroup", **SPARE, **SLOW),
+    ]  # fmt: skip
+
+
+def _slurm() -> list[Drill]:
+    """Slurm's daemons die."""
+    return [
         Drill("slurmd dead for a moment",
               (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=5.0)), steps_meanwhile=20,
               world_size=6),
@@ -144,6 +70,14 @@ def _both() -> list[Drill]:
               (Act("save_job"), Act("kill_slurmctld"), Act("kill_rank", "follower", after_s=5.0),
                Act("start_slurmctld", after_s=15.0)),
               ("rank_killed",), steps_meanwhile=100, world_size=6),
+    ]  # fmt: skip
+
+
+def _shared_directory() -> list[Drill]:
+    """Shared directories that hang."""
+    hang = Act("hang_shared")
+    release = Act("release_shared", after_s=60.0)
+    return [
         Drill("shared directory hangs for 60 s", (hang, release), **HANGS, steps_meanwhile=300, world_size=6),
         Drill("shared directory hangs for 60 s, a rank killed inside",
               (hang, Act("kill_rank", "follower", after_s=10.0), replace(release, after_s=50.0)), ("rank_killed",),
@@ -158,11 +92,23 @@ def _both() -> list[Drill]:
         Drill("working directory hangs for 20 s, a rank killed inside",
               (hang, Act("kill_rank", "follower", after_s=3.0), Act("release_shared", after_s=17.0)), ("rank_killed",),
               shared_mount="fuse", steps_meanwhile=100, world_size=6),
+    ]  # fmt: skip
+
+
+def _joiners() -> list[Drill]:
+    """Nodes of another job join."""
+    return [
         Drill("a joiner replaces a lost node",
               (Act("submit_joiner"), Act(POWER, "follower", after_s=1.0, on="spawner_ready")), LOST, world_size=6),
         Drill("grow back with a joiner",
               (Act(POWER, "follower"), Act("submit_joiner", after_s=1.0, on="recovered")), LOST,
               **SHRINK, world_size=6),
+    ]  # fmt: skip
+
+
+def _ends_of_jobs() -> list[Drill]:
+    """Jobs that Slurm, a user or an administrator ends."""
+    return [
         Drill("preempted, cancel", (Act("submit_urgent"),), sbatch=("--no-kill", "--partition=cancelled"),
               preemption=True, **CHAIN),
         Drill("preempted, requeue", (Act("submit_urgent"),),
@@ -176,6 +122,12 @@ def _both() -> list[Drill]:
         Drill("time limit", time_limit=1, **CHAIN),
         Drill("scancel", (Act("scancel"),), verdict="cancelled", launch_arguments=("--chain",)),
         Drill("scancel -s KILL", (Act("scancel_kill"),), verdict="cancelled", launch_arguments=("--chain",)),
+    ]  # fmt: skip
+
+
+def _during_recovery() -> list[Drill]:
+    """Second faults, during a recovery."""
+    return [
         Drill("two ranks killed, the second during recovery",
               (Act("kill_rank", "follower"), Act("kill_rank", "follower2", jitter_s=0.25)), ("rank_killed",)),
         Drill("an agent killed during a rank's recovery",
@@ -184,6 +136,12 @@ def _both() -> list[Drill]:
               (Act("kill_rank", "follower"), Act("kill_agent", "leader", jitter_s=0.25)), LOST),
         Drill("a rank killed and another node's power cut", (Act("kill_rank", "follower"), Act(POWER, "follower2")),
               LOST, **SPARE),
+    ]  # fmt: skip
+
+
+def _caching() -> list[Drill]:
+    """Shared directories whose clients cache."""
+    return [
         Drill("caching: rank SIGKILL", (Act("kill_rank", "follower"),), ("rank_killed",), shared_mount="caching"),
         Drill("caching: controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",),
               shared_mount="caching"),
@@ -191,82 +149,11 @@ def _both() -> list[Drill]:
     ]  # fmt: skip
 
 
-def _hangs() -> list[Drill]:
-    """Ranks that live and do not go on."""
-    waits = {"launch_arguments": ("--hang-timeout", "5")}  # they might still go on by themselves
-    absent = {"hang": "absent", "blamed": 1, **waits}
+def _both() -> list[Drill]:
+    """Drills of both ways in."""
     return [
-        Drill("deadlock of two groups", (), ("hang",), hang="deadlock", script_arguments=("--hang", "deadlock")),
-        Drill("mismatched collective", (), ("hang",), hang="mismatch", blamed=1,
-              script_arguments=("--hang", "mismatch")),
-        Drill("endless loop", (), ("hang",), script_arguments=("--hang", "loop"), **absent),
-        Drill("Python's lock held for ever", (), ("hang",), script_arguments=("--hang", "lock"), **absent),
-        Drill("rank sleeps for ever", (), ("hang",), script_arguments=("--hang", "sleep"), **absent),
-        Drill("rank sleeps before init_process_group", (), ("hang",),
-              script_arguments=("--hang-before-start", "sleep"), **absent),
-        Drill("rank stopped before init_process_group", (), ("hang",), hang="absent", blamed=1,
-              script_arguments=("--hang-before-start", "stop")),
-        # it is reported, and no rank is restarted: another one would wait there, too
-        Drill("a rank reads from a shared directory that hangs for 15 s",
-              (Act("hang_shared"), Act("release_shared", after_s=15.0)), **HANGS, told="hang", world_size=6,
-              script_arguments=("--reads",)),
-    ]  # fmt: skip
-
-
-def _stopped_helpers() -> list[Drill]:
-    """Stop a process of the launcher's own (SIGSTOP), or hang its disk, while it is needed."""
-    told = {"told": "helper_stopped", "world_size": 6}
-
-    def twice(helper: str, to: str) -> tuple[Act, Act]:
-        return Act(f"stop_{helper}", to), Act(f"stop_{helper}", to, on="helper_stopped")
-
-    return [
-        # it is continued; the second time it is killed, while all ranks wait for their last checkpoint
-        Drill("saver stopped, twice", twice("saver", "follower"), **told),
-        Drill("I/O worker stopped, twice", twice("io_worker", "leader"), **told),
-        Drill("zygote stopped, a rank killed meanwhile",
-              (Act("stop_zygote", "follower"), Act("kill_rank", "follower", after_s=0.5)),
-              ("rank_killed", "rank_exception"), **told),  # its peers may report first
-        Drill("rendezvous store stopped, a rank killed meanwhile",
-              (Act("stop_store", "leader"), Act("kill_rank", "follower", after_s=0.5)), ("rank_killed",), world_size=6),
-        Drill("agent stopped", (Act("stop_agent", "follower"),), LOST, **SPARE),
-        Drill("controller's agent stopped", (Act("stop_agent", "leader"),), LOST, **SHRINK),
-        Drill("shared directory hangs at the last checkpoint",
-              (Act("hang_shared", "follower", after_s=0.2), Act("release_shared", "follower", after_s=20.0)), **HANGS,
-              world_size=6, steps=120),
-    ]  # fmt: skip
-
-
-def _errors() -> list[Drill]:
-    """Errors of GPUs and NCCL: whose fault, and what follows."""
-    failed = ("rank_exception",)
-    return [
-        Drill("GPU out of memory", (), failed, fault="oom_gpu", blamed=1, script_arguments=("--fail", "gpu-memory")),
-        Drill("GPU memory held by another process", (), failed, fault="oom_gpu", blamed=1,
-              script_arguments=("--fail", "gpu-memory-of-others")),
-        Drill("GPU with an uncorrectable error, with a spare", (), failed, fault="gpu_hardware", blamed=1, moved=True,
-              script_arguments=("--fail", "gpu-sick"), **SPARE),
-        Drill("NCCL error", (), failed, fault="unknown", blamed=1, traced=True, script_arguments=("--fail", "nccl")),
-        Drill("NCCL watchdog ends a rank", (), ("rank_killed",), fault="unknown", blamed=1, traced=True,
-              script_arguments=("--fail", "nccl-watchdog")),
-        Drill("the same mistake in each life", fault="user_code", blamed=1, verdict="no_progress",
-              script_arguments=("--fail", "bug")),
-    ]  # fmt: skip
-
-
-def _slow() -> list[Drill]:
-    """Ranks that train, but slower; the report must name the right rank and cause."""
-    learned_s = 60.0  # what is usual must be known
-    work = ("--work-seconds", "0.02", "--every", "50")
-    small: dict[str, Any] = {"nodes": 2, "nnodes": "2", "steps": 6000, "step_s": 0.05}
-    return [
-        Drill("rank throttled by its control group", (Act("throttle_rank", "follower", after_s=learned_s),), **small,
-              slow="cpu_throttled", script_arguments=work),
-        Drill("slow network card", (Act("slow_link", "follower", after_s=learned_s),), **small,
-              launch_arguments=("--heartbeat-timeout", "20"), slow="link",
-              script_arguments=(*work, "--elements", "400000")),
-        Drill("slow data loader", (Act("slow_loader", "follower", after_s=learned_s),), **small,
-              slow="data_loader", script_arguments=(*work, "--loader", "/nvme/loader.slow")),
+        *_ranks_and_agents(), *_nodes(), *_tested_nodes(), *_slurm(), *_shared_directory(),
+        *_joiners(), *_ends_of_jobs(), *_during_recovery(), *_caching(),
     ]  # fmt: skip
 
 
@@ -300,7 +187,7 @@ def _srun_only() -> list[Drill]:
 
 
 def _ways_in() -> tuple[Drill, ...]:
-    batch = [*_both(), *_slow(), *_batch_only()]
+    batch = [*_both(), *slow_ranks(), *_batch_only()]
     plain_srun = [replace(drill, srun=True) for drill in (*_both(), *_srun_only())]
     return (*batch, *plain_srun)
 

@@ -12,6 +12,7 @@ from drills.acts import roles_of
 from drills.campaign import SUBJECTS, campaign
 from drills.enough import enough
 from drills.judge import commits_repeated, judge, rounds_overlap, two_at_once
+from drills.kind import Act, Drill
 from drills.stamps import (
     Life,
     first_end_after,
@@ -21,7 +22,7 @@ from drills.stamps import (
     steps_between,
     steps_left_out,
 )
-from drills.table import DRILLS, Act, Drill, drill_named
+from drills.table import DRILLS, drill_named
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import pytest
 
 from drills.drill import DrillRun
-from drills.table import DRILLS, Drill, drill_named
+from drills.kind import Drill
+from drills.table import DRILLS, drill_named
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.spec import NEWEST_SERIES
 from tests.support.clusters import MIDDLE_SERIES, each_series, own_cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drills.drill import DrillRun
-from drills.table import Act, Drill
+from drills.kind import Act, Drill
 from resilio_hpc.core.ledger import Event, read_ledger
 from tests.support.clusters import own_cluster
 from tests.support.requirements import need_shared_mounts

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from drills import table as drill_table
+from drills import kind as drill_kind
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.stage import binds
@@ -30,7 +30,7 @@ LOGS = ROOT / "test-logs"
 """Where a failed test leaves its cluster's logs, in a folder of its own."""
 
 CONF = (
-    *drill_table.PREEMPTION,  # in "main" jobs are requeued, in "cancelled" they are cancelled, both for "urgent" ones
+    *drill_kind.PREEMPTION,  # in "main" jobs are requeued, in "cancelled" they are cancelled, both for "urgent" ones
     "PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=CANCEL MaxTime=1-0 State=UP",
     "PartitionName=pair Nodes=n[2-3] PriorityTier=2 PreemptMode=OFF MaxTime=1:00:00 State=UP",
     "PartitionName=trio Nodes=n[1-3] PriorityTier=1 PreemptMode=OFF MaxTime=1-0 State=UP",

@@ -1,0 +1,86 @@
+"""Drills of ranks that hang, fail or become slow, and of helper processes that are stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drills.kind import HANGS, LOST, SHRINK, SPARE, Act, Drill
+
+
+def hangs() -> list[Drill]:
+    """Ranks that live and do not go on."""
+    waits = {"launch_arguments": ("--hang-timeout", "5")}  # they might still go on by themselves
+    absent = {"hang": "absent", "blamed": 1, **waits}
+    return [
+        Drill("deadlock of two groups", (), ("hang",), hang="deadlock", script_arguments=("--hang", "deadlock")),
+        Drill("mismatched collective", (), ("hang",), hang="mismatch", blamed=1,
+              script_arguments=("--hang", "mismatch")),
+        Drill("endless loop", (), ("hang",), script_arguments=("--hang", "loop"), **absent),
+        Drill("Python's lock held for ever", (), ("hang",), script_arguments=("--hang", "lock"), **absent),
+        Drill("rank sleeps for ever", (), ("hang",), script_arguments=("--hang", "sleep"), **absent),
+        Drill("rank sleeps before init_process_group", (), ("hang",),
+              script_arguments=("--hang-before-start", "sleep"), **absent),
+        Drill("rank stopped before init_process_group", (), ("hang",), hang="absent", blamed=1,
+              script_arguments=("--hang-before-start", "stop")),
+        # it is reported, and no rank is restarted: another one would wait there, too
+        Drill("a rank reads from a shared directory that hangs for 15 s",
+              (Act("hang_shared"), Act("release_shared", after_s=15.0)), **HANGS, told="hang", world_size=6,
+              script_arguments=("--reads",)),
+    ]  # fmt: skip
+
+
+def stopped_helpers() -> list[Drill]:
+    """Stop a process of the launcher's own (SIGSTOP), or hang its disk, while it is needed."""
+    told = {"told": "helper_stopped", "world_size": 6}
+
+    def twice(helper: str, to: str) -> tuple[Act, Act]:
+        return Act(f"stop_{helper}", to), Act(f"stop_{helper}", to, on="helper_stopped")
+
+    return [
+        # it is continued; the second time it is killed, while all ranks wait for their last checkpoint
+        Drill("saver stopped, twice", twice("saver", "follower"), **told),
+        Drill("I/O worker stopped, twice", twice("io_worker", "leader"), **told),
+        Drill("zygote stopped, a rank killed meanwhile",
+              (Act("stop_zygote", "follower"), Act("kill_rank", "follower", after_s=0.5)),
+              ("rank_killed", "rank_exception"), **told),  # its peers may report first
+        Drill("rendezvous store stopped, a rank killed meanwhile",
+              (Act("stop_store", "leader"), Act("kill_rank", "follower", after_s=0.5)), ("rank_killed",), world_size=6),
+        Drill("agent stopped", (Act("stop_agent", "follower"),), LOST, **SPARE),
+        Drill("controller's agent stopped", (Act("stop_agent", "leader"),), LOST, **SHRINK),
+        Drill("shared directory hangs at the last checkpoint",
+              (Act("hang_shared", "follower", after_s=0.2), Act("release_shared", "follower", after_s=20.0)), **HANGS,
+              world_size=6, steps=120),
+    ]  # fmt: skip
+
+
+def errors() -> list[Drill]:
+    """Errors of GPUs and NCCL: whose fault, and what follows."""
+    failed = ("rank_exception",)
+    return [
+        Drill("GPU out of memory", (), failed, fault="oom_gpu", blamed=1, script_arguments=("--fail", "gpu-memory")),
+        Drill("GPU memory held by another process", (), failed, fault="oom_gpu", blamed=1,
+              script_arguments=("--fail", "gpu-memory-of-others")),
+        Drill("GPU with an uncorrectable error, with a spare", (), failed, fault="gpu_hardware", blamed=1, moved=True,
+              script_arguments=("--fail", "gpu-sick"), **SPARE),
+        Drill("NCCL error", (), failed, fault="unknown", blamed=1, traced=True, script_arguments=("--fail", "nccl")),
+        Drill("NCCL watchdog ends a rank", (), ("rank_killed",), fault="unknown", blamed=1, traced=True,
+              script_arguments=("--fail", "nccl-watchdog")),
+        Drill("the same mistake in each life", fault="user_code", blamed=1, verdict="no_progress",
+              script_arguments=("--fail", "bug")),
+    ]  # fmt: skip
+
+
+def slow_ranks() -> list[Drill]:
+    """Ranks that train, but slower; the report must name the right rank and cause."""
+    learned_s = 60.0  # what is usual must be known
+    work = ("--work-seconds", "0.02", "--every", "50")
+    small: dict[str, Any] = {"nodes": 2, "nnodes": "2", "steps": 6000, "step_s": 0.05}
+    return [
+        Drill("rank throttled by its control group", (Act("throttle_rank", "follower", after_s=learned_s),), **small,
+              slow="cpu_throttled", script_arguments=work),
+        Drill("slow network card", (Act("slow_link", "follower", after_s=learned_s),), **small,
+              launch_arguments=("--heartbeat-timeout", "20"), slow="link",
+              script_arguments=(*work, "--elements", "400000")),
+        Drill("slow data loader", (Act("slow_loader", "follower", after_s=learned_s),), **small,
+              slow="data_loader", script_arguments=(*work, "--loader", "/nvme/loader.slow")),
+    ]  # fmt: skip
