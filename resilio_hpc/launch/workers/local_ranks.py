@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.diagnose.hangs.rank_sight import GroupSight
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.protocol import messages as m
@@ -222,8 +221,6 @@ class LocalRanks:
             self._core.ranks_started(self._round, round(time.monotonic() - self._start_began, 4), event.mode)
 
     def _on_exited(self, event: sm.Exited) -> None:
-        groups = self._look.entered(event.local_rank) if event.exit_code != 0 else ()
-        self._pids.pop(event.local_rank, None)
         self.server.drain(event.local_rank)
         error, at = (self._end_in_words(event), ""), event.time
         if event.exit_code != 0 and event.local_rank in self._errors:
@@ -232,21 +229,23 @@ class LocalRanks:
                 self._node.record("error_file_ignored", reason=note)
             if said is not None:
                 error, at = (said.message, said.traceback), min(at, said.time)
-        if event.exit_code != 0 and self._core.local is not None:
+        # ranks that are being stopped are ignored, unless they had raised before: a restart waits for no look at them
+        failed = event.exit_code != 0 and self._core.local is not None
+        evidence = self._evidence(event, bool(error[1])) if failed or error[1] else NO_EVIDENCE
+        self._pids.pop(event.local_rank, None)
+        if failed:
             self._around.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
-        evidence = self._evidence(event, groups, bool(error[1]))
         self._core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error, evidence)
 
-    def _evidence(self, event: sm.Exited, groups: tuple[GroupSight, ...], raised: bool) -> RankEvidence:
-        if event.exit_code == 0:
-            return NO_EVIDENCE
+    def _evidence(self, event: sm.Exited, raised: bool) -> RankEvidence:
         log = self._error_logs.get(event.local_rank)
         # a directory that the user chose may hang
         lines = last_lines(log) if log is not None and not raised and not self._options.output.log_dir else []
-        return RankEvidence(telling_line(lines), groups)
+        return RankEvidence(telling_line(lines), self._look.entered(event.local_rank))
 
     def _end_in_words(self, event: sm.Exited) -> str:
-        why = self._oom_kills.why() if event.signal == signal.SIGKILL else ""
+        killed = event.signal == signal.SIGKILL and self._core.local is not None
+        why = self._oom_kills.why() if killed else ""
         return f"killed by SIGKILL: {why}" if why else describe_exit(event.exit_code, event.signal)
 
     def _on_spawner_died(self, event: sm.SpawnerDied) -> None:
