@@ -62,6 +62,8 @@ def test_calls_of_several_threads_are_counted_by_group(writer: Path, tmp_path: P
     ring = CallRing(tmp_path / "ring")
     groups, calls = ring.look()
     assert ring.counts == (1200, 1200)
+    assert ring.groups(8) == groups
+    assert ring.groups(2) == groups[-2:]
     assert sorted((group.id, group.family, group.rank, group.size, group.entered) for group in groups) == [
         (number, "test", 1, 4, 300) for number in (1, 2, 3, 4)
     ]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from resilio_hpc.core.stack_dump import STACK_SIGNAL
-from resilio_hpc.diagnose.hangs.call_ring import SHARED, CallRing, plain
+from resilio_hpc.diagnose.hangs.call_ring import CallRing, plain
 from resilio_hpc.diagnose.hangs.rank_sight import GroupSight, RankSight
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol.message_parts import MOST_GROUPS
@@ -63,7 +63,7 @@ class RankLook:
     def entered(self, local_rank: int) -> tuple[GroupSight, ...]:
         """Return a rank's communicators and how many of their calls it has entered; also of one that has just ended."""
         ring = self._ring(local_rank)
-        return ring.look(SHARED // MOST_GROUPS)[0] if ring is not None else ()
+        return ring.groups(MOST_GROUPS) if ring is not None else ()
 
     def ask(self, number: int, stacks: bool) -> None:
         """Begin a look, whose ``answer`` is due soon. ``stacks``: ranks write theirs first."""
