@@ -17,7 +17,7 @@ from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core.errors import CheckpointError
-from tests.support.crash.harm import Harm, arm, read_log
+from tests.support.crash.harm import Harm, arm, read_log, tried
 from tests.support.crash.lives import (
     become,
     check,
@@ -72,7 +72,7 @@ def alone(directory: Path, mode: str, error: int, former: int = 1) -> Counter[st
     assert save(base, [former], [None]) == ["committed"]
     assert life(copy_of(base, work), Harm(log=log)) == "committed"
     seen: Counter[str] = Counter()
-    for call in read_log(log):
+    for call in tried(read_log(log)):
         try:
             said = life(copy_of(base, work), Harm(mode, call.number, error))
             check(work, [3])
@@ -99,7 +99,7 @@ def prune(directory: Path, mode: str, error: int) -> Counter[str]:
         told.write_text(said)
 
     assert end_of(fork(lambda: rank(Harm(log=log)))) == 0
-    for call in read_log(log):
+    for call in tried(read_log(log)):
         assert end_of(fork(lambda call=call: rank(Harm(mode, call.number, error)))) == 0, call
         check(work, [8])
         assert checkpoint_index.committed_steps(work) == [3, 6, 8], call
@@ -131,7 +131,7 @@ def disk(directory: Path, mode: str, error: int) -> Counter[str]:
         assert said_of(checkpointer, 3) == "committed"
 
     assert end_of(fork(lambda: rank(Harm(log=log)))) == 0
-    for call in read_log(log):
+    for call in tried(read_log(log)):
         assert end_of(fork(lambda call=call: rank(Harm(mode, call.number, error)))) == 0, call
         check(work, [3], local=local)
         check_nothing_is_left(work)
@@ -156,7 +156,7 @@ def spill(directory: Path, mode: str, error: int) -> Counter[str]:
         told.write_text(said)
 
     assert end_of(fork(lambda: rank(Harm(log=log)))) == 0
-    for call in read_log(log):
+    for call in tried(read_log(log)):
         assert end_of(fork(lambda call=call: rank(Harm(mode, call.number, error)))) == 0, call
         check(work, [3])
         seen[told.read_text().replace(str(local), "DIRECTORY")] += 1
@@ -169,7 +169,7 @@ def two(directory: Path, mode: str, error: int) -> Counter[str]:
     assert save(base, [1], [None, None]) == ["committed"] * 2
     assert save(copy_of(base, work), [2], [None, Harm(log=log)]) == ["committed"] * 2
     seen: Counter[str] = Counter()
-    for call in read_log(log):
+    for call in tried(read_log(log)):
         told = save(copy_of(base, work), [2], [None, Harm(mode, call.number, error)], peers_timeout_s=2.0)
         left = check(work, [1, 2], 2)
         assert all(said == "committed" or "was not saved" in said for said in told), told

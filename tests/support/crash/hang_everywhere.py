@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilio_hpc.ckpt.handle import SaveHandle
-from tests.support.crash.harm import Call, Harm, arm, read_log
+from tests.support.crash.harm import Call, Harm, arm, read_log, tried
 from tests.support.crash.lives import (
     become,
     check,
@@ -65,7 +65,7 @@ def alone(directory: Path, own_process: bool = False, **options: Path) -> Counte
             pass  # it still tidies up
         after.wait(timeout_s=100)
 
-    calls = read_log(log)[:: 5 if own_process else 1]  # processes take their time to start
+    calls = tried(read_log(log))[:: 5 if own_process else 1]  # processes take their time to start
     for call in calls:
         copy_of(base, work)
         for disk in options.values():

@@ -6,15 +6,18 @@ import ctypes
 import os
 import subprocess
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.environments import scrubbed
 
+T = TypeVar("T")
 Harmed = Callable[..., Any]
 """The fixture of that name: run a script of this folder under the shim, and give what it prints."""
+EVERY = int(os.environ.get("SHIM_EVERY", "1"))
+"""Of so many calls only one is tried, counted from the last."""
 MODES = ("off", "record", "kill", "tear", "fail once", "fail on", "hang", "orphan")
 
 
@@ -66,6 +69,11 @@ def arm(harm: Harm, *directories: Path) -> int:
     below = b":".join(os.fsencode(directory) for directory in directories)
     mode, at = MODES.index(harm.mode), ctypes.c_long(harm.at)
     return int(library.shim_arm(mode, at, harm.error, below, *places))
+
+
+def tried(recorded: Iterable[T]) -> list[T]:
+    """One of every EVERY, the last first."""
+    return list(recorded)[::-EVERY]
 
 
 def read_log(path: Path) -> Sequence[Call]:

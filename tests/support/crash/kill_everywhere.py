@@ -19,14 +19,12 @@ from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.ckpt.store.view import why_wrong
 from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from tests.support.crash.agent_lives import arenas_of, check_arenas, persist_and_commit, save_to_arenas
-from tests.support.crash.harm import Call, Harm, arm, read_log
+from tests.support.crash.harm import Call, Harm, arm, read_log, tried
 from tests.support.crash.lives import check, check_disk, check_nothing_is_left, copy_of, end_of, fork, save
 
 Result = tuple[Sequence[Call], Counter[int]]
 WRITES = ("write", "pwrite", "uring")
 PEERS_TIMEOUT_S = 0.1
-EVERY = int(os.environ.get("SHIM_EVERY", "1"))
-"""Of so many harms only one is tried, counted from the last."""
 SLACK = 5
 """Either of two processes makes the directory that both need: so many calls are made by one or the other."""
 
@@ -50,7 +48,7 @@ def for_each(harms: Iterable[tuple[Harm, Call]], act: Callable[[Harm], int]) -> 
     """The step that ``act`` finds after each harm that is tried."""
     left: Counter[int] = Counter()
     calls = []
-    for harm, call in list(harms)[::-EVERY]:
+    for harm, call in tried(harms):
         try:
             left[act(harm)] += 1
         except AssertionError as error:
