@@ -41,6 +41,12 @@ def words(kind: str, fields: Mapping[str, Any]) -> str:
     return printable(tell(f) if tell else _anything(f), 300)
 
 
+def _expected_within(f: Fields) -> str:
+    """Return the limit in words, or "" where it is not over: the run is known to stand still."""
+    limit_s = f.number("limit_s")
+    return f" (expected within {seconds(limit_s)})" if (f.number("silent_s") or 0.0) >= (limit_s or 0.0) else ""
+
+
 def _hang(f: Fields) -> str:
     """Return why the ranks do not go on, and what follows."""
     evidence = f.text("evidence")
@@ -263,8 +269,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "time_limit_near": lambda f: "the job's time limit is near",
     "stalled": lambda f: (
         f"no {'step' if (f.whole('step') or 0) >= 0 else 'call'} for {seconds(f.number('silent_s'))}"
-        f"{' since step ' + str(f.whole('step')) if (f.whole('step') or 0) >= 0 else ''} (expected within "
-        f"{seconds(f.number('limit_s'))})"
+        f"{' since step ' + str(f.whole('step')) if (f.whole('step') or 0) >= 0 else ''}{_expected_within(f)}"
         f"{'; fewest steps: ' + names(f.texts('nodes')) if f.texts('nodes') else ''}"
     ),
     "goes_on": lambda f: f"step {f.whole('step')} is done, after {seconds(f.number('waited_s'))} without one",

@@ -9,7 +9,6 @@ from resilio_hpc.watch.limit_table import CALL, FIRST_STEP, SECTION, STEP, Limit
 
 LOOK_S = 0.1
 NODES_PER_S = 20_000  # a look at thousands of nodes takes a millisecond
-SUSPECT_SHARE = 0.6  # of the limit
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,9 @@ class StepWatch:
         if self._since is not None and not self._told:
             self._since = now
 
-    def is_suspect(self, now: float) -> bool:
-        """Return whether there has been no step and no call for so long that it is worth a look."""
-        return self._since is not None and now - max(self._since, self._moved) > SUSPECT_SHARE * self.limit_s
+    def silent_s(self, now: float) -> float:
+        """Return for how long there has been no step and no call; 0 while nothing is expected."""
+        return now - max(self._since, self._moved) if self._since is not None else 0.0
 
     @property
     def longest_s(self) -> float:
@@ -83,14 +82,15 @@ class StepWatch:
 
     def look(
         self, round_number: int, ranks: int, steps: Mapping[str, int] | None, now: float, calls: int = -1,
-        section: str = "", starts: bool = False,
+        section: str = "", starts: bool = False, certain: bool = False,
     ) -> Stalled | GoesOn | None:  # fmt: skip
         """Take the steps done on each node, and return what is new.
 
         ``steps``: None while none are expected, because ranks start, have finished or were asked to stop; -1 where they
         are not reported. ``calls``: of all ranks together; -1 where they are not known. A run whose calls go on does
         not stall, be it an evaluation. ``section``: what ranks do beside steps, which has a limit of its own.
-        ``starts``: steps or calls are still to begin.
+        ``starts``: steps or calls are still to begin. ``certain``: the run is known to stand still, so that the limit
+        need not be over.
         """
         self.next_look = now + max(LOOK_S, len(steps or ()) / NODES_PER_S)
         step = min(steps.values(), default=-1) if steps else -1
@@ -123,7 +123,7 @@ class StepWatch:
             self._count, self._since, self._told = count, now, False
             return GoesOn(step, round(waited_s, 3)) if told else None
         limit_s = self.limit_s
-        if self._told or now - max(self._since, self._moved) <= limit_s:
+        if self._told or (self.silent_s(now) <= limit_s and not certain):
             return None
         self._told = True
         behind = tuple(sorted(node for node, done in steps.items() if done == step)) if step >= 0 else ()

@@ -6,9 +6,10 @@ import pytest
 
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.config.mode import Mode
-from resilio_hpc.launch.controller.hangs import ANSWER_S, UNCERTAIN_S
+from resilio_hpc.launch.controller.hangs import ANSWER_S, FIRST_LOOK_S, UNCERTAIN_S
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.watch.learned_limit import LEAST_S
+from resilio_hpc.watch.limit_table import FIRST_LIMIT_S
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 
@@ -141,12 +142,36 @@ def test_a_controller_that_dies_during_a_hang_leaves_it_to_the_next_one() -> Non
     world.until_step(40)
 
 
-def test_a_rank_stopped_before_the_limit_is_known_is_found_later() -> None:
+def test_a_rank_stopped_before_the_limit_is_known_is_found_long_before_it() -> None:
     world = World(nodes=2, script=Script(steps=200))
     world.until_step(2)
+    began = world.now
     world.stop_rank(1)
     world.run(lambda: world.records("recovered") != [], limit_s=100)
     assert world.records("hang")[-1]["ranks"] == [1]
+    (stalled,) = world.records("stalled")
+    assert (stalled["limit_s"], stalled["silent_s"] < 3 * FIRST_LOOK_S) == (FIRST_LIMIT_S, True)
+    assert world.now - began < 3 * FIRST_LOOK_S + 2.0
+
+
+def test_a_rank_that_computes_is_not_taken_for_hung_before_the_limit_is_known() -> None:
+    world = World(nodes=2, script=Script(steps=200))
+    world.until_step(2)
+    world.life.absent.add(1)
+    world.run(limit_s=0.95 * FIRST_LIMIT_S)
+    world.life.absent.clear()
+    world.until_step(60)
+    assert (world.records("stalled"), world.records("hang"), world.records("recovered")) == ([], [], [])
+
+
+def test_a_rank_that_is_continued_between_two_early_looks_is_left_alone() -> None:
+    world = World(nodes=2, script=Script(steps=200))
+    world.until_step(2)
+    world.stop_rank(1)
+    world.run(limit_s=1.5 * FIRST_LOOK_S)
+    world.life.stopped.clear()
+    world.until_step(60)
+    assert (world.records("stalled"), world.records("hang"), world.records("recovered")) == ([], [], [])
 
 
 def test_a_job_that_slurm_suspends_and_resumes_has_no_hang() -> None:

@@ -38,7 +38,7 @@ checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
 start, _ = checkpoint.restore(state) or (0, None)
 sees, node = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SLURMD_NODENAME"]
 print(f"round {run.round}: rank {run.rank} of {run.world_size} on {node} sees {sees}", flush=True)
-for step in run.steps(start, 5000, save=lambda done: checkpoint.save(done, state), every=10):
+for step in run.steps(start, 1000, save=lambda done: checkpoint.save(done, state), every=10):
     if not os.path.exists(sys.argv[1]):
         time.sleep(0.1)
 """

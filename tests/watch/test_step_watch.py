@@ -149,7 +149,18 @@ def test_a_script_that_reports_no_steps_is_seen_by_its_calls() -> None:
     (stalled,) = run.seen
     assert isinstance(stalled, Stalled)
     assert (stalled.step, stalled.nodes) == (-1, ())
-    assert run.watch.is_suspect(run.now)
+    assert run.watch.silent_s(run.now) > SILENT_LEAST_S
+
+
+def test_what_is_known_to_stand_still_has_stalled_before_its_limit() -> None:
+    run = Run()
+    run.train(30, 0.1)
+    before = len(run.seen)
+    run.now += 1.0
+    seen = run.watch.look(0, 4, {"n1": run.step}, run.now, certain=True)
+    assert isinstance(seen, Stalled)
+    assert seen.silent_s < seen.limit_s
+    assert run.seen[before:] == []
 
 
 def test_another_number_of_ranks_is_learned_from_the_start() -> None:

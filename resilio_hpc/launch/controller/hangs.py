@@ -1,7 +1,7 @@
 """The controller's part for ranks that live and do not go on: seen, blamed, restarted. Pure.
 
-``watch.step_watch`` tells that there are no steps. All agents are asked what they see of their ranks: once when a step
-is late, and again when it is too late. ``diagnose.hangs.verdict`` judges what moved between. A certain verdict is acted
+``watch.step_watch`` tells that there are no steps. All agents are asked what they see of their ranks: a few times
+while a step is late, and again when it is too late. ``diagnose.hangs.verdict`` judges what moved between. A certain verdict is acted
 on at once, any other after the hang timeout.
 """
 
@@ -25,6 +25,8 @@ from resilio_hpc.watch.step_watch import GoesOn, Stalled, StepWatch
 ANSWER_S = 1.0  # seconds that agents have to answer; of thousands, more
 ANSWERS_PER_S = 2000
 MOST_RANKS = 64  # that an event names
+FIRST_LOOK_S = 2.0  # without a step or a call; each further look before the limit comes after twice the time
+SUSPECT_SHARE = 0.6  # of the limit: one look is not later, so that the one at the limit has another to compare with
 LOOKS_EVERY_S = (0.2, 2.0, 10.0)  # between an answer and the next look, once the run has stalled
 STACKS_EVERY_S = (0.2, 2.0, 30.0)  # the same where each look needs stacks, which interrupt what may be healthy
 PAUSED_S = 1.0  # a controller that did not run for so long was stopped; so were the ranks, by scontrol suspend
@@ -47,7 +49,8 @@ class Hangs:
         self._look = -1  # the number of the last look
         self._asked: float | None = None  # when it was asked for; None: no answer is awaited
         self._next_look: float | None = None  # None: the run has not stalled
-        self._suspects = False  # a first look was asked for
+        self._certain = False  # the last look before the limit leaves no doubt
+        self._early_look_s = 0.0  # the next look before the limit comes when there was nothing for so long
         self._answered: set[str] = set()
         self._sights: dict[int, RankSight] = {}
         self._before: dict[int, RankSight] = {}
@@ -74,7 +77,8 @@ class Hangs:
         if now >= self._watch.next_look:
             called = calls(run)
             starts = run.phase is Phase.STARTING or called <= 0
-            seen = self._watch.look(run.round, run.world_size, steps(run), now, called, section(run), starts)
+            certain, self._certain = self._certain, False
+            seen = self._watch.look(run.round, run.world_size, steps(run), now, called, section(run), starts, certain)
             if isinstance(seen, Stalled):
                 self._untold = seen
                 if not seen.starts:
@@ -99,12 +103,14 @@ class Hangs:
             )  # fmt: skip
 
     def _suspect(self, now: float) -> None:
-        """Take a first look when a step is late; forget everything when the steps go on."""
-        if not self._watch.is_suspect(now):
+        """Look before the limit, since some hangs are certain long before; forget everything when the steps go on."""
+        silent_s, share_s = self._watch.silent_s(now), SUSPECT_SHARE * self._watch.limit_s
+        if silent_s <= min(FIRST_LOOK_S, share_s):
             self._asked = self._next_look = self._untold = None
-            self._before, self._suspects = {}, False
-        elif not self._suspects:
-            self._suspects = True
+            self._before, self._early_look_s = {}, 0.0
+        elif silent_s > self._early_look_s:
+            times = (2 * max(silent_s, FIRST_LOOK_S), share_s)
+            self._early_look_s = min(one for one in times if one > silent_s)
             if self._asked is None:
                 self._ask(now, stacks=False)
 
@@ -134,9 +140,10 @@ class Hangs:
         before, between_s = self._before, now - self._before_at
         self._before, self._before_at = self._sights, now
         silent_s = self._watch.stalled_s(now)
-        if silent_s is None:
-            return
         verdict = judge(self._sights, before, between_s, run.world_size)
+        if silent_s is None:
+            self._certain = verdict.certain and not verdict.moves
+            return
         unseen = self._untold is not None and (verdict.kind is HangKind.NONE or verdict.moves)
         self._needs_stacks = unseen or any(sight.joins for sight in self._sights.values())
         looks_every_s = STACKS_EVERY_S if self._needs_stacks else LOOKS_EVERY_S
