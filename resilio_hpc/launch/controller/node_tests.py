@@ -271,6 +271,8 @@ class NodeTests:
         self._stage, self._tested_at, self._next_again = _Stage.IDLE, now, now + AGAIN_S
 
     def _enter(self, stage: _Stage, limit_s: float) -> None:
+        if self._between:  # probers, their test, and the start of the ranks have to come within the start timeout
+            limit_s = min(limit_s, self._run.config.start_timeout_s / 3)
         self._stage, self._until = stage, self._run.now() + limit_s
 
     def _record_tested(self, asked: PauseAndTest, outcome: str, why: str, **fields: Any) -> None:
