@@ -127,7 +127,7 @@ def measured(name: str, directory: Path, processes: int) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("name", marked(checkpoint_training.NAMES, "ours, overlapped", "copy, bare write"))
+@pytest.mark.parametrize("name", marked(checkpoint_training.NAMES, "ours, overlapped"))
 def test_blocks_with_and_without_saves_are_timed(name: str, tmp_path: Path) -> None:
     skip_if_missing(name)
     found = measured(name, tmp_path, 1)

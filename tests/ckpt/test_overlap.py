@@ -228,6 +228,7 @@ with ThreadPoolExecutor(1) as pool:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_copies_wait_leaves_the_snapshot_before(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (-9, "")

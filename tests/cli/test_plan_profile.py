@@ -89,6 +89,7 @@ def test_processes_on_this_machine_are_measured_and_predictions_use_it(
     assert float(measured["pred_iter_time_s"]) > 2 * float(shipped["pred_iter_time_s"])  # no CPU is NVLink
 
 
+@pytest.mark.slow
 def test_collectives_of_mpi_are_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_program("mpiexec", package="openmpi-bin")
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.rundir.run_directory import read_verdict
@@ -103,6 +104,7 @@ def test_a_gpu_that_a_verdict_names_is_hidden_and_the_node_goes_on_with_the_othe
     assert list(spool_of(tmp_path).iterdir()) == [], "root knows of its own verdict"
 
 
+@pytest.mark.slow
 def test_errors_of_its_device_in_two_rounds_take_a_gpu_out_of_use_without_any_verdict(tmp_path: Path) -> None:
     done = launch(tmp_path, "--evict-devices", "on", "--max-restarts", "9", "train.py", "25", "ecc")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -116,6 +118,7 @@ def test_errors_of_its_device_in_two_rounds_take_a_gpu_out_of_use_without_any_ve
     assert BAD in said.why and "rank-failures: ranks on it failed in 2 rounds" in said.why
 
 
+@pytest.mark.slow
 def test_to_observe_says_what_would_be_done_and_hides_nothing(tmp_path: Path) -> None:
     done = launch(tmp_path, "--evict-devices", "observe", "--min-devices", "2", "train.py", "25", "verdict")
     assert done.returncode == 0, "each restart brings ten steps of progress"

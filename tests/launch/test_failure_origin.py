@@ -99,7 +99,7 @@ def logged(folder: Path) -> str:
     ("how", "origin"),
     [
         ("raise", "ended with exit code 1 at PLACE: RuntimeError: no such data set"),
-        ("kill", "killed by SIGKILL"),
+        pytest.param("kill", "killed by SIGKILL", marks=pytest.mark.slow),
         ("crash", "killed by SIGSEGV"),
     ],
 )
@@ -120,6 +120,7 @@ def test_the_origin_is_shown_and_its_echoes_are_counted(tmp_path: Path, how: str
         assert f"lost the connection to rank 1 on {node}; tracebacks: " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_second_failure_of_its_own_is_shown(tmp_path: Path) -> None:
     done = launch(tmp_path, "--nproc-per-node", "4", "--failure-grace", "2", "ring.py", "two")
     assert done.returncode == 0, done.stderr
@@ -155,6 +156,7 @@ def test_a_run_that_ends_names_the_origin_and_counts_the_echoes(tmp_path: Path) 
     assert (f"{echoes} peer" in done.stderr) == (echoes > 0)
 
 
+@pytest.mark.slow
 def test_echoes_are_shown_on_demand(tmp_path: Path) -> None:
     done = launch(tmp_path, "--echoes", "show", "--nproc-per-node", "4", "ring.py", "kill")
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,10 @@ mount -t tmpfs -o "$DISK" none disk
 
 @pytest.mark.parametrize(
     ("disk", "advice"),
-    [("ro", "Read-only file system: {}/disk"), ("size=64k", "{}/disk: make room there for two steps of this node")],
+    [
+        pytest.param("ro", "Read-only file system: {}/disk", marks=pytest.mark.slow),
+        ("size=64k", "{}/disk: make room there for two steps of this node"),
+    ],
 )
 def test_a_full_shared_file_system_costs_a_save_a_bad_disk_none_and_training_goes_on(
     disk: str, advice: str, tmp_path: Path

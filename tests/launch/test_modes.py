@@ -92,6 +92,7 @@ def test_checkpoint_saves_and_restores_but_restarts_nothing(tmp_path: Path) -> N
     assert verdict(tmp_path) == ("completed", 0)
 
 
+@pytest.mark.slow
 def test_observe_passes_sigterm_on_to_the_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [*LAUNCH, "--mode=observe", "--stop-grace=1", "train.py", "100000", "never"]

@@ -19,7 +19,7 @@ from tests.support.requirements import need_shared_mounts
 
 QUICK = (
     *("rank SIGKILL", "rank exception", "rank exits 0 too early", "rank SIGSTOP"),
-    *("agent SIGKILL", "controller's agent SIGKILL", "srun SIGKILL", "srun: rank SIGKILL", "srun: agent SIGKILL"),
+    *("agent SIGKILL", "controller's agent SIGKILL", "srun SIGKILL"),
     *("node power cut, partner copies", "node power cut, no spare", "srun: node power cut, with a spare"),
     *("one node cut off", "an administrator sets a node down"),
     *("two ranks killed, the second during recovery", "a rank killed and another node's power cut"),

@@ -1,8 +1,8 @@
 """The controller's part for ranks that live and do not go on: seen, blamed, restarted. Pure.
 
 ``watch.step_watch`` tells that there are no steps. All agents are asked what they see of their ranks: a few times
-while a step is late, and again when it is too late. ``diagnose.hangs.verdict`` judges what moved between. A certain verdict is acted
-on at once, any other after the hang timeout.
+while a step is late, and again when it is too late. ``diagnose.hangs.verdict`` judges what moved between. A certain
+verdict is acted on at once, before the limit of a step, too; any other after the hang timeout.
 """
 
 from __future__ import annotations
