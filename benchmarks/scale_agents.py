@@ -226,6 +226,20 @@ class SimulatedAgent:
     def terminate_ranks(self) -> None:
         """There are none."""
 
+    def memory(self) -> tuple[int, str]:
+        """As usual."""
+        return 0, ""
+
+    def calls(self) -> int:
+        """No library is watched."""
+        return -1
+
+    def look_at_ranks(self, number: int, stacks: bool) -> None:
+        """No rank hangs."""
+
+    def probe(self, message: m.BeginProbe | m.EndProbe) -> None:
+        """No node is tested."""
+
     def open_store(self, round_number: int) -> None:
         """Open it at once."""
         self._soon(self.core.ranks.store_ready, round_number, 29400)
