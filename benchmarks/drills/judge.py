@@ -170,14 +170,16 @@ def rounds_overlap(events: Sequence[Event]) -> str:
 
 def commits_repeated(events: Sequence[Event]) -> str:
     """Whether a step became durable twice, or training went back behind a durable one; "" when not. Pure."""
-    newest = -1
+    newest, epoch = -1, -1
     begun_at: dict[int, int] = {}  # round: the newest commit when it was ordered to start
     for event in sorted(events, key=lambda event: event.time):
         if event.kind == "committed":
-            step = int(event.fields["step"])
+            step, by = int(event.fields["step"]), int(event.fields.get("epoch", 0))
             if step <= newest:
+                if by < epoch:  # a controller that was stopped records what was durable before
+                    continue
                 return f"step {step} was committed after step {newest}"
-            newest = step
+            newest, epoch = step, by
         elif event.kind == "start":
             begun_at[int(event.fields["round"])] = newest
         elif event.kind == "first_step":

@@ -80,13 +80,19 @@ def test_a_step_that_nobody_did_is_found(tmp_path: Path) -> None:
     assert "step 2 was never done" in steps_left_out(lives_of(tmp_path))
 
 
-def committed(at: float, step: int, writer: str = "7-n1") -> Event:
-    return Event(at, writer, "committed", {"step": step})
+def committed(at: float, step: int, writer: str = "7-n1", epoch: int = 1) -> Event:
+    return Event(at, writer, "committed", {"step": step, "epoch": epoch})
 
 
 def test_a_step_that_became_durable_twice_is_found() -> None:
     assert commits_repeated([committed(1.0, 5), committed(2.0, 10)]) == ""
     assert "step 5 was committed after step 5" in commits_repeated([committed(1.0, 5), committed(2.0, 5, "7-n2")])
+
+
+def test_a_controller_that_was_stopped_may_record_late_what_was_durable_before() -> None:
+    newer = [committed(1.0, 5), committed(2.0, 10, "7-n2", epoch=2)]
+    assert commits_repeated([*newer, committed(3.0, 8, epoch=1)]) == ""
+    assert "step 8 was committed after step 10" in commits_repeated([*newer, committed(3.0, 8, "7-n2", epoch=2)])
 
 
 def test_training_that_goes_back_behind_a_durable_step_is_found() -> None:

@@ -64,8 +64,13 @@ class Node:
 
     @property
     def sampler(self) -> int:
-        (pid,) = [pid for pid in process_tree.children(os.getpid()) if is_sampler(pid)]
-        return pid
+        """Its process, which has to begin its program first."""
+
+        def found() -> list[int]:
+            return [pid for pid in process_tree.children(os.getpid()) if is_sampler(pid)]
+
+        until(lambda: len(found()) == 1, "one sampler", found)
+        return found()[0]
 
     def serve_until(self, reached: Callable[[], object], what: str) -> None:
         def look() -> bool:

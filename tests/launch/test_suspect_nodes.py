@@ -34,6 +34,18 @@ def test_a_node_that_fell_silent_is_to_blame_from_its_last_word_on() -> None:
     assert fault.evidence == "node n2 lost: silent for 5.00 s"
 
 
+def test_what_a_test_of_nodes_found_is_to_blame_and_what_it_could_not_find_is_not() -> None:
+    found = {"outcome": "found", "bad": ["n1"], "slow": ["n2"], "evidence": {"n2": "matrix products 1.8 times as long"}}
+    assert blamed(launch(), ("tested", found)) == [("n1", "tested-bad"), ("n2", "tested-slow")]
+    events = [Event(1.0, "w", *launch()), Event(2.0, "w", "tested", found)]
+    assert [fault.evidence for fault in suspect_nodes(events, "run1", "alpha")] == [
+        "bad in a test of nodes", "matrix products 1.8 times as long",
+    ]  # fmt: skip
+    assert blamed(launch(), ("tested", {"outcome": "failed", "why": "no result"})) == []
+    assert blamed(launch(mode="local"), ("tested", found)) == []
+    assert blamed(launch(), ("tested", {"bad": "n1", "slow": [3, None], "evidence": []})) == []
+
+
 def test_a_node_that_came_back_in_the_same_job_was_only_silent() -> None:
     back = ("node_returned", {"node": "n2", "losses": 1})
     assert blamed(launch(), LOST, back) == [("n2", "node-silent")]

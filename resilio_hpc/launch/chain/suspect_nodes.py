@@ -1,8 +1,8 @@
 """Which nodes a run has found faulty, from its ledger: not every failure is a node's. Pure.
 
 A node is to blame where it fell silent while no user had asked the run to end, where a rank's error is known to be its
-GPU's, where its own disk failed, or where processes outlived SIGKILL. Exceptions, signals and out-of-memory kills of
-the script say nothing of the node.
+GPU's, where its own disk failed, where processes outlived SIGKILL, or where a test of the run's nodes found it.
+Exceptions, signals and out-of-memory kills of the script say nothing of the node.
 """
 
 from __future__ import annotations
@@ -41,18 +41,28 @@ def suspect_nodes(events: Iterable[Event], run: str = "", cluster: str = "") -> 
         elif event.kind == "node_returned":
             going.discard(f.text("node"))
             found = [_was_silent_only(fault, f.text("node"), job) for fault in found]
-        kind = _kind(event.kind, f)
-        if not kind or not in_slurm or (kind == "node-lost" and (ends or f.text("node") in going)):
-            continue
-        rank = f.data.get("local_rank")
-        fault = NodeFault(
-            time=max(0.0, event.time - (f.number("silent_s") or 0.0)), node=f.text("node"), kind=kind,
-            device=f"local rank {rank}" if kind == "device-error" and rank is not None else "",
-            run=run, job=job, cluster=cluster, evidence=evidence(words(event.kind, event.fields)),
-        )  # fmt: skip
-        if _can_be_kept(fault):
-            found.append(fault)
+        rank, at = f.data.get("local_rank"), max(0.0, event.time - (f.number("silent_s") or 0.0))
+        for node, kind, why in _blamed(event, f):
+            if not in_slurm or (kind == "node-lost" and (ends or node in going)):
+                continue
+            device = f"local rank {rank}" if kind == "device-error" and rank is not None else ""
+            fault = NodeFault(
+                time=at, node=node, kind=kind, device=device, run=run, job=job, cluster=cluster, evidence=evidence(why)
+            )
+            if _can_be_kept(fault):
+                found.append(fault)
     return found
+
+
+def _blamed(event: Event, f: Fields) -> list[tuple[str, str, str]]:
+    """Return node, kind and evidence of each fault that an event tells of."""
+    if event.kind == "tested":
+        why = f.inner("evidence")
+        kinds = (("bad", "tested-bad"), ("slow", "tested-slow"))
+        return [(node, kind, why.text(node, f"{state} in a test of nodes"))
+                for state, kind in kinds for node in f.texts(state)]  # fmt: skip
+    kind = _kind(event.kind, f)
+    return [(f.text("node"), kind, words(event.kind, event.fields))] if kind else []
 
 
 def _was_silent_only(fault: NodeFault, node: str, job: str) -> NodeFault:
