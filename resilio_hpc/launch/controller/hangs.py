@@ -143,6 +143,8 @@ class Hangs:
         verdict = judge(self._sights, before, between_s, run.world_size)
         if silent_s is None:
             self._certain = verdict.certain and not verdict.moves
+            if not self._certain and judge(self._sights, self._sights, between_s, run.world_size).certain:
+                self._early_look_s = self._watch.silent_s(now) + LOOKS_EVERY_S[0]  # certain, if it is the same then
             return
         unseen = self._untold is not None and (verdict.kind is HangKind.NONE or verdict.moves)
         self._needs_stacks = unseen or any(sight.joins for sight in self._sights.values())
