@@ -75,10 +75,10 @@ class Hangs:
             self._watch.expect(run.world_size)
         self.limits.tick(self._uncertain_s)
         if now >= self._watch.next_look:
-            called = calls(run)
-            starts = run.phase is Phase.STARTING or called <= 0
+            steps, calls, section = progress(run)
+            starts = run.phase is Phase.STARTING or calls <= 0
             certain, self._certain = self._certain, False
-            seen = self._watch.look(run.round, run.world_size, steps(run), now, called, section(run), starts, certain)
+            seen = self._watch.look(run.round, run.world_size, steps, now, calls, section, starts, certain)
             if isinstance(seen, Stalled):
                 self._untold = seen
                 if not seen.starts:
@@ -224,25 +224,29 @@ class Hangs:
         return next((self._places[rank] for rank in verdict.ranks if rank in self._places), "")
 
 
-def steps(run: RunState) -> dict[str, int] | None:
-    """Return the steps done on each node that trains, -1 where they are not known; None while none are expected."""
-    agents = [run.agents.get(member.node) for member in run.members]
-    if not run.with_ranks or run.stopping or run.pausing or section(run) == LAST_CHECKPOINT:
-        return None
-    if any(agent is None or agent.finishing for agent in agents):
-        return None
-    if run.phase is Phase.STARTING and not all(agent is not None and agent.started for agent in agents):
-        return None
-    return {member.node: run.agents[member.node].step for member in run.members}
+def progress(run: RunState) -> tuple[dict[str, int] | None, int, str]:
+    """Return steps, calls and the section of the nodes that train, in one pass: there may be thousands.
 
-
-def section(run: RunState) -> str:
-    """Return what a rank does beside its steps, "" where all do steps."""
-    found = (run.agents[member.node].section for member in run.members if member.node in run.agents)
-    return next((name for name in found if name), "")
-
-
-def calls(run: RunState) -> int:
-    """Return how many calls of communication libraries were begun and completed on all nodes; -1: not known."""
-    counts = [run.agents[member.node].calls for member in run.members if member.node in run.agents]
-    return sum(counts) if counts and min(counts) >= 0 else -1
+    Steps: those done on each node, -1 where they are not known; None while none are expected. Calls: how many calls of
+    communication libraries were begun and completed, -1 where that is not known. Section: what a rank does beside its
+    steps, "" where all do steps.
+    """
+    agents, starting = run.agents, run.phase is Phase.STARTING
+    expected = run.with_ranks and not run.stopping and not run.pausing
+    done: dict[str, int] = {}
+    counts, within = 0, ""
+    known = False  # the calls of all agents that are here
+    for member in run.members:
+        agent = agents.get(member.node)
+        if agent is None:
+            expected = False
+            continue
+        if agent.calls < 0:
+            counts = -1
+        elif counts >= 0:
+            counts, known = counts + agent.calls, True
+        within = within or agent.section
+        if agent.finishing or (starting and not agent.started):
+            expected = False
+        done[member.node] = agent.step
+    return done if expected and within != LAST_CHECKPOINT else None, counts if known else -1, within

@@ -83,6 +83,7 @@ class RunState:
     stopping: bool = False  # the ranks are being stopped for the end of this job's part
     waiting_verdict: Finish | None = None  # decided in this phase; waits for a quorum
     _member_nodes: frozenset[str] = field(default=frozenset(), init=False)
+    _world_size: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.began = self.phase_began = self.now()
@@ -147,6 +148,7 @@ class RunState:
         """Set which nodes take part."""
         self.members = members
         self._member_nodes = frozenset(member.node for member in members)
+        self._world_size = sum(member.local_world_size for member in members)
 
     def is_member(self, node: str) -> bool:
         """Return whether the node takes part in the current round."""
@@ -155,7 +157,7 @@ class RunState:
     @property
     def world_size(self) -> int:
         """Return the number of ranks in the current round."""
-        return sum(member.local_world_size for member in self.members)
+        return self._world_size
 
     @property
     def max_step(self) -> int:
