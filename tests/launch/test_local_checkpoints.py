@@ -107,6 +107,7 @@ def test_the_next_run_reads_what_was_committed_from_the_nodes_own_disks(second: 
     }
 
 
+@pytest.mark.slow
 def test_a_run_without_that_disk_reads_the_shared_file_system_and_says_so(second: Launch) -> None:
     shutil.rmtree(second.disk)
     said = second.run()

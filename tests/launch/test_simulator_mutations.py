@@ -54,7 +54,7 @@ def test_a_planted_bug_is_found_and_only_faults_bring_it_to_light(name: str, mon
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RARE)
 def test_a_planted_bug_that_shows_itself_rarely_is_found_in_more_seeds(name: str) -> None:
-    assert search(0, 20_000, 1, mutation=name).violations
+    assert search(0, 100_000, 1, mutation=name).violations
 
 
 def test_every_planted_bug_is_looked_for() -> None:
