@@ -5,8 +5,8 @@
 
 Steps of very different length with a gloo collective each, saves, evaluations of 5 to 20 s in a section (rank 0 works,
 the others wait for it), evaluations outside of one whose collectives go on, a node that joins and leaves again, and as
-many busy processes beside it as the load asks for. What counts: hangs that were acted on (each restarts a healthy run),
-and times that the run was called stalled. Needs root and Slurm.
+many processes beside it as the load asks for: busy ones, one that takes memory, one that writes. What counts: hangs that
+were acted on (each restarts a healthy run), and times that the run was called stalled. Needs root and Slurm.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
+from machine_load import loaded
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.stage import binds
@@ -109,20 +110,23 @@ def watch(cluster: DevCluster, minutes: float) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--load", type=int, default=15, help="busy processes beside it")
+    parser.add_argument(
+        "--load",
+        type=int,
+        default=15,
+        help="how many processes beside it (15)",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.until is not None:
         return train(options.until)
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.load)]
-    try:
-        with devcluster.start(f"noise-{time.time_ns() % 10**6}", nodes=3, binds=binds(), timeout_s=300.0) as cluster:
-            result = watch(cluster, options.minutes)
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
+    name = f"noise-{time.time_ns() % 10**6}"
+    with (
+        loaded(Path(tempfile.gettempdir()), max(0, options.load - 2)),
+        devcluster.start(name, nodes=3, binds=binds(), timeout_s=300.0) as cluster,
+    ):
+        result = watch(cluster, options.minutes)
     print(json.dumps(result, indent=1))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
