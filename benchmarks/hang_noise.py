@@ -5,8 +5,8 @@
 
 Steps of very different length with a gloo collective each, saves, evaluations of 5 to 20 s in a section (rank 0 works,
 the others wait for it), evaluations outside of one whose collectives go on, a node that joins and leaves again, and as
-many processes beside it as the load asks for: busy ones, one that takes memory, one that writes. What counts: hangs that
-were acted on (each restarts a healthy run), and times that the run was called stalled. Needs root and Slurm.
+many processes beside it as the load asks for: busy ones, one that takes memory, one that writes. What counts: hangs
+that were acted on (each restarts a healthy run), and times that the run was called stalled. Needs root and Slurm.
 """
 
 from __future__ import annotations
