@@ -20,7 +20,7 @@ HURTS = (
     *("kill_rank", "kill_agent", "kill_srun", "power_off", "partition", "split", "set_down", "requeue"),
     *("submit_urgent", "stop_rank", "stop_agent"),
 )
-"""Acts after which training has to begin anew."""
+"""Acts after which training has to begin again."""
 NODE_LOSS = ("power_off", "partition", "split", "stop_agent")
 HELPERS = ("agent", "zygote", "store", "saver", "io_worker")  # processes of a node, as their titles name them
 HEARTBEAT_S = 5.0  # a node that is silent for so long is lost
@@ -28,7 +28,7 @@ HEARTBEAT_S = 5.0  # a node that is silent for so long is lost
 
 @dataclass(frozen=True)
 class Act:
-    """One thing that is done: ``do`` names it (drill_acts.py), ``to`` whom it meets.
+    """One thing that is done: ``do`` names it (acts.py), ``to`` whom it meets.
 
     ``to`` is a role: leader (the controller's node), batch_host, follower and follower2 (members that are neither, as
     far as there are such), apart (half of the members without the leader), with_leader (the leader's half), or "".
@@ -61,7 +61,7 @@ class Drill:
     nodes: int = 3  # of the allocation
     nnodes: str = "3"
     spares: int = 0
-    steps: int = 1200  # at most: the script ends as soon as the drill has seen enough (drill_enough.py)
+    steps: int = 1200  # at most: the script ends as soon as the drill has seen enough (enough.py)
     step_s: float = 0.1
     script_arguments: tuple[str, ...] = ()
     launch_arguments: tuple[str, ...] = ()

@@ -235,7 +235,6 @@ def progress(run: RunState) -> tuple[dict[str, int] | None, int, str]:
     expected = run.with_ranks and not run.stopping and not run.pausing
     done: dict[str, int] = {}
     counts, within = 0, ""
-    known = False  # the calls of all agents that are here
     for member in run.members:
         agent = agents.get(member.node)
         if agent is None:
@@ -244,9 +243,9 @@ def progress(run: RunState) -> tuple[dict[str, int] | None, int, str]:
         if agent.calls < 0:
             counts = -1
         elif counts >= 0:
-            counts, known = counts + agent.calls, True
+            counts += agent.calls
         within = within or agent.section
         if agent.finishing or (starting and not agent.started):
             expected = False
         done[member.node] = agent.step
-    return done if expected and within != LAST_CHECKPOINT else None, counts if known else -1, within
+    return done if expected and within != LAST_CHECKPOINT else None, counts if done else -1, within

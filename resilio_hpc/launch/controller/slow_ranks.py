@@ -113,7 +113,7 @@ class SlowRanks:
         if works:
             self._tell(self._watch.look(works))
 
-    # -- what is recorded ------------------------------------------------------------------------------------------
+    # -- what is recorded --------------------------------------------------------------------------------------
 
     def _tell(self, found: list[Slowdown]) -> None:
         for change in [one for one in found if one.over]:
