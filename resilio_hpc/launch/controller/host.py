@@ -49,6 +49,7 @@ from resilio_hpc.launch.rundir.storage import Storage
 
 STATUS_INTERVAL_S = 0.5
 STATUS_AGENTS_PER_S = 4000  # agents per second: the long status of thousands is written less often
+TICK_AGENTS_PER_S = 100_000  # agents per second: the Heartbeats of thousands wake the loop all the time
 
 
 class ControllerHost:
@@ -83,7 +84,7 @@ class ControllerHost:
         self._tests = ProberHost(self.say_to, storage, bind_host, log, int(job.startswith("local-")))
         self._behind = False  # unread messages are left from the last turn
         self._pulse = 0
-        self._next_status = 0.0
+        self._next_tick = self._next_status = 0.0
         self._ask_past_at: float | None = None
         self._record_epoch_at: float | None = None
         self._verdict = VerdictWriter(storage, self._verdict_written)
@@ -151,10 +152,12 @@ class ControllerHost:
 
     def tick(self) -> None:
         """Let the controller do what is due."""
-        if self.controller is None:
+        controller, now = self.controller, time.monotonic()
+        if controller is None or now < self._next_tick:
             return
-        self._carry_out(self.controller.tick(self._behind) + self._tests.tick())
-        self._write_what_is_due(time.monotonic())
+        self._next_tick = now + len(controller.run.agents) / TICK_AGENTS_PER_S
+        self._carry_out(controller.tick(self._behind) + self._tests.tick())
+        self._write_what_is_due(now)
 
     def _write_what_is_due(self, now: float) -> None:
         if self.controller is None:

@@ -113,7 +113,8 @@ def become(rank: int, world: int, directory: Path, own_process: bool = False, **
 def save(directory: Path, steps: Sequence[int], harms: Sequence[Harm | None], **options: Any) -> list[str]:
     """A life of one process for each of ``harms`` that saves ``steps``; ``options``: of LocalCoordinator.
 
-    How each has ended, its saver too: "committed", "killed", or what the handle of the last step said.
+    How each has ended, its saver too: "committed", "killed", or what the handle of the last step said. Where it made
+    fewer calls than it takes until the harm, their number, too.
     """
     told = [directory.with_name(f"{directory.name}-told-{rank}") for rank in range(len(harms))]
     for path in told:
@@ -130,7 +131,9 @@ def save(directory: Path, steps: Sequence[int], harms: Sequence[Harm | None], **
                 handle.wait(timeout_s=100)
             except CheckpointError as error:
                 said = str(error)
-        arm(Harm("off"))
+        calls = arm(Harm("off"))
+        if harm is not None and harm.mode in ("kill", "tear") and calls < harm.at:
+            said = f"{said} after {calls} calls"
         told[rank].write_text(said)
 
     def launcher() -> None:
