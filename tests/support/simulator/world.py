@@ -34,7 +34,7 @@ class SeededWorld(World):
         self.listener: Callable[[VirtualAgent, bool, Any], None] | None = None
         self.felt: Counter[str] = Counter()  # what struck, and what came of it: see ``faults``
         self.draw = Random(schedule.seed * 7919 + 1)
-        self._ease_s = schedule.heartbeat_timeout_s / 20
+        self._ease_s = schedule.heartbeat_timeout_s / 10
         self.network: SeededNetwork
         self.storage: SeededStorage
         self.chain = Chain(self)
