@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from resilio_hpc.watch.change_points import LEARN, RECENT, Level, Peers
 
@@ -26,8 +27,7 @@ BLOCK = 6  # windows: where single ones are too noisy, sums of so many are compa
 MOST_SHARE = 0.5  # of the ranks: of more, the others are the exception
 
 
-@dataclass(frozen=True)
-class WorkDone:
+class WorkDone(Struct, frozen=True):
     """What one rank did in a window. ``rate``: bytes per second of its fastest large call; 0 without one."""
 
     own_s: float
@@ -49,8 +49,7 @@ class WorkDone:
         return self.own_s + self.wait_s
 
 
-@dataclass(frozen=True)
-class Slowdown:
+class Slowdown(Struct, frozen=True):
     """A change for the worse, or its end. ``rank``: -1 for all of them.
 
     ``what``: "own" work, "link" or "step". ``ratio``: times as long as usual. ``windows``: for how many it was seen.

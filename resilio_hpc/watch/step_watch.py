@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from resilio_hpc.watch.limit_table import CALL, FIRST_STEP, SECTION, STEP, LimitTable
 
@@ -11,8 +12,7 @@ LOOK_S = 0.1
 NODES_PER_S = 20_000  # a look at thousands of nodes takes a millisecond
 
 
-@dataclass(frozen=True)
-class Stalled:
+class Stalled(Struct, frozen=True):
     """No step for longer than the limit. ``step``: -1 where none are reported, so that calls were counted.
 
     ``nodes``: those that have done the fewest steps. ``starts``: there was none yet, which may be in order.
@@ -25,8 +25,7 @@ class Stalled:
     starts: bool = False
 
 
-@dataclass(frozen=True)
-class GoesOn:
+class GoesOn(Struct, frozen=True):
     """A step again after `Stalled`. ``waited_s``: since the step before."""
 
     step: int

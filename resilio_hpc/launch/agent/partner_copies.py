@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from resilio_hpc.ckpt.replication.messages import (
     Begin,
@@ -34,8 +35,7 @@ SILENT_S = 60.0
 DIED = "the replicator process was killed"
 
 
-@dataclass
-class _Copy:
+class _Copy(Struct):
     """One step of a partner that is being copied."""
 
     step: int
@@ -43,8 +43,7 @@ class _Copy:
     world_size: int
 
 
-@dataclass
-class _Restore:
+class _Restore(Struct):
     """Snapshots that ranks wait for."""
 
     round: int

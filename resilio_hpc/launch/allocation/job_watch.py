@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.launch.allocation.poller import LEAST_S, Asking
@@ -21,8 +22,7 @@ TIMEOUT_S = 20.0
 GOING_ON = ("RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING", "STOPPED")
 
 
-@dataclass(frozen=True)
-class JobView:
+class JobView(Struct, frozen=True):
     """The job's nodes now, and when its time limit ends it: Unix seconds, ``math.inf``: never, None: not known."""
 
     nodes: tuple[str, ...]

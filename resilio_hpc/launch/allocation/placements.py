@@ -8,9 +8,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.core.errors import CommandError, UsageError
@@ -31,8 +31,7 @@ SURVIVAL_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 GROUP_VARIABLE = "RESILIO_SRUN_GROUP"  # nodes per srun, for rehearsals: 1 is one srun per node at any size
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """How this job's agents are started. ``settings``: for any node; ``binds``: Slurm binds tasks to CPUs."""
 
     settings: AgentSettings
@@ -130,8 +129,7 @@ class SiteMode(StrEnum):
     LOCAL = "local"  # on this machine, without Slurm
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Struct, frozen=True):
     """Where this launch runs."""
 
     mode: SiteMode

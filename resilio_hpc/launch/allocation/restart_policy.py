@@ -8,7 +8,8 @@ restarted): that says nothing about the agent, so it is tried again, patiently, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from resilio_hpc.launch.config.agent_settings import AGENT_FAILED, AGENT_LIVES
 
@@ -38,8 +39,7 @@ def agent_ran(exit_code: int, lived_s: float) -> bool:
     return exit_code <= 0 or exit_code in (AGENT_FAILED, AGENT_LIVES) or 128 < exit_code <= 192 or lived_s >= LIVED_S
 
 
-@dataclass
-class Attempts:
+class Attempts(Struct):
     """The starts of one placement. Times are monotonic seconds. ``patience_s``: for launches that fail."""
 
     patience_s: float
@@ -85,8 +85,7 @@ class Attempts:
         return ran
 
 
-@dataclass
-class Launches:
+class Launches(Struct):
     """Counts whether starts of agents work at all: a broken installation must not be tried on all nodes for ever."""
 
     placements: int

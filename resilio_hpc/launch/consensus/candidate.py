@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from resilio_hpc.launch.consensus.state import ElectionState
 from resilio_hpc.launch.consensus.succession_ports import SuccessionPorts
@@ -15,8 +15,7 @@ WIN_WITHIN_S = 3.0  # a candidate that has not won by then becomes one anew
 LOST_TIE_S = 1.0  # the other half has a witness: a scan finds its controller meanwhile
 
 
-@dataclass
-class Candidacy:
+class Candidacy(Struct):
     """This node's candidacy. ``votes``: node → seconds without a controller; ``asked``: node → when, monotonic."""
 
     epoch: int
@@ -27,8 +26,7 @@ class Candidacy:
     asked: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Won:
+class Won(Struct, frozen=True):
     """A quorum has voted for this node. ``silent_s``: for how long the voters had heard no controller."""
 
     epoch: int

@@ -7,13 +7,13 @@ member's file is durable; only then is the step committed.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 
 
-@dataclass
-class CommitTracker:
+class CommitTracker(Struct):
     """The checkpoints of one round. ``begin`` starts a round; steps are optimizer steps.
 
     ``known``: the committed steps, a set to which others may add.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +199,7 @@ class ControllerHost:
         limit = end_time + self.clock_ahead_s if end_time is not None and math.isfinite(end_time) else None
         if end_time is not None and limit != run.config.end_time:
             self._write("end_time", end_time=limit, before=run.config.end_time)
-            run.config = replace(run.config, end_time=limit)
+            run.config = msgspec.structs.replace(run.config, end_time=limit)
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:

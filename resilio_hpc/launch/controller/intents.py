@@ -6,50 +6,44 @@ Parts do not know each other. An intent is carried out at once, so messages and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from resilio_hpc.launch.protocol import messages as m
 
 # -- rounds ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TryRound:
+class TryRound(Struct, frozen=True):
     """Prepare the next round if the nodes that it needs are in."""
 
 
-@dataclass(frozen=True)
-class PrepareRound:
+class PrepareRound(Struct, frozen=True):
     """Stop the old ranks, then start those of these members."""
 
     members: tuple[m.Member, ...]
 
 
-@dataclass(frozen=True)
-class StepCommitted:
+class StepCommitted(Struct, frozen=True):
     """A step is durable. A completed run may end, and planned changes of the world cost least now."""
 
 
-@dataclass(frozen=True)
-class StepAbandoned:
+class StepAbandoned(Struct, frozen=True):
     """A step could not be written. A completed run no longer waits for it."""
 
 
 # -- failures --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StartingRanks:
+class StartingRanks(Struct, frozen=True):
     """The ranks of a new round are about to start."""
 
 
-@dataclass(frozen=True)
-class SlowStart:
+class SlowStart(Struct, frozen=True):
     """The round did not come up in time."""
 
 
-@dataclass(frozen=True)
-class HangFound:
+class HangFound(Struct, frozen=True):
     """The ranks hang and must be restarted. ``ranks``: those to blame, if known; ``since``: Unix seconds."""
 
     ranks: tuple[int, ...]
@@ -59,8 +53,7 @@ class HangFound:
     certain: bool = True
 
 
-@dataclass(frozen=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """All ranks train again (or have ended), from step ``restored``, -1 for a fresh start."""
 
     at: float  # Unix seconds
@@ -70,8 +63,7 @@ class Recovered:
 # -- tests of nodes --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PauseAndTest:
+class PauseAndTest(Struct, frozen=True):
     """Let all ranks pause at a step boundary, test the nodes, and let the ranks go on.
 
     ``replace``: nodes that are found bad or slow get no ranks after the next commit. ``asked``: the mark of an order
@@ -83,15 +75,13 @@ class PauseAndTest:
     asked: str = ""
 
 
-@dataclass(frozen=True)
-class TestSuspects:
+class TestSuspects(Struct, frozen=True):
     """Test the nodes before the ranks of the next round start, since ``RunState.in_doubt`` are in doubt."""
 
     __test__ = False  # pytest: no class of tests
 
 
-@dataclass(frozen=True)
-class PartWithUnfit:
+class PartWithUnfit(Struct, frozen=True):
     """Go on without members that a test found unfit: at once, or right after the next commit."""
 
     at_once: bool
@@ -100,50 +90,42 @@ class PartWithUnfit:
 # -- votes -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class VotersSettled:
+class VotersSettled(Struct, frozen=True):
     """A quorum has stored which nodes vote in this epoch."""
 
 
-@dataclass(frozen=True)
-class HoldWitness:
+class HoldWitness(Struct, frozen=True):
     """The nodes that are here hold the witness: half of the votes are a quorum."""
 
 
-@dataclass(frozen=True)
-class MayCommit:
+class MayCommit(Struct, frozen=True):
     """No older epoch can commit any more, and its commits are known."""
 
 
 # -- stops and the end -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RepeatStop:
+class RepeatStop(Struct, frozen=True):
     """A member may have missed the orders to stop."""
 
     node: str
 
 
-@dataclass(frozen=True)
-class LetLeaversGo:
+class LetLeaversGo(Struct, frozen=True):
     """End the agents of nodes that leave and take no part any more."""
 
 
-@dataclass(frozen=True)
-class NodeUnfit:
+class NodeUnfit(Struct, frozen=True):
     """No ranks can run on a node, and none have run there: plan the round without it."""
 
     node: str
 
 
-@dataclass(frozen=True)
-class EndStopped:
+class EndStopped(Struct, frozen=True):
     """All ranks have stopped as agreed, or are being killed: end this job's part of the run."""
 
 
-@dataclass(frozen=True)
-class EndRun:
+class EndRun(Struct, frozen=True):
     """End the run, or this job's part of it, as soon as a quorum stands with the controller."""
 
     verdict: str
@@ -152,8 +134,7 @@ class EndRun:
     failure: m.RankFailure | None = None
 
 
-@dataclass(frozen=True)
-class EndAlone:
+class EndAlone(Struct, frozen=True):
     """End a job in which a quorum never came together."""
 
     verdict: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from resilio_hpc.diagnose.cascade.clocks import ClockBounds
 from resilio_hpc.diagnose.cascade.death import Death, death_of
@@ -25,8 +25,7 @@ UNSAID = ("bad_copy", "uncertain_s", "log", "groups")  # in the ledger only wher
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 
 
-@dataclass
-class Recovery:
+class Recovery(Struct):
     """A failure with its recovery.
 
     ``began``: Unix seconds of the first sign, or when a silent node was last heard; ``decided``: when it was known.

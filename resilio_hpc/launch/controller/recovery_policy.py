@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from resilio_hpc.events.rungs import Rung
 from resilio_hpc.launch.controller.rendezvous import NodeCounts
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """What failed. ``lost``: names of lost nodes; empty when only processes failed.
 
     ``moves``: why the ranks of ``faulty`` should go to another node.
@@ -44,8 +45,7 @@ class World:
     sound: int = 0
 
 
-@dataclass(frozen=True)
-class Budgets:
+class Budgets(Struct, frozen=True):
     """Limits of restarts. ``without_progress``: restarts since the durable step last advanced, this one included."""
 
     without_progress: int
@@ -53,8 +53,7 @@ class Budgets:
     chained: bool = False
 
 
-@dataclass(frozen=True)
-class RecoveryPlan:
+class RecoveryPlan(Struct, frozen=True):
     """The decision, and its reason as text."""
 
     rung: Rung

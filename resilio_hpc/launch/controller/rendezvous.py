@@ -7,13 +7,13 @@ survivor keeps its rank, a replacement takes the rank of the node it replaces, s
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from resilio_hpc.launch.protocol.messages import Member
 
 
-@dataclass(frozen=True)
-class AvailableNode:
+class AvailableNode(Struct, frozen=True):
     """A node that could take part.
 
     ``order``: its position in the allocation; ``topology``: Slurm's, or empty; ``evicted``: devices that are out of use
@@ -31,8 +31,7 @@ class AvailableNode:
     suspect: bool = False
 
 
-@dataclass(frozen=True)
-class NodeCounts:
+class NodeCounts(Struct, frozen=True):
     """How many nodes a round takes: ``minimum`` to ``maximum``, a multiple of ``unit``."""
 
     minimum: int

@@ -7,7 +7,8 @@ fault of a node. What follows is in the table of fault_actions.toml.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from resilio_hpc.launch.controller.fault_actions import FaultAction, row_of
 from resilio_hpc.launch.protocol.failure_class import classify
@@ -23,8 +24,7 @@ _THIRD = {FaultAction.STOP: "", FaultAction.STOP_ELSEWHERE: "device", FaultActio
 """How a line of ``to_text`` says what follows; the first two as versions before this table wrote them."""
 
 
-@dataclass(frozen=True)
-class Repeatable:
+class Repeatable(Struct, frozen=True):
     """A failure that may repeat.
 
     ``what`` is compared; ``place``: node and local rank; ``again``: what is done when it comes again.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.protocol import messages as m
@@ -23,8 +24,7 @@ def partner_of(member: m.Member, run: RunState) -> Partner | None:
     return Partner(partner.first_rank, partner.local_world_size, f"{partner.address}:{agent.copy_port}")
 
 
-@dataclass
-class InMemory:
+class InMemory(Struct):
     """Snapshots that the members of a round hold.
 
     By step: ``own``, the ranks that have it on their own node; ``elsewhere``, for other ranks the endpoint of a

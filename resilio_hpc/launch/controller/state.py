@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from msgspec import Struct, field
 
 from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.diagnose.cascade.clocks import ClockBounds
@@ -58,8 +59,7 @@ def one_role(rank: int, world_size: int) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class ControllerConfig:
+class ControllerConfig(Struct, frozen=True):
     """The user's options, as far as decisions need them. Times in seconds."""
 
     shape: NodeCounts
@@ -106,32 +106,28 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
     )
 
 
-@dataclass(frozen=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """Two clocks: ``monotonic`` for intervals and limits, ``unix`` for what is written down."""
 
     monotonic: Callable[[], float]
     unix: Callable[[], float]
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Struct, frozen=True):
     """Action: send a message to one agent."""
 
     node: str
     message: m.ToAgent
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Struct, frozen=True):
     """Action: write an event to the ledger."""
 
     kind: str
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """Action: write the verdict durably, then call ``Controller.verdict_written``."""
 
     verdict: str
@@ -140,32 +136,27 @@ class Finish:
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class QueryHistory:
+class QueryHistory(Struct, frozen=True):
     """Action: ask the run directory what it knows; the answer goes to ``Controller.inform``."""
 
 
-@dataclass(frozen=True)
-class RecordEpoch:
+class RecordEpoch(Struct, frozen=True):
     """Action: create the epoch's file, then call ``Controller.epoch_recorded``; step down if another node holds it."""
 
 
-@dataclass(frozen=True)
-class ClaimWitness:
+class ClaimWitness(Struct, frozen=True):
     """Action: create the witness unless it exists, then call ``Controller.witness_claimed`` with its holder."""
 
     witness: str
 
 
-@dataclass(frozen=True)
-class KeepLimits:
+class KeepLimits(Struct, frozen=True):
     """Action: write the limits to the run directory, where the next controller finds them."""
 
     limits: KeptLimits
 
 
-@dataclass(frozen=True)
-class StepDown:
+class StepDown(Struct, frozen=True):
     """Action: end this controller; it had no quorum since ``since`` (monotonic seconds).
 
     ``outvoted``: the other half of the nodes holds the witness.
@@ -176,8 +167,7 @@ class StepDown:
     outvoted: bool = False
 
 
-@dataclass(frozen=True)
-class StartTest:
+class StartTest(Struct, frozen=True):
     """Action: start probers on these nodes, for a test of at most ``test_s`` → ``NodeTests.ready``.
 
     Where there will be no result → ``NodeTests.tested``. ``start_s``: for the probers to start, where no rank
@@ -190,15 +180,13 @@ class StartTest:
     start_s: float | None = None
 
 
-@dataclass(frozen=True)
-class RunTest:
+class RunTest(Struct, frozen=True):
     """Action: let the probers work; the result → ``NodeTests.tested``."""
 
     number: int
 
 
-@dataclass(frozen=True)
-class EndTest:
+class EndTest(Struct, frozen=True):
     """Action: end the probers on these nodes, and their coordinator."""
 
     epoch: int
@@ -210,8 +198,7 @@ TestAction = StartTest | RunTest | EndTest
 Action = Send | Record | Finish | QueryHistory | RecordEpoch | ClaimWitness | KeepLimits | StepDown | TestAction
 
 
-@dataclass(frozen=True)
-class RunHistory:
+class RunHistory(Struct, frozen=True):
     """What the run directory holds. ``last_round``: the highest that left traces; ``verdict``: this job's, if any.
 
     ``limits``: as an earlier controller had them; ``order``: the user's.
@@ -233,8 +220,7 @@ class RunHistory:
         )  # fmt: skip
 
 
-@dataclass
-class KnownAgent:
+class KnownAgent(Struct):
     """What the controller knows of one node.
 
     ``heard``: when a message came; ``answered``: when one other than Hello came, which proves that the node hears the

@@ -8,13 +8,13 @@ wait at the target for the confirmation, so no rank can be more than a step beyo
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 MARGIN_STEPS = 2
 
 
-@dataclass
-class StopAgreement:
+class StopAgreement(Struct):
     """One negotiation. ``target``: the step proposed last; ``confirmed``: it, once every member has accepted."""
 
     nodes: frozenset[str] = frozenset()

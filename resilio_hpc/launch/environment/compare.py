@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MOST_GROUPS = 8
 
 
-@dataclass(frozen=True)
-class NodeDifference:
+class NodeDifference(Struct, frozen=True):
     """Nodes that differ in the same way. ``facts``: name → (the value there, the value of most others)."""
 
     nodes: tuple[str, ...]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.core.errors import UsageError
 
@@ -15,8 +16,7 @@ AMD = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 MOST_DEVICES = 64
 
 
-@dataclass(frozen=True)
-class NodeDevices:
+class NodeDevices(Struct, frozen=True):
     """What this process may use on this node. ``memory_bytes`` 0: unknown."""
 
     gpus: int
@@ -25,8 +25,7 @@ class NodeDevices:
     memory_bytes: int
 
 
-@dataclass(frozen=True)
-class VisibleDevices:
+class VisibleDevices(Struct, frozen=True):
     """The GPUs of this process: ``entries`` as in ``variable``. The n-th is that of local rank n."""
 
     variable: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 Source = Literal["verdict", "checks", "ranks"]
 """Root's verdict on the node; checks that ran as this user; failures of ranks on the device."""
@@ -52,8 +52,7 @@ class Evicted(msgspec.Struct, frozen=True):
     source: Source
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """Rules of eviction.
 
     ``least``: with fewer devices the node takes no part; ``unit``: its ranks come in multiples of it.

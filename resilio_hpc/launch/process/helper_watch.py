@@ -11,8 +11,9 @@ import re
 import signal
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.core import process_title
 from resilio_hpc.launch.process import process_tree
@@ -23,8 +24,7 @@ STORE = "store"  # a child of the process that forks ranks
 _MODULE = re.compile(rb"resilio_hpc\.(?:\w+\.)*(\w+)")
 
 
-@dataclass
-class _Stopped:
+class _Stopped(Struct):
     since: float
     continued: bool = False
 

@@ -9,9 +9,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.launch.process import process_tree, shared_memory
 from resilio_hpc.launch.process.process_tree import PROC, TOKEN_VARIABLE
@@ -21,8 +22,7 @@ _PASSES = 5
 _END_S = 0.5
 
 
-@dataclass(frozen=True)
-class LostProcess:
+class LostProcess(Struct, frozen=True):
     """A process of this user. ``born``: Unix seconds; ``name``: the kernel's."""
 
     pid: int

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from msgspec.structs import replace
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.streams import Std
@@ -21,8 +22,7 @@ from resilio_hpc.launch.workers.log_tail import ConsoleSink, LogTail
 from resilio_hpc.launch.workers.shown_streams import folds_echoes, shown
 
 
-@dataclass(frozen=True)
-class RankLogs:
+class RankLogs(Struct, frozen=True):
     """One rank of one round, the files of its streams, and that of its error."""
 
     rank: int
@@ -32,8 +32,7 @@ class RankLogs:
     error: Path | None = None  # its error file; None: nothing of it is held back
 
 
-@dataclass
-class _Round:
+class _Round(Struct):
     """The streams of one round. Once it is ``ending``, a stream that was read to its end is dropped."""
 
     tails: list[LogTail]

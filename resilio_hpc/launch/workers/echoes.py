@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from resilio_hpc.launch.protocol.message_parts import Cause
 from resilio_hpc.launch.protocol.root_cause import place_of, reads_like_echo
@@ -22,8 +23,7 @@ _GROUP_HEADER = "  + Exception Group Traceback (most recent call last):"
 _OF_TORCH = re.compile(r"\[rank\d+\]: ")  # torch.distributed's excepthook writes it before each line
 
 
-@dataclass
-class RoundEnd:
+class RoundEnd(Struct):
     """What ended a round. ``known``: the controller has said so; it may not know a cause."""
 
     known: bool = False
@@ -45,8 +45,7 @@ class RoundEnd:
         return not cause.reads_like_echo or place_of(error.traceback) == cause.place
 
 
-@dataclass
-class _Held:
+class _Held(Struct):
     """A traceback that is being held back, and what its rank wrote after it."""
 
     error: RankError

@@ -14,9 +14,10 @@ import signal as signals
 import stat
 import time
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 MAX_BYTES = 1024 * 1024
 _MAX_MESSAGE = 4000  # characters that are kept
@@ -24,8 +25,7 @@ _MAX_TRACEBACK = 64 * 1024
 _UNSAFE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")  # control characters, escapes, surrogates
 
 
-@dataclass(frozen=True)
-class RankError:
+class RankError(Struct, frozen=True):
     """A rank's own report of its error. ``traceback`` may be empty; ``time`` in Unix seconds."""
 
     message: str

@@ -6,7 +6,8 @@ It takes ranks' messages and their ends, and returns messages to the controller.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.json_fields import printable
@@ -18,8 +19,7 @@ from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 LINGERS_S = 120.0  # a script may have work to do after training, or its libraries hang on the way out
 
 
-@dataclass
-class LocalRank:
+class LocalRank(Struct):
     """One rank of this node."""
 
     rank: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.config.agent_settings import AgentSettings
@@ -13,8 +14,7 @@ from resilio_hpc.launch.process import announce
 from resilio_hpc.launch.rundir.run_directory import RunIdentity
 
 
-@dataclass(frozen=True)
-class NodeContext:
+class NodeContext(Struct, frozen=True):
     """One node's agent: settings, run, directories, ledger, and console.
 
     ``local_dir``: the agent's own, in ``/tmp``; ``arena_dir``: in ``/dev/shm``; ``open_files``: the limit for ranks.

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from resilio_hpc.diagnose.hangs.call_ring import CallRing
 from resilio_hpc.diagnose.slow import kernel_facts
@@ -24,8 +25,7 @@ LOOK_S = 1.0  # between two looks at a ring, which must not be overwritten in be
 _MS = 1_000_000
 
 
-@dataclass
-class _Rank:
+class _Rank(Struct):
     """What is kept of one rank."""
 
     pid: int

@@ -7,8 +7,9 @@ this package's, which ``resilio_hpc.train`` and ``resilio_hpc.ckpt`` read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.ckpt.coordination.coordinator import READ_AHEAD_VARIABLE
 from resilio_hpc.core import process_title
@@ -23,8 +24,7 @@ from resilio_hpc.launch.workers import interception
 INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
 
 
-@dataclass(frozen=True)
-class RankPlacement:
+class RankPlacement(Struct, frozen=True):
     """The place of one rank in the world of one round."""
 
     node_rank: int
@@ -35,8 +35,7 @@ class RankPlacement:
     world_size: int
 
 
-@dataclass(frozen=True)
-class RoundSetting:
+class RoundSetting(Struct, frozen=True):
     """Settings that all ranks of one node share in one round."""
 
     run_id: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
@@ -16,8 +17,7 @@ from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 
 
-@dataclass(frozen=True)
-class StopHow:
+class StopHow(Struct, frozen=True):
     """``grace_s``: from SIGTERM to SIGKILL, 0: SIGKILL at once.
 
     ``for_good``: no other round follows, so all ranks get the grace; else only those that handle SIGTERM. ``well``: the

@@ -13,8 +13,9 @@ import importlib.machinery
 import sys
 import zipimport
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from resilio_hpc.launch.workers import load_time_variables
 
@@ -25,8 +26,7 @@ _SETTERS = {"setdefault", "update", "__setitem__", "putenv"}
 _DOTENV = {"dotenv", "environs", "decouple"}  # modules that fill os.environ from a file
 
 
-@dataclass
-class _Scan:
+class _Scan(Struct):
     places: tuple[str, ...]
     loaded: frozenset[str]
     environment: Mapping[str, str]

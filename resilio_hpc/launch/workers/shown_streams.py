@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from string import Template
+
+from msgspec import Struct
 
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.streams import Std, parse_std, std_of
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """Where one stream of one rank is shown, besides its log file."""
 
     on_console: bool

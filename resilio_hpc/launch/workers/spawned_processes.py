@@ -6,15 +6,15 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.launch.process import process_tree, shared_memory
 from resilio_hpc.launch.workers.spawner_messages import Exited, Kind, Mode, StoreDied
 
 
-@dataclass(frozen=True)
-class SpawnedRank:
+class SpawnedRank(Struct, frozen=True):
     """A rank that was started."""
 
     local_rank: int

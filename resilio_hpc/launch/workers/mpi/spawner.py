@@ -12,11 +12,11 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGCONT
 
 import msgspec
+from msgspec import Struct
 
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol import messages as m
@@ -34,8 +34,7 @@ KILL_TIMEOUT_S = 5.0
 LAUNCH_FAILED = re.compile("launch failed|unable to create step", re.IGNORECASE)
 
 
-@dataclass
-class _Stopping:
+class _Stopping(Struct):
     begun: float
     grace_until: float
     killed: float = 0.0  # when; 0: not yet

@@ -13,8 +13,9 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.launch.process import process_tree
@@ -25,8 +26,7 @@ STEP_KILLED = 128 + signal.SIGKILL  # the exit code reported for a rank whose ta
 MAX_CONNECTIONS = 4096
 
 
-@dataclass
-class Task:
+class Task(Struct):
     """One connection. ``exits``: pidfds of the task and, once it runs, of its rank."""
 
     socket: socket.socket
