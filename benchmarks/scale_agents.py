@@ -149,7 +149,7 @@ class SimulatedAgent:
             else:
                 self.core.claimed(epoch, reply["won"])
 
-        self.storage.request("claim", answer, record={f: getattr(record, f) for f in record.__dataclass_fields__})
+        self.storage.request("claim", answer, record=msgspec.structs.asdict(record))
 
     def claim_witness(self, witness: str) -> None:
         """As the real agent does: votes that are slow to come in may stand at half for a while."""

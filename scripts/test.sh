@@ -10,6 +10,8 @@ unset PYTHONDONTWRITEBYTECODE # every process of every test would compile its mo
 export RESILIO_TEST_SLURM="${RESILIO_TEST_SLURM-newest}" # the root of a newer Slurm may be built
 lint=$(mktemp)
 scripts/lint.sh >"$lint" 2>&1 &
+# In a fresh checkout each worker would rewrite the asserts of all test modules; one does it, beside the lint.
+[ -e tests/__pycache__ ] || .venv/bin/python -m pytest -q --collect-only >/dev/null 2>&1 || true
 status=0
 .venv/bin/python -m pytest -q -n "${RESILIO_TEST_WORKERS:-$(($(nproc) + 2))}" --durations=5 --durations-min=1 \
     --record-durations -m "$expression" $(sed 's/^/--ignore=/' scripts/house_rules) "$@" || status=1

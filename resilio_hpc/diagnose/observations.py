@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
+
+from msgspec import Struct
 
 Fault = Literal["absent", "not_ready", "silent", "crashed", "hung", "wrong_result", "failed"]
 
@@ -23,8 +24,7 @@ class RoundOutcome(Enum):
     WAITED = "waited"
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(Struct, frozen=True):
     """Seconds per operation in each block.
 
     Of one matrix product on the slowest device, of one all-reduce; without the time that the node (in a collective:
@@ -37,8 +37,7 @@ class Times:
     waited: float = 0.0
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """One node in one round. ``partner`` "": it had none, and only computed."""
 
     node: str

@@ -7,8 +7,10 @@ once where it waits for the partner, after a moment where it may report about th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import get_args
+
+from msgspec.structs import replace
 
 from resilio_hpc.diagnose.messages import (
     Drop,

@@ -9,8 +9,9 @@ that is not slow has to confirm it, by the first round's median and by that part
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from resilio_hpc.diagnose.observations import Round, RoundOutcome, Times
 from resilio_hpc.diagnose.policy import PairPolicy
@@ -19,8 +20,7 @@ LEAST_NODES = 3  # of two nodes, neither is the measure
 _SIGMA = 1.4826  # standard deviations in a median absolute deviation, for a normal distribution
 
 
-@dataclass(frozen=True)
-class Slow:
+class Slow(Struct, frozen=True):
     """A slow node.
 
     ``ratio``: to the median of all nodes, in the round where it was smaller; ``what``: compute or collective.
@@ -32,8 +32,7 @@ class Slow:
     confirmed: bool
 
 
-@dataclass(frozen=True)
-class _Scale:
+class _Scale(Struct, frozen=True):
     """The usual seconds per operation, and the limit beyond which a node is slow."""
 
     usual_s: float

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilio_hpc.core.errors import UsageError
@@ -30,15 +30,15 @@ def is_alive(other: Holder) -> bool | None:
 def test_a_process_is_its_number_and_its_start_on_this_kernel() -> None:
     me = holder.this_process({})
     assert is_alive(me) is True
-    assert is_alive(dataclasses.replace(me, born=me.born + 1)) is False  # the number is used again
-    assert is_alive(dataclasses.replace(me, kernel="another boot")) is None
+    assert is_alive(msgspec.structs.replace(me, born=me.born + 1)) is False  # the number is used again
+    assert is_alive(msgspec.structs.replace(me, kernel="another boot")) is None
     assert is_alive(Holder()) is None  # an older version's turn
 
 
 def test_a_dead_process_and_a_zombie_do_not_live() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         born = until(lambda: holder.born(process.pid), "the process")
-        other = dataclasses.replace(holder.this_process({}), pid=process.pid, born=born)
+        other = msgspec.structs.replace(holder.this_process({}), pid=process.pid, born=born)
         assert is_alive(other) is True
         process.kill()
         until(lambda: is_alive(other) is False, "its end, though nobody has waited for it")
@@ -90,7 +90,7 @@ def test_one_that_has_said_how_it_ended_is_over(run: Path) -> None:
 
 def test_one_that_was_killed_blocks_nobody(run: Path) -> None:
     me = holder.this_process({})
-    last = taken(run, "local-1-1", dataclasses.replace(me, born=me.born + 1))
+    last = taken(run, "local-1-1", msgspec.structs.replace(me, born=me.born + 1))
     run_in_use.refuse_if_held(run, last, HERE, PATIENCE_S, no_slurm)
 
 

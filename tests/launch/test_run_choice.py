@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilio_hpc.core.errors import UsageError
@@ -42,7 +42,7 @@ class Script:
         """The launch takes its turn. Returns its part."""
         path = run_directory.open_run(Path(options.run_dir), program=options.program).path
         process = holder.this_process(environment)
-        process = process if lives else dataclasses.replace(process, born=process.born + 1)
+        process = process if lives else msgspec.structs.replace(process, born=process.born + 1)
         job, restarts = environment["SLURM_JOB_ID"], int(environment["SLURM_RESTART_COUNT"])
         site = Site(SiteMode.BATCH, job, ("n1",), True, restarts, options.launch)
         turn = run_claim.Turn(run_claim.next_number(path), site.key, job, 1, ("n1",), -1, 0.0, process)

@@ -7,8 +7,10 @@ as gloo's asynchronous ones do, count once.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from resilio_hpc.diagnose.hangs.call_ring import CAPACITY, SIZES, RawCall
 
@@ -31,8 +33,7 @@ class CallRecords(Protocol):
         """Return the communicators whose calls are not seen to complete."""
 
 
-@dataclass(frozen=True)
-class TimeSpent:
+class TimeSpent(Struct, frozen=True):
     """Of one rank since the last `CallTimes.cut`. ``rate``: bytes per second of its fastest large call, 0 without."""
 
     own_ns: int = 0

@@ -7,8 +7,9 @@ is "unknown": the report then says where the rank was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
@@ -33,8 +34,7 @@ class SlowCause(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass
-class RankPlace:
+class RankPlace(Struct):
     """Where a rank was in its own work, as its stacks say. ``loads``: looks in which it waited for its data loader."""
 
     place: str = ""
@@ -42,8 +42,7 @@ class RankPlace:
     loads: int = 0
 
 
-@dataclass(frozen=True)
-class CauseFound:
+class CauseFound(Struct, frozen=True):
     """A cause, and what was seen of it, in words."""
 
     cause: SlowCause

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.launch.agent.agent_core import AgentCore
@@ -52,7 +53,7 @@ class AgentFiles:
             else:
                 self._core().claimed(epoch, reply["won"])
 
-        self._storage.request("claim", answer, record=asdict(record))
+        self._storage.request("claim", answer, record=to_builtins(record))
 
     def claim_witness(self, witness: str) -> None:
         """Create the witness, unless it is there."""

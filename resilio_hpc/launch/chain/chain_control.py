@@ -7,8 +7,10 @@ command or to slurmctld, since every job of the chain reads it. Then Slurm is as
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from resilio_hpc.core.errors import SlurmError, UsageError, os_error_text
 from resilio_hpc.launch.chain import joining
@@ -23,8 +25,7 @@ from resilio_hpc.slurm.orders.reshape import foreign
 Look = Callable[[], ChainStatus]
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The result of an order: done, nothing, would (dry run), or recorded.
 
     recorded: Slurm did not answer; the order holds all the same.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.json_fields import Fields
@@ -28,8 +29,7 @@ ALL_TURNS = 100_000
 ALIVE = ("PENDING", "RUNNING", "SUSPENDED")
 
 
-@dataclass(frozen=True)
-class ChainEvidence:
+class ChainEvidence(Struct, frozen=True):
     """What the run directory and Slurm show.
 
     ``jobs``: Slurm's answer by job number, None without an answer; ``judged``: how each part ended, as the part after
@@ -48,8 +48,7 @@ class ChainEvidence:
     verdict: str = ""
 
 
-@dataclass(frozen=True)
-class PartStatus:
+class PartStatus(Struct, frozen=True):
     """One part of the run, or a job that has not begun. Times: Unix seconds; ``state``: Slurm's, "" where not known.
 
     ``committed``: the newest durable step (before it, after it), -1 for none; ``why``: how it ended, or what it waits
@@ -73,8 +72,7 @@ class PartStatus:
         return self.state.split("+")[0] in ALIVE
 
 
-@dataclass(frozen=True)
-class ChainStatus:
+class ChainStatus(Struct, frozen=True):
     """A chain's status.
 
     ``phase``: running, stopping, waiting, stopped, ended, complete, unknown (no answer of Slurm).

@@ -9,10 +9,11 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError, UsageError

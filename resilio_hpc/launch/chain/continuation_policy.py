@@ -7,7 +7,7 @@ The next part does, from what was left in the run directory first, and then from
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from resilio_hpc.launch.chain.handover import Handover
 from resilio_hpc.launch.rundir.run_claim import job_of
@@ -37,8 +37,7 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class PredecessorEvidence:
+class PredecessorEvidence(Struct, frozen=True):
     """What is known of the part that had the turn before.
 
     ``chained``: the chain submitted this job; ``requeued``: it is the same job, started again by Slurm; ``followed``:
@@ -59,8 +58,7 @@ class PredecessorEvidence:
     fruitless: int = 0
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(Struct, frozen=True):
     """The decision. ``verdict``: of this part, when it does not go on.
 
     ``clean``: no process of the part before can run.

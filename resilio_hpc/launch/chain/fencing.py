@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import LaunchError
@@ -88,8 +89,7 @@ class PredecessorWait:
         return "alive" if now - self._began >= LIMIT_S else "wait"
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """The result of one look.
 
     Slurm's states of the nodes, the pulse of the run directory's last controller, the nodes that took part under it,

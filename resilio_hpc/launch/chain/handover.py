@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import Struct, to_builtins
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive
 from resilio_hpc.core.json_fields import Fields
 
 
-@dataclass(frozen=True)
-class Handover:
+class Handover(Struct, frozen=True):
     """The record. ``part``: the job's part that was closed; ``by``: the node that did it; ``time``: Unix seconds."""
 
     part: str
@@ -34,7 +34,7 @@ def _file(run_path: Path, part: str) -> Path:
 def leave(run_path: Path, part: str, by: str, reason: str, carries_on: bool) -> Handover:
     """Write the record, unless another node has; return the one that stands. Raises OSError."""
     record = Handover(part, by, reason, carries_on, time.time())
-    created = create_exclusive(_file(run_path, part), json.dumps({"v": 1, **asdict(record)}).encode(), 0o644)
+    created = create_exclusive(_file(run_path, part), json.dumps({"v": 1, **to_builtins(record)}).encode(), 0o644)
     return record if created else read(run_path, part) or record
 
 

@@ -7,11 +7,12 @@ everything that the run's own command line said.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 import resilio_hpc
 from resilio_hpc.core import trusted_files
@@ -97,8 +98,7 @@ def find_run(path: Path) -> RunIdentity:
         raise UsageError(f"--join {path}: {os_error_text(error, str(path))}") from None
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """What the run directory shows now. ``verdict``: of the record's part; ``endpoint``: the newest controller's."""
 
     record: LaunchRecord | None

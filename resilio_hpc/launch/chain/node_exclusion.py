@@ -10,8 +10,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
@@ -35,8 +36,7 @@ from resilio_hpc.slurm.submit.new_job import EXCLUDED_VARIABLE
 Record = Callable[..., None]
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """A job's new list: ``nodes``, of which ``ours`` were not named by the user."""
 
     nodes: tuple[str, ...]

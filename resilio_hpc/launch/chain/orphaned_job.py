@@ -12,9 +12,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import ResilioError, SlurmError
@@ -36,8 +37,7 @@ STAND_INS = 2
 SRUN_S = 5.0  # time for the host of the step's srun to answer
 
 
-@dataclass(frozen=True)
-class CleanupLimits:
+class CleanupLimits(Struct, frozen=True):
     """Times to wait for other agents and for Slurm, in seconds."""
 
     supervisor_s: float = 30.0
@@ -52,8 +52,7 @@ class CleanupLimits:
 PATIENCE = CleanupLimits()
 
 
-@dataclass(frozen=True)
-class Sight:
+class Sight(Struct, frozen=True):
     """One look.
 
     ``holding``: Slurm's answer about the job, None without one; ``pulse``: of the run's leader; ``verdict``: the

@@ -10,8 +10,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import FrameType
+
+from msgspec import Struct
 
 from resilio_hpc.launch.allocation import job_watch
 from resilio_hpc.launch.process.announce import say
@@ -22,8 +23,7 @@ ANSWER_S = 30.0  # for a slurmctld that does not answer: its SIGTERM came, so it
 OVERDUE_S = 120.0  # Slurm looks for graces that are over every 30 s, and slurmctld may be away for a while
 
 
-@dataclass(frozen=True)
-class Preemption:
+class Preemption(Struct, frozen=True):
     """A preemption under way. ``grace_s``: how long the job was given, by slurmctld's clock at both ends."""
 
     grace_s: float

@@ -11,8 +11,10 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.core.durable import create_exclusive
 from resilio_hpc.core.errors import UsageError
@@ -28,8 +30,7 @@ MEETING_S = 120.0  # time for the first task of an srun step to choose
 MANY = 10_000
 
 
-@dataclass(frozen=True)
-class LaunchRequest:
+class LaunchRequest(Struct, frozen=True):
     """A launch before its directory is chosen. ``given``: ``--run-dir`` names ``options.run_dir``."""
 
     options: LaunchOptions

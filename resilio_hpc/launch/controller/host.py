@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
+from msgspec import to_builtins
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
@@ -250,7 +250,7 @@ class ControllerHost:
             else:
                 self.step_down("another controller holds the same epoch")
 
-        record = asdict(EpochRecord(term.epoch, term.node, term.endpoint, self._job))
+        record = to_builtins(EpochRecord(term.epoch, term.node, term.endpoint, self._job))
         self._storage.request("claim", answer, record=record)
 
     def say_to(self, node: str, message: m.ToAgent) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
+from msgspec import Struct
 
 from resilio_hpc.launch.protocol.membership import Membership
 
@@ -17,8 +16,7 @@ class VoteRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     promised_to: str = ""
 
 
-@dataclass(frozen=True)
-class EpochRecord:
+class EpochRecord(Struct, frozen=True):
     """Content of an ``epoch.N`` file. ``job``: which job's nodes it belongs to."""
 
     epoch: int
@@ -27,8 +25,7 @@ class EpochRecord:
     job: str
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(Struct, frozen=True):
     """A won election.
 
     ``witnessed``: with half of the votes and the witness; ``silent_s``: for so long no controller can have had a

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive, write_atomic
@@ -21,8 +22,7 @@ from resilio_hpc.core.json_fields import Fields
 NO_LIMIT = sys.maxsize
 
 
-@dataclass(frozen=True)
-class ChainOrder:
+class ChainOrder(Struct, frozen=True):
     """The order that stands. ``stopped``: the chain ends.
 
     ``limit``: jobs at most, None: as ``--chain-max`` says. ``by``: the user who ordered it, ``time``: when, in Unix
@@ -63,7 +63,7 @@ def read_raw(run_path: Path) -> dict[str, Any]:
 
 def write(run_path: Path, order: ChainOrder) -> None:
     """Replace the order, durably. Raises OSError."""
-    write_atomic(_file(run_path), json.dumps({"v": 1, **asdict(order)}).encode())
+    write_atomic(_file(run_path), json.dumps({"v": 1, **to_builtins(order)}).encode())
 
 
 def expect(run_path: Path) -> None:

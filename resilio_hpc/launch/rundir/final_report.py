@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import Event, read_ledger
@@ -17,8 +18,7 @@ from resilio_hpc.events.phrases import plural, seconds
 MAX_TRACEBACK_LINES = 40
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """The text for a verdict: ``title``, and ``advice`` for when no job carries on by itself."""
 
     title: str
@@ -46,8 +46,7 @@ ENDINGS = {
 UNKNOWN = Ending("ended", "see {ledger}")
 
 
-@dataclass(frozen=True)
-class Losses:
+class Losses(Struct, frozen=True):
     """The cost of failures. ``time_s``: from each failure to the first step after it; ``steps``: steps done again.
 
     ``echoes``: ranks that ended last with an error that reads like an echo of another one's end.

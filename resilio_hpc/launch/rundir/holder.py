@@ -11,8 +11,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.launch.process import process_tree
@@ -25,8 +26,7 @@ PROC = process_tree.PROC
 _STATE, _STARTED = 0, 19  # indices in ``process_tree.stat``
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """The process of a launch.
 
     ``kernel``: the boot and the process namespace in which ``pid`` counts; ``born``: its start time, in the kernel's

@@ -15,11 +15,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import to_builtins
 
 from resilio_hpc.core import process_title, trusted_files
 from resilio_hpc.core.durable import write_atomic
@@ -117,7 +117,7 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
         record = run_directory.newest_epoch(run_path)
         reply["epoch"] = record.epoch if record else 0
         if operation == "scan":
-            reply["record"] = asdict(record) if record else None
+            reply["record"] = to_builtins(record) if record else None
             reply["pulse"] = run_directory.read_pulse(run_path, record.epoch) if record else None
             reply["verdict"] = _verdict(run_path, job)
         elif operation == "claim":

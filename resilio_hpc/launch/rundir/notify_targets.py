@@ -11,8 +11,9 @@ import shlex
 import shutil
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
@@ -23,8 +24,7 @@ MAX_FILE_BYTES = 64 * 1024
 FLAG = "--notify"
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Struct, frozen=True):
     """A target. ``text``: as the user gave it, a secret; ``name``: without the secret."""
 
     kind: str  # command, webhook

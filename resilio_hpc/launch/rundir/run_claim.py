@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field, to_builtins
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive
@@ -24,8 +25,7 @@ _LOCAL = re.compile(r"local-\d+-\d+")  # a launch outside of Slurm
 _PART = re.compile(r"(\d+)(?:r(\d+))?(?:\.(\d+))?")
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """A turn: ``part`` of ``job`` carries the run on ``nodes``.
 
     ``committed``: the newest durable step when it began, or -1; ``holder``: the process of its launch.
@@ -82,7 +82,7 @@ def _numbers(run_path: Path) -> list[int]:
 
 def take(run_path: Path, turn: Turn) -> bool:
     """Take a turn; False when another job has it. Raises OSError."""
-    return create_exclusive(_file(run_path, turn.number), json.dumps({"v": 1, **asdict(turn)}).encode(), 0o644)
+    return create_exclusive(_file(run_path, turn.number), json.dumps({"v": 1, **to_builtins(turn)}).encode(), 0o644)
 
 
 def _file(run_path: Path, number: int) -> Path:

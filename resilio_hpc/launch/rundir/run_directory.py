@@ -28,9 +28,10 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from msgspec import Struct, to_builtins
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive, write_atomic
@@ -44,8 +45,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 STDIN = "stdin"
 
 
-@dataclass(frozen=True)
-class RunIdentity:
+class RunIdentity(Struct, frozen=True):
     """A run's identity."""
 
     path: Path
@@ -165,7 +165,7 @@ def read_pulse(path: Path, epoch: int) -> int | None:
 
 def claim_epoch(path: Path, record: EpochRecord) -> bool:
     """Create ``epoch.N`` exclusively; return False when another agent holds it, True for its holder."""
-    data = json.dumps(asdict(record)).encode()
+    data = json.dumps(to_builtins(record)).encode()
     file = path / f"epoch.{record.epoch}"
     return create_exclusive(file, data) or trusted_files.read(file) == data
 

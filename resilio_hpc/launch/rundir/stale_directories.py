@@ -20,10 +20,10 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct, field
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.launch.process import lost_processes
@@ -41,8 +41,7 @@ _MOST_BYTES = 1 << 16
 # -- what is left ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class PrivateDirectory:
+class PrivateDirectory(Struct):
     """A directory of a launch of this user. ``kept``: why it stays, "" where it is abandoned; then ``lock`` is held."""
 
     path: Path
@@ -54,8 +53,7 @@ class PrivateDirectory:
     lock: int = -1
 
 
-@dataclass
-class DeadLaunch:
+class DeadLaunch(Struct):
     """What one launch, or its launcher, left here.
 
     ``kept``: why all of it stays; ``failed``: what could not be removed, and why.

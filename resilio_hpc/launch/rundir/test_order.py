@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.json_fields import Fields
 
 
-@dataclass(frozen=True)
-class TestOrder:
+class TestOrder(Struct, frozen=True):
     """An order. ``mark`` tells it from others; ``replace``: nodes that fail are replaced; ``by``: the user."""
 
     __test__ = False  # pytest: no class of tests
@@ -42,7 +42,7 @@ def read_raw(run_path: Path) -> dict[str, Any] | None:
 
 def write(run_path: Path, order: TestOrder) -> None:
     """Give the order, durably. Raises OSError."""
-    write_atomic(_file(run_path), json.dumps({"v": 1, **asdict(order)}).encode())
+    write_atomic(_file(run_path), json.dumps({"v": 1, **to_builtins(order)}).encode())
 
 
 def remove(run_path: Path, mark: str) -> bool:

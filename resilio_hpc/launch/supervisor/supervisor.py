@@ -11,12 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from msgspec.structs import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from resilio_hpc.launch.allocation import placements as p
 from resilio_hpc.launch.allocation.job_watch import JobWatch, known_end
