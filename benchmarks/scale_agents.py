@@ -26,10 +26,11 @@ from scale_process import JOB, Process, tell
 
 Kept = TypeVar("Kept")
 TICKS_PER_S = 20_000  # of the whole crowd: on a cluster each agent has a machine of its own
+STEP_S = 0.2
 
 
 class SimulatedAgent:
-    """Implements ``agent_ports.Ports``: its ranks start and stop at once and complete one step."""
+    """Implements ``agent_ports.Ports``: its ranks start and stop at once and do steps."""
 
     def __init__(self, process: Process, node: str, heard: Callable[[str, m.ToAgent], None]) -> None:
         self.node = node
@@ -43,6 +44,7 @@ class SimulatedAgent:
         self._fds: list[int] = []
         self._incarnation = os.urandom(4).hex()
         self._calls = 0
+        self._trains = -1  # the round whose ranks do steps
         self.core: AgentCore
 
     def begin(self, endpoint: str) -> None:
@@ -57,11 +59,24 @@ class SimulatedAgent:
     def tick(self) -> None:
         """As the real agent's loop does, which also wakes up for messages; among thousands not as often."""
         if not self.gone:
+            if (
+                local := self.core.ranks.local
+            ) is not None and self._trains == local.number:  # a hang would be looked for
+                self.core.ranks.rank_said(
+                    local.number, 0, rank_link.StepDone(int(time.monotonic() / STEP_S), time.time())
+                )
             self.core.tick()
             pause_s = 0.0
             if self.host is None:  # with a controller there is nothing to do between two Heartbeats
                 pause_s = self.core.beat_interval_s if self.core.in_contact else self.process.plan.agents / TICKS_PER_S
             self.process.loop.later(max(self.core.next_wakeup_s, pause_s), self.tick)
+
+    def _train(self) -> None:
+        """Do a step now and then: without any the run would be taken for one that hangs."""
+        ranks = self.core.ranks
+        if ranks.local is not None and self._trains == ranks.local.number:
+            step = int(time.monotonic() / STEP_S)
+            ranks.rank_said(ranks.local.number, 0, rank_link.StepDone(step, time.time()))
 
     def _soon(self, what: Callable[..., None], *arguments: Any) -> None:
         self.process.loop.later(0.0, lambda: what(*arguments))
@@ -245,13 +260,14 @@ class SimulatedAgent:
         self._soon(self.core.ranks.store_ready, round_number, 29400)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """One rank, which completes its first step."""
+        """One rank, which completes its first step at once."""
 
         def first_step() -> None:
             self.core.ranks.ranks_started(local.number, 0.0, "fork")
             rank = local.ranks[0].rank
             self.core.ranks.rank_said(local.number, 0, rank_link.Attach(rank, 0, local.number, os.getpid()))
             self.core.ranks.rank_said(local.number, 0, rank_link.StepDone(1, time.time()))
+            self._trains = local.number
 
         self._soon(first_step)
 

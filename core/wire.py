@@ -163,9 +163,14 @@ def receive_all(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
     """Yield messages waiting on a socket, at most MAX_PER_READ, so that a flood cannot starve the reader's loop."""
     for _ in range(MAX_PER_READ):
         try:
-            yield socket.recv_multipart(zmq.NOBLOCK)
+            frame = socket.recv(_AT_ONCE, copy=False)  # it says whether more follow, where recv_multipart asks each time
+            frames = [frame.bytes]
+            while frame.more:
+                frame = socket.recv(_AT_ONCE, copy=False)
+                frames.append(frame.bytes)
         except zmq.Again:
             return
+        yield frames
 
 
 def send(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:

@@ -65,7 +65,8 @@ def test_every_layout_loads_what_every_other_saved(tmp_path: Path) -> None:
     assert code == 0, said
 
 
-def test_one_process_that_fails_makes_all_fail_and_nothing_is_committed(room: Path) -> None:
+@slow
+def test_one_process_that_fails_makes_all_fail_and_nothing_is_committed(slow_room: Path) -> None:
     check_refused(room, "value")
 
 

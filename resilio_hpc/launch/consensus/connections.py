@@ -37,7 +37,7 @@ class Callers:
     def heard(self, node: str, name: bytes) -> None:
         """Take note of a message of ``node`` on the connection ``name``."""
         known = self._names.pop(node, None)
-        self._names[node] = known if known is not None and _is_older(name, known) else name
+        self._names[node] = known if known is not None and known != name and _is_older(name, known) else name
         if len(self._names) > self._most:
             del self._names[next(iter(self._names))]
 

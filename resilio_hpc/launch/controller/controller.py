@@ -89,7 +89,7 @@ class Controller:
                 self._on_heartbeat(agent, message)
             elif isinstance(message, m.Goodbye):
                 self._on_goodbye(message)
-            elif isinstance(message, m.NoLeader | m.Vote):
+            elif isinstance(message, (m.NoLeader, m.Vote)):  # a union would be built for each message
                 pass  # it is for the agent in this process
             elif message.epoch == run.epoch and run.phase is not Phase.ENDED:
                 self._dispatch(agent, message)

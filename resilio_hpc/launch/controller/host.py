@@ -50,6 +50,10 @@ from resilio_hpc.launch.rundir.storage import Storage
 STATUS_INTERVAL_S = 0.5
 STATUS_AGENTS_PER_S = 4000  # agents per second: the long status of thousands is written less often
 TICK_AGENTS_PER_S = 100_000  # agents per second: the Heartbeats of thousands wake the loop all the time
+# tuples: a union would be built for each message
+OF_ELECTIONS = (m.NoLeader, m.Vote)
+OF_SAVES = (m.StepPersisted, m.PersistFailed, m.ManifestWritten)
+ORDERS_TO_SAVE = (m.PersistStep, m.CommitStep)
 
 
 class ControllerHost:
@@ -123,14 +127,14 @@ class ControllerHost:
                 self._counters.dropped += 1
                 continue
             self._callers.heard(message.node, frames[0])
-            if isinstance(message, m.NoLeader | m.Vote):
+            if isinstance(message, OF_ELECTIONS):
                 self._agent.peer_said(message)
             elif self.controller is None:
                 if isinstance(message, m.Hello | m.Heartbeat):
                     self._agent.taken_for_controller(message)
             elif not self._superseded(message.epoch):
                 self._carry_out(self.controller.handle(message))
-                if isinstance(message, m.StepPersisted | m.PersistFailed | m.ManifestWritten):
+                if isinstance(message, OF_SAVES):
                     self._saved(message)
         self._behind = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
@@ -258,7 +262,7 @@ class ControllerHost:
         name = self._callers.name_of(node)
         if name is None:
             return
-        if isinstance(message, m.PersistStep | m.CommitStep):
+        if isinstance(message, ORDERS_TO_SAVE):
             self._saves.ordered(node, message, time.monotonic())
         if message is not self._encoded[0]:
             try:

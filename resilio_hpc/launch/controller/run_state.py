@@ -122,7 +122,7 @@ class RunState:
     @property
     def lease_s(self) -> float:
         """Return for how many seconds ranks may run from now on."""
-        return max(0.0, self.lease_end - self.now()) if self.leads else 0.0
+        return 0.0 if self.suspended else max(0.0, self.lease_end - self.now())
 
     @property
     def former_silent_s(self) -> float:
