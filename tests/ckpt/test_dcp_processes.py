@@ -15,8 +15,8 @@ from tests.support.environments import SUPPORT, scrubbed
 from tests.support.requirements import need_mounts
 from tests.support.waiting import PATIENCE_S
 
-QUICK = ("value", "killed", "process")
-SLOW = ("unwritable", "disk", "thread")
+QUICK = ("killed", "process")
+SLOW = ("value", "unwritable", "disk", "thread")
 slow = pytest.mark.slow
 
 
@@ -67,7 +67,7 @@ def test_every_layout_loads_what_every_other_saved(tmp_path: Path) -> None:
 
 @slow
 def test_one_process_that_fails_makes_all_fail_and_nothing_is_committed(slow_room: Path) -> None:
-    check_refused(room, "value")
+    check_refused(slow_room, "value")
 
 
 @slow
