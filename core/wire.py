@@ -163,7 +163,8 @@ def receive_all(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
     """Yield messages waiting on a socket, at most MAX_PER_READ, so that a flood cannot starve the reader's loop."""
     for _ in range(MAX_PER_READ):
         try:
-            frame = socket.recv(_AT_ONCE, copy=False)  # it says whether more follow, where recv_multipart asks each time
+            # a Frame says whether more follow; recv_multipart asks for it each time
+            frame = socket.recv(_AT_ONCE, copy=False)
             frames = [frame.bytes]
             while frame.more:
                 frame = socket.recv(_AT_ONCE, copy=False)
