@@ -11,6 +11,7 @@ from typing import Any
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.events.environment_text import ENVIRONMENT_EVENTS
 from resilio_hpc.events.failure_text import exit_words, rank_failed
+from resilio_hpc.events.hang_text import HANG_EVENTS
 from resilio_hpc.events.launch_text import LAUNCH_EVENTS, verdict_of
 from resilio_hpc.events.memory_text import MEMORY_EVENTS
 from resilio_hpc.events.phrases import names, plural, restored, seconds
@@ -39,33 +40,6 @@ def words(kind: str, fields: Mapping[str, Any]) -> str:
     f = Fields(fields)
     tell = _TABLE.get(kind)
     return printable(tell(f) if tell else _anything(f), 300)
-
-
-def _expected_within(f: Fields) -> str:
-    """Return the limit in words, or "" where it is not over: the run is known to stand still."""
-    limit_s = f.number("limit_s")
-    return f" (expected within {seconds(limit_s)})" if (f.number("silent_s") or 0.0) >= (limit_s or 0.0) else ""
-
-
-def _hang(f: Fields) -> str:
-    """Return why the ranks do not go on, and what follows."""
-    evidence = f.text("evidence")
-    if f.data.get("moves") is True:
-        return f"no step, but {evidence}: not a hang"
-    if f.data.get("acted") is True:
-        return f"hang: {evidence}; the ranks are restarted"
-    limit = f.number("waits_until_s")
-    follows = f"; the ranks are restarted if it lasts {seconds(limit)}" if limit else "; nothing is done"
-    return f"no progress: {evidence}{follows}"
-
-
-def _limits_set(f: Fields) -> str:
-    limits = f.inner("limits")
-    values = {name.removeprefix("section:"): limits.number(name) for name in limits.data}
-    set_to = [f"{name} {'never' if value == 0 else seconds(value)}" for name, value in values.items()]
-    again = [name.removeprefix("section:") for name in f.texts("again")]
-    learned = f"; learned from the start: {names(again)}" if again else ""
-    return f"limits set by {f.text('by') or 'the user'}: {names(set_to) if set_to else 'none'}{learned}"
 
 
 def _anything(f: Fields) -> str:
@@ -267,14 +241,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "last_save": lambda f: f"all ranks have ended; the checkpoint of step {f.whole('step')} is still being written",
     "warned": _warned,
     "time_limit_near": lambda f: "the job's time limit is near",
-    "stalled": lambda f: (
-        f"no {'step' if (f.whole('step') or 0) >= 0 else 'call'} for {seconds(f.number('silent_s'))}"
-        f"{' since step ' + str(f.whole('step')) if (f.whole('step') or 0) >= 0 else ''}{_expected_within(f)}"
-        f"{'; fewest steps: ' + names(f.texts('nodes')) if f.texts('nodes') else ''}"
-    ),
-    "goes_on": lambda f: f"step {f.whole('step')} is done, after {seconds(f.number('waited_s'))} without one",
-    "hang": _hang,
-    "limits_set": _limits_set,
+    **HANG_EVENTS,
     **SLOW_EVENTS,
     "stopping": lambda f: f"stopping at the next step that all ranks agree on: {_reason(f)}",
     "stop_agreed": lambda f: f"all ranks stop after step {f.whole('step')}",

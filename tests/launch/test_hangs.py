@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.tiers import Tier
+from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.hangs import ANSWER_S, FIRST_LOOK_S, UNCERTAIN_S
 from resilio_hpc.launch.protocol import messages as m
@@ -45,6 +46,19 @@ def test_a_rank_that_only_computes_is_waited_for() -> None:
     assert first["waits_until_s"] == UNCERTAIN_S
     assert last["acted"]
     assert last["silent_s"] >= UNCERTAIN_S
+
+
+def test_where_the_ranks_are_is_told_with_the_rank_to_blame_first() -> None:
+    world = World(nodes=3, hang_timeout_s=5.0)
+    world.until_step(25)
+    world.life.absent.add(3)
+    world.run(lambda: world.records("recovered") != [])
+    hang = world.records("hang")[-1]
+    assert hang["places"] == [
+        {"place": "data.py:12", "count": 1, "ranks": (3,)},
+        {"place": "train.py:40", "count": 5, "ranks": (0, 1, 2, 4, 5)},
+    ]
+    assert words("hang", hang).endswith("the ranks are restarted; rank 3 at data.py:12; 5 ranks at train.py:40")
 
 
 def test_a_rank_that_comes_back_is_not_restarted() -> None:

@@ -255,6 +255,17 @@ def test_a_test_before_a_restart_holds_it_up_only_so_long(what: str) -> None:
     assert outcome(world) == "failed"
 
 
+@pytest.mark.parametrize("what", ["never ready", "never ends"])
+def test_a_test_before_a_restart_leaves_time_for_the_start_itself(what: str) -> None:
+    world = World(nodes=3, hang_timeout_s=5.0, start_timeout_s=12.0)
+    world.probers_s = 1e6 if what == "never ready" else 1.0
+    world.testing_s = 1e6
+    until_uncertain_hang(world)
+    world.run(lambda: world.records("recovered") != [], limit_s=20)
+    assert outcome(world) == "failed"
+    assert world.records("slow_start") == []
+
+
 @pytest.mark.parametrize("fault", ["node", "controller", "stop"])
 def test_what_fails_during_a_test_before_a_restart(fault: str) -> None:
     world = World(nodes=3, spares=1, hang_timeout_s=5.0)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from resilio_hpc.core.rank_link import LAST_CHECKPOINT
 from resilio_hpc.diagnose.hangs.blame import HangKind
+from resilio_hpc.diagnose.hangs.places import grouped
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge
 from resilio_hpc.launch.config.mode import Mode
@@ -210,7 +213,8 @@ class Hangs:
             "hang", round=run.round, kind=verdict.kind.value, ranks=list(verdict.ranks[:MOST_RANKS]),
             nodes=nodes[:MOST_RANKS],
             evidence=verdict.evidence, certain=verdict.certain, moves=verdict.moves, silent_s=round(silent_s, 3),
-            acted=acts, **self._follows(verdict, due),
+            acted=acts, places=msgspec.to_builtins(grouped(self._places, verdict.ranks)),
+            **self._follows(verdict, due),
         )  # fmt: skip
 
     def _follows(self, verdict: HangVerdict, due: bool) -> dict[str, float]:

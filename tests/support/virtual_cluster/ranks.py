@@ -178,9 +178,10 @@ class Training:
         group = GroupSight(1, "virtual", rank.rank, world, entered)
         call = CallSight(0, "all_reduce", entered, completed=entered == self.step)
         state = "T" if stopped else self.state_of_absent if rank.rank in self.absent else "S"
+        place = "" if stopped else "data.py:12" if rank.rank in self.absent else "train.py:40"
         if not self.script.shows_calls:
-            return RankSight(rank.rank, rank.step, state)
-        return RankSight(rank.rank, rank.step, state, "", 0.0, entered, self.step, (group,), (call,))
+            return RankSight(rank.rank, rank.step, state, place=place)
+        return RankSight(rank.rank, rank.step, state, "", 0.0, entered, self.step, (group,), (call,), place)
 
     def _held_up(self, call: Callable[[], None]) -> bool:
         """A collective waits for a node that stands still, or a rank."""
