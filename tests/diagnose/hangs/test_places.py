@@ -6,7 +6,7 @@ from resilio_hpc.diagnose.hangs.places import MOST_GROUPS, PlaceGroup, grouped
 
 
 def test_those_to_blame_come_first_then_the_smaller_groups() -> None:
-    places = {rank: "train.py:40" for rank in range(1024)} | {7: "data.py:12", 9: "save.py:3", 10: "save.py:3"}
+    places = dict.fromkeys(range(1024), "train.py:40") | {7: "data.py:12", 9: "save.py:3", 10: "save.py:3"}
     assert grouped(places, {1000})[0] == PlaceGroup("train.py:40", 1021, (0, 1, 2, 3, 4, 5, 6, 8))
     assert grouped(places, {7}) == [
         PlaceGroup("data.py:12", 1, (7,)),
