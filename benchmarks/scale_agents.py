@@ -249,7 +249,7 @@ class SimulatedAgent:
         """No library is watched."""
         return -1
 
-    def look_at_ranks(self, number: int, stacks: bool) -> None:
+    def look_at_ranks(self, message: m.LookAtRanks) -> None:
         """No rank hangs."""
 
     def probe(self, message: m.BeginProbe | m.EndProbe) -> None:

@@ -30,8 +30,8 @@ class ServicePorts(Protocol):
     def terminate_ranks(self) -> None:
         """Send SIGTERM to all ranks; no rank is killed."""
 
-    def look_at_ranks(self, number: int, stacks: bool) -> None:
-        """Look at all ranks of this node from outside → ``ranks_seen``. ``stacks``: they write theirs before."""
+    def look_at_ranks(self, message: m.LookAtRanks) -> None:
+        """Look at all ranks of this node from outside → ``ranks_seen``."""
 
     def probe(self, message: m.BeginProbe | m.EndProbe) -> None:
         """Start or end this node's checker for a test of nodes; the checker answers to the test's coordinator."""

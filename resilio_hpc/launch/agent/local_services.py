@@ -144,9 +144,9 @@ class LocalServices:
         """Send SIGTERM to ranks that do not use ``resilio_hpc.train``; they end by themselves."""
         self._ranks.terminate()
 
-    def look_at_ranks(self, number: int, stacks: bool) -> None:
+    def look_at_ranks(self, message: m.LookAtRanks) -> None:
         """Look at all ranks of this node from outside."""
-        self._ranks.look(number, stacks)
+        self._ranks.look(message)
 
     def probe(self, message: m.BeginProbe | m.EndProbe) -> None:
         """Start or end this node's checker for a test of nodes."""

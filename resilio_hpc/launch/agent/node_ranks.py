@@ -168,7 +168,7 @@ class NodeRanks:
             world = sum(member.local_world_size for member in self.state.members) if self.state else 0
             self.saves.write(message, local, world, self.lease)
         elif isinstance(message, m.LookAtRanks):
-            self._ports.services.look_at_ranks(message.look, message.stacks)
+            self._ports.services.look_at_ranks(message)
         else:
             self.reports.tell_all(carry_out(message, local, self._ports.services))
 

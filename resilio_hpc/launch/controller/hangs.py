@@ -63,6 +63,7 @@ class Hangs:
         self._ticked = run.now()
         self._judged: tuple[object, float] = (None, 0.0)  # kind and ranks, and since when they are the same
         self._told: tuple[object, ...] | None = None  # the verdict that was recorded last
+        self._sampled: tuple[int, ...] = ()  # ranks whose native stacks the next look takes, too
 
     def stalled_s(self) -> float | None:
         """Return for how long there has been no step, once that is too long; else None."""
@@ -122,8 +123,10 @@ class Hangs:
         self._look += 1
         self._asked = now
         self._answered, self._sights = set(), {}
+        look = m.LookAtRanks(run.epoch, run.round, self._look, stacks, self._sampled)  # one object: encoded once
+        self._sampled = ()
         for member in run.members:
-            self._out.send(member.node, m.LookAtRanks(run.epoch, run.round, self._look, stacks))
+            self._out.send(member.node, look)
 
     def seen(self, message: m.RanksSeen) -> None:
         """Take an agent's answer; with the last one, judge."""
@@ -208,6 +211,8 @@ class Hangs:
             return
         self._told = (*told, "due") if due else told
         run = self._run
+        others = (rank for rank in range(run.world_size) if rank not in verdict.ranks)
+        self._sampled = () if due else (*verdict.ranks[:1], next(others, 0))
         nodes = sorted({member.node for member in run.members if set(member.ranks) & set(verdict.ranks)})
         self._out.record(
             "hang", round=run.round, kind=verdict.kind.value, ranks=list(verdict.ranks[:MOST_RANKS]),

@@ -183,13 +183,15 @@ class EndProbe(Struct, frozen=True):
 class LookAtRanks(Struct, frozen=True):
     """Ask what can be seen of the ranks from outside: the run does no steps. ``look``: counts the questions.
 
-    ``stacks``: Python ranks write theirs first, which interrupts their system calls.
+    ``stacks``: Python ranks write theirs first, which interrupts their system calls. ``sampled``: ranks whose native
+    stacks are sampled from outside, for people to read.
     """
 
     epoch: Count
     round: Count
     look: Count
     stacks: bool = False
+    sampled: tuple[Count, ...] = ()
 
 
 class TerminateRanks(Struct, frozen=True):

@@ -134,9 +134,11 @@ class LocalRanks:
             except ProcessLookupError:
                 pass
 
-    def look(self, number: int, stacks: bool) -> None:
+    def look(self, message: m.LookAtRanks) -> None:
         """Look at the ranks from outside → ``ranks_seen``."""
-        self._look.ask(number, stacks)
+        ranks = self._core.local.ranks if self._core.local is not None else {}
+        sampled = [number for number, rank in ranks.items() if rank.rank in message.sampled]
+        self._look.ask(message.look, message.stacks, sampled)
 
     def calls(self) -> int:
         """Return how many calls of communication libraries were begun and completed here; -1: not known."""

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from resilio_hpc.core.stack_dump import STACK_SIGNAL
@@ -21,6 +21,7 @@ from resilio_hpc.launch.protocol.message_parts import MOST_GROUPS
 from resilio_hpc.launch.protocol.root_cause import place_of
 from resilio_hpc.launch.workers import interception
 from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
+from resilio_hpc.launch.workers.sampled_stacks import SampledStacks
 
 ANSWER_S = 0.1  # for a rank to write its stacks
 MOST_BYTES = 1 << 20
@@ -46,6 +47,7 @@ class RankLook:
         self._sizes: dict[int, int] = {}
         self._due: float | None = None
         self._number = -1
+        self._sampled = SampledStacks()
 
     def begin(self, round_number: int, stacks: Mapping[int, Path]) -> None:
         """Take a new round. ``stacks``: by local rank, the file for its stacks."""
@@ -65,8 +67,15 @@ class RankLook:
         ring = self._ring(local_rank)
         return ring.groups(MOST_GROUPS) if ring is not None else ()
 
-    def ask(self, number: int, stacks: bool) -> None:
-        """Begin a look, whose ``answer`` is due soon. ``stacks``: ranks write theirs first."""
+    def ask(self, number: int, stacks: bool, sampled: Collection[int] = ()) -> None:
+        """Begin a look, whose ``answer`` is due soon. ``stacks``: ranks write theirs first.
+
+        ``sampled``: local ranks whose native stacks are sampled, beside the file of their own.
+        """
+        self._sampled.ask({
+            self._pids[one]: self._stacks[one].with_suffix(".native")
+            for one in sampled if one in self._pids and one in self._stacks
+        })  # fmt: skip
         self._number, self._due = number, time.monotonic() + (ANSWER_S if stacks else 0.0)
         for local_rank, pid in self._pids.items():
             path = self._stacks.get(local_rank)
@@ -80,6 +89,7 @@ class RankLook:
 
     def answer(self, local: LocalRound) -> tuple[int, tuple[RankSight, ...]] | None:
         """Return the look's number and what is seen, once that is due."""
+        self._sampled.tick()
         if self._due is None or time.monotonic() < self._due:
             return None
         self._due = None
@@ -122,7 +132,8 @@ class RankLook:
         return main_thread(text)
 
     def close(self) -> None:
-        """Close the rings."""
+        """Close the rings, and end a sample that is under way."""
+        self._sampled.close()
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()

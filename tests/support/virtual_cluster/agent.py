@@ -277,7 +277,8 @@ class VirtualAgent(Process):
         for local_rank in local.ranks if local else ():
             self._world.after(0.1, lambda local_rank=local_rank: self.rank_ends(local_rank, None, 15, ""))  # type: ignore[misc]
 
-    def look_at_ranks(self, number: int, stacks: bool) -> None:
+    def look_at_ranks(self, message: m.LookAtRanks) -> None:
+        number = message.look
         local = self.core.ranks.local
         training = self._world.trainings.get(life_of(local)) if local is not None else None
         if local is not None and training is not None:
