@@ -14,6 +14,7 @@ CAUSES = {
     "data_loader": "its data loader",
     "storage": "slow storage",
     "link": "a slow network link",
+    "gpu_throttled": "its GPU does not run at full speed",
     "unknown": "cause unknown",
 }
 

@@ -124,6 +124,29 @@ def test_where_calls_are_not_seen_no_rank_is_blamed() -> None:
     assert [told["ranks"] for told in world.records("slow") if told["ranks"]] == []
 
 
+def hold_down_gpus(world: World, node: str) -> None:
+    """Two of the node's GPUs are too hot, as its newest sample of metrics says."""
+    world.agents[node].core.ranks.times.gpus(2, 0x40)
+
+
+def test_where_calls_are_not_seen_the_node_whose_gpus_are_too_hot_is_named() -> None:
+    world = running()
+    hold_down_gpus(world, "n2")
+    pass_windows(world, 10, slow=(3,), facts=RankWindow(-1, 0, 0, 28))
+    (told,) = world.records("slow")
+    assert (told["nodes"], told["ranks"], told["cause"]) == (["n2"], [2, 3], "gpu_throttled")
+    assert "2 of the GPUs of n2 are slowed by heat" in words("slow", told)
+
+
+@pytest.mark.parametrize(("hot", "cause"), [("n2", "gpu_throttled"), ("n1", "unknown")])
+def test_a_slow_rank_without_another_cause_is_slow_by_its_own_nodes_gpus(hot: str, cause: str) -> None:
+    world = running()
+    hold_down_gpus(world, hot)
+    pass_windows(world, 8, slow=(3,), facts=msgspec.structs.replace(BUSY, throttled=0))
+    (told,) = world.records("slow")
+    assert (told["ranks"], told["cause"]) == ([3], cause)
+
+
 @pytest.mark.parametrize(
     ("rows", "rank", "role"), [((), 5, 0), (("tp=2,pp=2",), 5, 3), (("tp=2,pp=2",), 1, 1), (("tp=3",), 1, 0)]
 )

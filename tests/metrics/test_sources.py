@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilio_hpc.metrics.gpus import LINKS_EVERY, GpuSource
+from resilio_hpc.metrics.gpus import LINKS_EVERY, GpuSource, slowed
 from resilio_hpc.metrics.host import HostSource
 from resilio_hpc.metrics.memory_watch import MemoryUsed
 from resilio_hpc.metrics.messages import RankFacts
@@ -136,6 +136,20 @@ def test_gpus_by_a_fake_nvml(tmp_path: Path) -> None:
     assert sheet.get("gpu_sm_clock_hertz", "0") == 1980e6
     assert (sheet.get("gpu_nvlinks_active", "0"), sheet.get("gpu_nvlink_errors_total", "0")) == (18, 0)
     assert sheet.get("gpu_lost", "0") == 0
+
+
+@pytest.mark.parametrize(
+    ("reasons", "found"),
+    [((0x0, 0x1), (0, 0)), ((0x4, 0x4), (0, 0)), ((0x44, 0x0), (1, 0x40)), ((0x20, 0x88), (2, 0xA8))],
+)
+def test_gpus_that_heat_or_power_hold_down_are_counted(
+    reasons: tuple[int, int], found: tuple[int, int], tmp_path: Path
+) -> None:
+    """Idle (1) and the power cap (4) belong to the usual work."""
+    nvml = FakeNvml()
+    for gpu, bits in zip(nvml._gpus, reasons, strict=False):
+        gpu["nvmlDeviceGetCurrentClocksThrottleReasons"] = bits
+    assert slowed(gpu_source(tmp_path, nvml).read()) == found
 
 
 def test_a_lost_gpu_has_no_other_values(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ TIMES_PEERS = 3.0
 LEAST_LOADS = 0.4  # of the looks
 LEAST_RESENT = 20  # segments of a window
 LEAST_TRIP_US = 5000
+_GPU_REASONS = {0x20 | 0x40: "heat", 0x80: "the power supply", 0x08: "the hardware"}  # nvmlClocksEventReasons
 
 
 class SlowCause(StrEnum):
@@ -31,6 +32,7 @@ class SlowCause(StrEnum):
     LOADER = "data_loader"
     STORAGE = "storage"
     LINK = "link"
+    GPU = "gpu_throttled"
     UNKNOWN = "unknown"
 
 
@@ -105,6 +107,21 @@ def of_link(nodes: Mapping[str, Sequence[NodeFacts]], leader: str) -> tuple[str,
         words = f"all answers to heartbeats cross its link, and take {median(trips.values()) / 1000:.1f} ms"
         return leader, CauseFound(SlowCause.LINK, words)
     return None
+
+
+def of_gpus(nodes: Mapping[str, Sequence[NodeFacts]]) -> tuple[str, CauseFound] | None:
+    """Return the one node whose GPUs are held down, and why; None where there is none, or another one, too.
+
+    ``nodes``: the recent windows of each.
+    """
+    held = {node: count for node, facts in nodes.items() if (count := int(_usual(facts, "gpus_slowed"))) > 0}
+    if len(held) != 1:
+        return None
+    ((node, count),) = held.items()
+    bits = nodes[node][-1].slowed_by
+    why = " and ".join(words for mask, words in _GPU_REASONS.items() if bits & mask) or "the hardware"
+    are = "is" if count == 1 else "are"
+    return node, CauseFound(SlowCause.GPU, f"{count} of the GPUs of {node} {are} slowed by {why}")
 
 
 def _usual(windows: Sequence[object], name: str) -> float:

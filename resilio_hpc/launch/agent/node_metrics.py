@@ -144,6 +144,7 @@ class NodeMetrics:
         node = self._node
         _, when, number = self._asked.pop(said.number, (0.0, "", -1))
         self.level, self.memory = said.level, said.memory
+        self._core.times.gpus(said.gpus_slowed, said.slowed_by)
         for news in said.news:
             node.record("memory_warning" if news.level else "memory_eased", **msgspec.structs.asdict(news))
         for note in said.notes:
@@ -171,6 +172,7 @@ class NodeMetrics:
         self._deaths += 1
         self._due = now + AGAIN_S
         self.level, self.memory = 0, ""
+        self._core.times.gpus(0, 0)
         fields = {"why": why, "again": self._deaths <= MOST_DEATHS}
         node.record("sampler_died", **fields)
         if self._deaths > MOST_DEATHS:

@@ -130,9 +130,9 @@ class SlowRanks:
         ranks = tuple(change.rank for change in changes if change.rank >= 0)
         nodes = (node,) if node else ()
         cause = self._cause(worst)
-        if worst.rank < 0 and what == "link" and (link := causes.of_link(self._nodes, run.node)) is not None:
-            nodes, cause = (link[0],), link[1]
-            ranks = tuple(rank for member in run.members if member.node == link[0] for rank in member.ranks)
+        if worst.rank < 0 and (found := self._node_at_fault(what)) is not None:
+            nodes, cause = (found[0],), found[1]
+            ranks = tuple(rank for member in run.members if member.node == found[0] for rank in member.ranks)
         certain = bool(ranks) and cause.cause is not SlowCause.UNKNOWN and not worst.since_start
         acts = certain and run.config.slow_ranks == "act" and run.config.mode is Mode.RECOVER and run.leads
         since = run.unix() - WINDOW_S * (worst.windows + 1)
@@ -147,6 +147,11 @@ class SlowRanks:
         if acts:
             self._intend(PauseAndTest(cause.evidence, replace=True))
 
+    def _node_at_fault(self, what: str) -> tuple[str, CauseFound] | None:
+        """Return the node that slows all ranks down, where no rank's own work is known to be slow."""
+        link = causes.of_link(self._nodes, self._run.node) if what == "link" else None
+        return link or causes.of_gpus(self._nodes)
+
     def _cause(self, change: Slowdown) -> CauseFound:
         if change.rank < 0:
             return CauseFound(SlowCause.UNKNOWN, "all ranks are, and none stands out")
@@ -156,7 +161,9 @@ class SlowRanks:
         others = sorted(rank for rank in self._ranks if rank not in self._watch.suspects and rank != change.rank)
         step = max(1, len(others) // PEERS)
         peers = [facts for rank in others[::step][:PEERS] for facts in self._ranks[rank]]
-        return causes.of_rank(mine, peers, 1 - 1 / change.ratio, self._places.get(change.rank))
+        own = causes.of_rank(mine, peers, 1 - 1 / change.ratio, self._places.get(change.rank))
+        gpus = causes.of_gpus(self._nodes) if own.cause is SlowCause.UNKNOWN else None
+        return gpus[1] if gpus is not None and gpus[0] == self._node_of(change.rank) else own
 
     def _end(self, rank: int, what: str) -> None:
         """End what was told of a rank; of all of them (-1), what was told without a rank's own work."""

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from resilio_hpc.diagnose.slow import kernel_facts
-from resilio_hpc.diagnose.slow.causes import RankPlace, SlowCause, of_link, of_rank
+from resilio_hpc.diagnose.slow.causes import RankPlace, SlowCause, of_gpus, of_link, of_rank
 from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankWindow
 
 QUIET = RankWindow(3000, 2000, 100, 10)
@@ -75,6 +75,18 @@ def test_a_link_of_the_controllers_node_slows_all_answers_but_its_own() -> None:
 def test_two_nodes_alike_are_not_blamed() -> None:
     slow = {"resent": 300}
     assert of_link(nodes(n2=slow, n3=slow), "n1") is None
+
+
+def test_one_node_whose_gpus_are_held_down_is_named_with_the_reason() -> None:
+    reasons = {0x40: "heat", 0x80: "the power supply", 0x08: "the hardware", 0x48: "heat and the hardware"}
+    for bits, why in reasons.items():
+        found = of_gpus(nodes(n3={"gpus_slowed": 1, "slowed_by": bits}))
+        assert found is not None
+        assert (found[0], found[1].cause) == ("n3", SlowCause.GPU)
+        assert found[1].evidence.endswith(f"slowed by {why}")
+    hot = {"gpus_slowed": 8, "slowed_by": 0x40}
+    assert of_gpus(nodes(n2=hot, n3=hot)) is None
+    assert of_gpus(nodes()) is None
 
 
 def test_what_the_kernel_counts_is_read_from_both_kinds_of_control_groups(tmp_path: Path) -> None:
