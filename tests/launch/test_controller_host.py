@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import zmq
@@ -29,13 +30,17 @@ class Full:
 
     def __init__(self, waiting: int) -> None:
         self.waiting = waiting
+        self._rest: list[bytes] = []
 
-    def recv_multipart(self, flags: int) -> list[bytes]:
-        assert flags == zmq.NOBLOCK
+    def recv(self, flags: int, copy: bool) -> SimpleNamespace:
+        assert (flags, copy) == (zmq.NOBLOCK, False)
+        if self._rest:
+            return SimpleNamespace(bytes=self._rest.pop(0), more=False)
         if not self.waiting:
             raise zmq.Again
         self.waiting -= 1
-        return [b"n1/a/1", m.to_controller.encode(m.Heartbeat("n1", "a", 1, 0.0, 0))]
+        self._rest.append(m.to_controller.encode(m.Heartbeat("n1", "a", 1, 0.0, 0)))
+        return SimpleNamespace(bytes=b"n1/a/1", more=True)
 
     def getsockopt(self, option: int) -> int:
         assert option == zmq.EVENTS

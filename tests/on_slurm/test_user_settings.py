@@ -17,6 +17,7 @@ from tests.support.requirements import need_readable_checkout
 pytestmark = each_series(HOST_SERIES, slow=[NEWEST_SERIES])
 ASK = """
 import dataclasses, json, sys
+import msgspec
 from resilio_hpc.launch.allocation import job_watch
 from resilio_hpc.launch.chain import preemption
 from resilio_hpc.slurm.client import commands
@@ -34,7 +35,9 @@ told = {
     "client": sorted(one.name for one in client.nodes()), "tables": sorted(one.name for one in tables.nodes()),
     "jobs": [sorted(str(one.id) for one in each.jobs([job])) for each in (client, tables)],
 }
-print(json.dumps(told, default=lambda one: list(one) if isinstance(one, tuple) else dataclasses.asdict(one)))
+def plain(one):
+    return dataclasses.asdict(one) if dataclasses.is_dataclass(one) else msgspec.to_builtins(one)
+print(json.dumps(told, default=plain))
 """
 SET = {
     "SQUEUE_PARTITION": "low", "SQUEUE_USERS": "root", "SQUEUE_STATES": "SUSPENDED", "SQUEUE_NAMES": "other",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-
-from msgspec import Struct
 
 from resilio_hpc.core.errors import UsageError
 
@@ -16,7 +15,8 @@ AMD = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 MOST_DEVICES = 64
 
 
-class NodeDevices(Struct, frozen=True):
+@dataclass(frozen=True)
+class NodeDevices:
     """What this process may use on this node. ``memory_bytes`` 0: unknown."""
 
     gpus: int
@@ -25,7 +25,8 @@ class NodeDevices(Struct, frozen=True):
     memory_bytes: int
 
 
-class VisibleDevices(Struct, frozen=True):
+@dataclass(frozen=True)
+class VisibleDevices:
     """The GPUs of this process: ``entries`` as in ``variable``. The n-th is that of local rank n."""
 
     variable: str

@@ -11,9 +11,8 @@ import shlex
 import shutil
 import urllib.parse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from msgspec import Struct
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
@@ -24,7 +23,8 @@ MAX_FILE_BYTES = 64 * 1024
 FLAG = "--notify"
 
 
-class Target(Struct, frozen=True):
+@dataclass(frozen=True)
+class Target:
     """A target. ``text``: as the user gave it, a secret; ``name``: without the secret."""
 
     kind: str  # command, webhook
