@@ -54,7 +54,7 @@ def built(copy: Path, extra: dict[str, str]) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel."""
-    return built(tmp_path_factory.mktemp("sources"), {})
+    return built(tmp_path_factory.mktemp("sources"), {"CFLAGS": "-O0"})  # how fast they are is not the subject
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ Until a command's own code is loaded, Ctrl-C ends it without a traceback.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ def _run(module: str) -> int:
     os.environ.pop("PYTHONINSPECT", None)  # a prompt after a launch, or after a rank, would hide how it ended
     main = importlib.import_module(module).main
     signal.signal(signal.SIGINT, _INTERRUPT)
+    gc.freeze()  # what was imported stays: the end would look through it for garbage
     code: int = main()
     if _INTERRUPT is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # all output is done: only the interpreter has to end

@@ -63,7 +63,8 @@ def test_a_method_measures_everything_and_loads_what_it_saved(name: str, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", marked(NAMES, "ours"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_two_processes_save_and_load_their_parts(name: str, tmp_path: Path) -> None:
     skip_if_missing(name)
     found = one_round(name, options(tmp_path, processes=2))
@@ -127,7 +128,8 @@ def measured(name: str, directory: Path, processes: int) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("name", marked(checkpoint_training.NAMES, "ours, overlapped"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", checkpoint_training.NAMES)
 def test_blocks_with_and_without_saves_are_timed(name: str, tmp_path: Path) -> None:
     skip_if_missing(name)
     found = measured(name, tmp_path, 1)

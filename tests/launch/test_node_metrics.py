@@ -36,12 +36,16 @@ class Node:
         self.name = "n1"
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.said: list[str] = []
+        self.gpus = (-1, -1)
         self.now = 1000.0
-        self.core = SimpleNamespace(local=None, highest_round=-1)
+        self.core = SimpleNamespace(local=None, highest_round=-1, times=SimpleNamespace(gpus=self._gpus))
         self.pids: dict[int, int] = {}
         self.metrics = NodeMetrics(
             self, self.core, lambda: self.pids, lambda: {"run_phase": 3.0}, lambda: self.now, PATIENCE_S,  # type: ignore[arg-type]
         )  # fmt: skip
+
+    def _gpus(self, slowed: int, slowed_by: int) -> None:
+        self.gpus = (slowed, slowed_by)
 
     def record(self, kind: str, **fields: Any) -> None:
         self.told.append((kind, fields))
@@ -196,7 +200,8 @@ def test_one_that_keeps_dying_is_given_up_and_said(make: Callable[..., Node], tm
 def test_levels_of_memory_reach_the_ledger_and_the_heartbeats(make: Callable[..., Node]) -> None:
     node = make()
     news = MemoryNews("job", 1, 0, 95.0, 100.0, largest="rank 3", largest_bytes=60.0)
-    node.metrics._take(Sampled(1, 1, "the job's memory limit: 95 %", (news,), ("a note",)))
+    node.metrics._take(Sampled(1, 1, "the job's memory limit: 95 %", (news,), ("a note",), gpus_slowed=2, slowed_by=64))
+    assert node.gpus == (2, 64)
     assert (node.metrics.level, node.metrics.memory) == (1, "the job's memory limit: 95 %")
     (warning,) = node.of("memory_warning")
     assert (warning["subject"], warning["largest"]) == ("job", "rank 3")

@@ -6,6 +6,7 @@ not outlive it; snapshots in shared memory outlive both.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -285,4 +286,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what was imported stays: the end would look through it for garbage
     sys.exit(main(sys.argv[1:]))
