@@ -21,7 +21,7 @@ from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Stage
-from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.agent.local_snapshots import REPLACED, SAVED_AGAIN_S, LocalSnapshots
 from resilio_hpc.launch.agent.saver_link import SaverRequest
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.protocol import messages as m
@@ -40,6 +40,7 @@ class FakeSaver:
         self.answers: list[tuple[SaverRequest, Said]] = []
         self.takes = True
         self.dead = False
+        self.resumed = 0
 
     def send(self, message: messages.Persist | messages.Commit) -> bool:
         self.requests += [message] if self.takes else []
@@ -52,13 +53,19 @@ class FakeSaver:
     def fileno(self) -> int | None:
         return None if self.dead else 3
 
+    def resume(self) -> None:
+        self.resumed += 1
+
+    def tick(self) -> None:
+        """There is no pause to end."""
+
 
 class FakeCore:
     """Keeps what it is told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
-        self.local = SimpleNamespace(number=0, attached=[0])
+        self.local = SimpleNamespace(number=0, attached=[0], section="", restore=None)
 
     @property
     def saves(self) -> FakeCore:
@@ -78,8 +85,9 @@ class FakeCore:
 class Node:
     """A node's snapshots in real arenas of one rank."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ranks_here: int = 1) -> None:
         self.arenas = path
+        self.now = 1000.0
         self.core = FakeCore()
         self.saver = FakeSaver()
         self.recorded: list[str] = []
@@ -93,10 +101,23 @@ class Node:
             name="n1", say=self.said.append,
         )  # fmt: skip
         ranks: Any = self.core
-        self.snapshots = LocalSnapshots(context, ranks, lambda rank, message: self.stages.append((rank, message)))
+        self.snapshots = LocalSnapshots(
+            context, ranks, lambda rank, message: self.stages.append((rank, message)), lambda: self.now
+        )
         self.snapshots.saver = self.saver  # type: ignore[assignment]
-        self._pair = ArenaPair(path, Owner(0, 0, 1, 1, 0, "own", "a run"), path / "spill")
+        self._ranks_here = ranks_here
         self._pool = ThreadPoolExecutor(1)
+        self.begin_round(0)
+
+    def begin_round(self, number: int, restored: int = -1) -> None:
+        """Other ranks, with the arenas of those before."""
+        self.core.local.number = number
+        self.core.local.restore = SimpleNamespace(step=restored) if restored >= 0 else None
+        count = self._ranks_here
+        self._pairs = [
+            ArenaPair(self.arenas, Owner(rank, rank, count, count, number, "own", "a run"), self.arenas / "spill")
+            for rank in range(count)
+        ]
 
     def record(self, kind: str, **fields: Any) -> None:
         self.recorded.append(kind)
@@ -105,8 +126,12 @@ class Node:
     def save(self, *steps: int) -> list[int]:
         """A rank saves; what is held then."""
         for step in steps:
-            Snapshot(self._pair, step, flatten({"x": np.full(10, step)}), self._pool).finish()
+            self.save_of(0, step)
         return [held.step for held in arena.scan(self.arenas)]
+
+    def save_of(self, rank: int, step: int) -> None:
+        """One rank saves."""
+        Snapshot(self._pairs[rank], step, flatten({"x": np.full(10, step)}), self._pool).finish()
 
     def persist(self, step: int, round_number: int = 0) -> None:
         self.snapshots.persist(m.PersistStep(1, round_number, step), MEMBER, 1)
@@ -248,3 +273,79 @@ def test_room_that_runs_out_is_told_and_the_step_is_committed_all_the_same(node:
     assert node.said == [
         "room for checkpoints runs out: /shared: 2.0 GB are free (keep fewer steps, or make room)",
     ]
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[Node]:
+    """Both hold step 5, the last one; the saver has the order of another round to write it."""
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        node = Node(Path(name), ranks_here=2)
+        for rank in (0, 1):
+            node.save_of(rank, 4)
+            node.save_of(rank, 5)
+        node.begin_round(1, restored=5)
+        node.persist(5, round_number=1)
+        yield node
+
+
+NOT_WHOLE = messages.SaverFailed(5, "holds no whole snapshot")
+OF_ROUND_1 = SaverRequest(False, 1, 5)
+
+
+def test_a_step_that_restarted_ranks_save_again_is_written_from_their_new_snapshots(two_ranks: Node) -> None:
+    node = two_ranks
+    (old,) = node.saver.requests
+    node.save_of(0, 5)
+    node.answer((OF_ROUND_1, NOT_WHOLE))
+    node.snapshots.tick()
+    assert (node.core.told, len(node.saver.requests)) == ([], 1)  # the other rank is still at it
+    node.save_of(1, 5)
+    node.snapshots.tick()
+    _, new = node.saver.requests
+    assert isinstance(old, messages.Persist)
+    assert isinstance(new, messages.Persist)
+    assert set(new.arenas).isdisjoint(old.arenas)
+    node.answer((OF_ROUND_1, messages.Persisted(5, 1, RECORD)))
+    assert node.core.told == [("persisted", 1, 5)]
+
+
+def test_also_where_the_order_comes_while_one_of_them_is_at_it(two_ranks: Node) -> None:
+    node = two_ranks
+    node.answer((OF_ROUND_1, messages.SaverFailed(5, "no space left")))
+    assert node.core.told.pop() == ("failed", 1, 5, "no space left")
+    node.save_of(0, 5)
+    node.persist(5, round_number=1)
+    assert (node.core.told, len(node.saver.requests)) == ([], 1)
+    node.save_of(1, 5)
+    node.snapshots.tick()
+    assert len(node.saver.requests) == 2
+
+
+@pytest.mark.parametrize("round_ends", [True, False])
+def test_it_has_failed_where_the_other_rank_does_not(round_ends: bool, two_ranks: Node) -> None:
+    node = two_ranks
+    node.save_of(0, 5)
+    node.answer((OF_ROUND_1, NOT_WHOLE))
+    node.now += SAVED_AGAIN_S + 1
+    if round_ends:
+        node.begin_round(2, restored=5)
+    node.snapshots.tick()
+    assert node.core.told == ([] if round_ends else [("failed", 1, 5, NOT_WHOLE.error)])
+    node.save_of(1, 5)
+    node.snapshots.tick()
+    assert len(node.saver.requests) == 1
+
+
+def test_a_step_that_newer_ones_have_replaced_is_not_waited_for(node: Node) -> None:
+    node.begin_round(1, restored=5)
+    node.save(6, 7, 8)
+    node.persist(6, round_number=1)
+    assert node.core.told == [("failed", 1, 6, REPLACED)]
+
+
+def test_the_saver_goes_on_for_a_last_checkpoint_though_no_step_was_done(node: Node) -> None:
+    node.snapshots.tick()
+    assert node.saver.resumed == 0
+    node.core.local.section = rank_link.LAST_CHECKPOINT
+    node.snapshots.tick()
+    assert node.saver.resumed == 1

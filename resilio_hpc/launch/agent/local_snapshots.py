@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from resilio_hpc.ckpt.saver import messages
 from resilio_hpc.ckpt.snapshot import arena
@@ -17,20 +19,33 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.node_context import NodeContext
 
 REFUSED = "the saver process does not take requests"
+SAVED_AGAIN_S = 30.0  # for the other ranks of this node to take a step again that one of them has taken again
+REPLACED = "overwritten by a newer snapshot"
+
+
+class PersistOrder(NamedTuple):
+    """An order to write a step, and the place of this node in the round."""
+
+    message: m.PersistStep
+    member: m.Member
+    world_size: int
 
 
 class LocalSnapshots:
     """What this node holds in memory, and which of it is being written to disk."""
 
     def __init__(
-        self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None]
-    ) -> None:
+        self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         """``tell_rank``: sends a message to a local rank."""
+        self._clock = clock
         self._node = node
         self._ranks = ranks
         self._tell_rank = tell_rank
         self.saver = SaverLink(node.local_dir / "saver.log")
-        self._pins: deque[arena.Pin] = deque()  # for the saver's persist requests, in their order
+        self._pins: deque[tuple[arena.Pin, PersistOrder]] = deque()  # of the saver's persist requests, in their order
+        self._waiting: tuple[PersistOrder, float, str] | None = None  # until when, and what is wrong if it lasts longer
         self._checkpoints = str(node.run.path / "checkpoints")
         self._disk_told = self._differs_told = False
         kept = node.options.checkpoints
@@ -48,9 +63,13 @@ class LocalSnapshots:
 
     def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
         """Pin the step's arenas and order the saver to write them."""
+        self._persist(PersistOrder(message, member, world_size))
+
+    def _persist(self, order: PersistOrder) -> None:
+        message, member, world_size = order
         pin = arena.pin(self._node.arena_dir, message.step)
         if pin is None:
-            self._ranks.saves.persist_failed(message.round, message.step, "overwritten by a newer snapshot")
+            self._not_written(order, REPLACED)
             return
         options = self._node.options.checkpoints
         sent = self.saver.send(
@@ -62,10 +81,42 @@ class LocalSnapshots:
             )
         )  # fmt: skip
         if sent:
-            self._pins.append(pin)
+            self._pins.append((pin, order))
         else:
             pin.release()
             self._ranks.saves.persist_failed(message.round, message.step, REFUSED)
+
+    def _not_written(self, order: PersistOrder, error: str) -> None:
+        """Report a failure, unless ranks save the step again that their round began with: that is written, then.
+
+        Ranks that restart after their last step do so, and each drops the snapshot from which it was restored.
+        """
+        step, number, local = order.message.step, order.message.round, self._ranks.local
+        is_restored = local is not None and local.restore is not None and local.restore.step == step
+        again = is_restored and any((one.step, one.round) == (step, number) for one in arena.scan(self._node.arena_dir))
+        if again and self._waiting is None:
+            self._waiting = (order, self._clock() + SAVED_AGAIN_S, error)
+        else:
+            self._ranks.saves.persist_failed(number, step, error)
+
+    def tick(self) -> None:
+        """Do what waits for ranks: go on with a step that they have taken again, and end the pause for the last one."""
+        local = self._ranks.local
+        if local is not None and local.section == rank_link.LAST_CHECKPOINT:
+            self.saver.resume()  # a restart after the last step does no other
+        self.saver.tick()
+        if self._waiting is None:
+            return
+        order, until, error = self._waiting
+        if local is None or local.number != order.message.round:
+            self._waiting = None
+        elif (pin := arena.pin(self._node.arena_dir, order.message.step)) is not None:
+            pin.release()
+            self._waiting = None
+            self._persist(order)
+        elif self._clock() > until:
+            self._waiting = None
+            self._ranks.saves.persist_failed(order.message.round, order.message.step, error)
 
     def commit(self, message: m.CommitStep) -> None:
         """Order the saver to write the manifest."""
@@ -94,8 +145,10 @@ class LocalSnapshots:
             if isinstance(answer, messages.Progress):
                 self._on_progress(request, answer)
                 continue
+            order = None
             if not request.commits:
-                self._pins.popleft().release()
+                pin, order = self._pins.popleft()
+                pin.release()
             if isinstance(answer, messages.Persisted):
                 ranks.saves.persisted(request.round, request.step, answer.record)
             elif isinstance(answer, messages.Committed):
@@ -107,16 +160,23 @@ class LocalSnapshots:
                     self._differs_told = True
                     self._node.record("replicas_differ", step=request.step, place=answer.differs)
                     self._node.say(words("replicas_differ", {"place": answer.differs}))
+            elif order is not None and self._is_replaced(pin, order):
+                self._not_written(order, answer.error)
             else:
                 ranks.saves.persist_failed(request.round, request.step, answer.error)
         if self.saver.fileno() is None:
             self._node.record("saver_died")
 
+    def _is_replaced(self, pin: arena.Pin, order: PersistOrder) -> bool:
+        """Return whether ranks have taken the step again meanwhile, into other arenas than were to be written."""
+        there = {held.path for held in arena.scan(self._node.arena_dir) if held.step == order.message.step}
+        return not there.issuperset(pin.paths)
+
     def _on_progress(self, request: SaverRequest, progress: messages.Progress) -> None:
         """Pass on the progress of the oldest persist request that has no answer yet."""
         node = self._node
         if isinstance(progress, messages.Local):
-            self._pins[0].release()
+            self._pins[0][0].release()
             node.record("local", step=progress.step, size_bytes=progress.size_bytes, seconds=progress.seconds)
             local = self._ranks.local
             for rank in local.attached if local is not None and local.number == request.round else ():
