@@ -74,3 +74,19 @@ def test_a_real_rank_that_waits_for_its_peers(tmp_path: Path) -> None:
             assert place_of(main_thread(dump.read_text())) == "train.py:6"
         finally:
             rank.kill()
+
+
+def test_stacks_are_kept_when_the_round_is_over_where_there_are_any(tmp_path: Path) -> None:
+    written, empty = tmp_path / "0.stacks", tmp_path / "1.stacks"
+    kept = tmp_path / "logs"
+    kept.mkdir()
+    look = RankLook(tmp_path, {})
+    look.begin(0, {0: written, 1: empty}, {0: kept / "4.stacks", 1: kept / "5.stacks"})
+    written.write_text("where rank 4 is")
+    written.with_suffix(".native").write_text("and in C")
+    empty.touch()
+    look.begin(1, {0: tmp_path / "none.stacks"}, {0: kept / "6.stacks"})
+    look.close()
+    assert {path.name: path.read_text() for path in kept.iterdir()} == {
+        "4.stacks": "where rank 4 is", "4.native": "and in C",
+    }  # fmt: skip

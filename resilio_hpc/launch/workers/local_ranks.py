@@ -171,7 +171,9 @@ class LocalRanks:
                 self._core.spawn_failed(rank.local_rank, str(error), time.time())
                 return
             self._spawner.spawn(command)
-        self._look.begin(local.number, {number: stack_file(path) for number, path in self._errors.items()})
+        stacks = {number: stack_file(self._errors[number]) for number in local.ranks}
+        kept = {number: directory / f"{rank.rank}.stacks" for number, rank in local.ranks.items()}
+        self._look.begin(local.number, stacks, kept)
         self._console.watch(logs, world, directory)
 
     def judge(self, cause: m.Cause | None) -> None:

@@ -25,6 +25,7 @@ from resilio_hpc.launch.workers.sampled_stacks import SampledStacks
 
 ANSWER_S = 0.1  # for a rank to write its stacks
 MOST_BYTES = 1 << 20
+NATIVE = ".native"
 _JOINS = re.compile(
     r'^ *File "[^"\n]*/torch/distributed/[^"\n]*", line \d+ in '
     r"(init_process_group|init_device_mesh|init_rpc|new_group|new_subgroups|split_group)$",
@@ -44,15 +45,20 @@ class RankLook:
         self._rings: dict[int, CallRing] = {}
         self._round = -1
         self._stacks: Mapping[int, Path] = {}
+        self._kept: dict[int, Path] = {}
         self._sizes: dict[int, int] = {}
         self._due: float | None = None
         self._number = -1
         self._sampled = SampledStacks()
 
-    def begin(self, round_number: int, stacks: Mapping[int, Path]) -> None:
-        """Take a new round. ``stacks``: by local rank, the file for its stacks."""
+    def begin(self, round_number: int, stacks: Mapping[int, Path], kept: Mapping[int, Path] | None = None) -> None:
+        """Take a new round.
+
+        ``stacks``: by local rank, the file for its stacks; ``kept``: where it goes when the round is over, if there is
+        something in it. What was sampled goes beside it.
+        """
         self.close()
-        self._round, self._stacks, self._due = round_number, dict(stacks), None
+        self._round, self._stacks, self._kept, self._due = round_number, dict(stacks), dict(kept or {}), None
         with contextlib.suppress(OSError):
             interception.remove_older(self._arena_dir, round_number)
 
@@ -73,7 +79,7 @@ class RankLook:
         ``sampled``: local ranks whose native stacks are sampled, beside the file of their own.
         """
         self._sampled.ask({
-            self._pids[one]: self._stacks[one].with_suffix(".native")
+            self._pids[one]: self._stacks[one].with_suffix(NATIVE)
             for one in sampled if one in self._pids and one in self._stacks
         })  # fmt: skip
         self._number, self._due = number, time.monotonic() + (ANSWER_S if stacks else 0.0)
@@ -132,8 +138,14 @@ class RankLook:
         return main_thread(text)
 
     def close(self) -> None:
-        """Close the rings, and end a sample that is under way."""
+        """Close the rings, end a sample that is under way, and keep the stacks."""
         self._sampled.close()
+        for number, target in self._kept.items():
+            for source in (self._stacks[number], self._stacks[number].with_suffix(NATIVE)):
+                if _size(source):
+                    with contextlib.suppress(OSError):
+                        target.with_suffix(source.suffix).write_bytes(source.read_bytes()[-MOST_BYTES:])
+        self._kept = {}
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()
