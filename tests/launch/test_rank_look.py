@@ -11,7 +11,7 @@ import pytest
 
 from resilio_hpc.core.stack_dump import STACK_SIGNAL, STACK_VARIABLE
 from resilio_hpc.launch.protocol.root_cause import place_of
-from resilio_hpc.launch.workers.rank_look import joins_in, main_thread
+from resilio_hpc.launch.workers.rank_look import RankLook, joins_in, main_thread
 from tests.support.environments import scrubbed
 from tests.support.waiting import until
 
