@@ -211,8 +211,9 @@ class Hangs:
             return
         self._told = (*told, "due") if due else told
         run = self._run
-        others = (rank for rank in range(run.world_size) if rank not in verdict.ranks)
-        self._sampled = () if due else (*verdict.ranks[:1], next(others, 0))
+        if not due and not verdict.moves:  # a sample suspends a rank for a moment
+            others = (rank for rank in range(run.world_size) if rank not in verdict.ranks)
+            self._sampled = (*verdict.ranks[:1], next(others, 0))
         nodes = sorted({member.node for member in run.members if set(member.ranks) & set(verdict.ranks)})
         self._out.record(
             "hang", round=run.round, kind=verdict.kind.value, ranks=list(verdict.ranks[:MOST_RANKS]),

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.format.manifest import is_shard_name
 from resilio_hpc.ckpt.store import checkpoint_index, shard_file
 from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.ckpt.tiers import local_disk
 from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError
 from tests.support.crash.harm import Harm, arm
@@ -104,6 +106,9 @@ def become(rank: int, world: int, directory: Path, own_process: bool = False, **
     which takes no time to start."""
     if not own_process:
         sys.executable = "/nowhere/python"
+    # a directory on a node's own disk is swept by a thread beside the first save, whose calls come at any time: where
+    # one with that name lives, no other is started
+    threading.Thread(target=threading.Event().wait, name=local_disk._SWEEPER, daemon=True).start()
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     os.environ.update({name: str(number) for name, number in numbers.items()})
     coordinator.use(LocalCoordinator(directory, os.environ, **{"retention": RETENTION, **options}))
