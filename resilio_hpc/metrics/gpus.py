@@ -15,7 +15,7 @@ FIELDS = (
     "minor", "memory_used", "memory_total", "temperature_c", "throttle", "ecc_uncorrected", "remap_pending",
     "pcie_replays", *gpu_readings.LIVE,
 )  # fmt: skip
-SLOWED_BY = 0x08 | 0x20 | 0x40 | 0x80  # the hardware, heat (as driver and hardware see it), power brake; no power cap
+THROTTLED_BY = 0x08 | 0x20 | 0x40 | 0x80  # hardware, heat (as driver and hardware see it), power brake; no power cap
 LINKS = ("nvlinks", "nvlink_errors")
 LINKS_EVERY = 6  # samples: a GPU has 18 links with three counters each
 
@@ -81,7 +81,7 @@ def _scaled(value: int | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def slowed(sheet: Sheet) -> tuple[int, int]:
-    """Return how many GPUs are slowed down by what does not belong to their usual work, and the bits of why."""
-    found = [bits for value in sheet.labelled("gpu_throttle_reasons").values() if (bits := int(value) & SLOWED_BY)]
+def throttled(sheet: Sheet) -> tuple[int, int]:
+    """Return how many GPUs are throttled by what does not belong to their usual work, and the bits of why."""
+    found = [bits for value in sheet.labelled("gpu_throttle_reasons").values() if (bits := int(value) & THROTTLED_BY)]
     return len(found), functools.reduce(operator.or_, found, 0)

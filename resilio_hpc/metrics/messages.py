@@ -69,8 +69,8 @@ class Sampled(msgspec.Struct, frozen=True):
     """The answer to a request. ``notes``: what could not be done, each said once; ``endpoint``: its URL, once known.
 
     ``counters``: those of errors, where they were asked for. ``level`` and ``memory``: the worst memory level now, and
-    what it is about. ``gpus_slowed``: GPUs whose clocks heat, power or the hardware hold down; ``slowed_by``: the bits
-    of nvmlClocksEventReasons that say so.
+    what it is about. ``gpus_throttled``: GPUs whose clocks heat, power or the hardware hold down;
+    ``throttle_reasons``: the bits of nvmlClocksEventReasons that say so.
     """
 
     number: int
@@ -80,5 +80,5 @@ class Sampled(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     endpoint: str = ""
     counters: dict[str, float] | None = None
-    gpus_slowed: int = 0
-    slowed_by: int = 0
+    gpus_throttled: int = 0
+    throttle_reasons: int = 0

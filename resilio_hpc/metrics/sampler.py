@@ -23,7 +23,7 @@ from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.events.memory_text import memory_words
 from resilio_hpc.metrics import latest, textfile
 from resilio_hpc.metrics.counters import error_counters
-from resilio_hpc.metrics.gpus import GpuSource, slowed
+from resilio_hpc.metrics.gpus import GpuSource, throttled
 from resilio_hpc.metrics.host import HostSource
 from resilio_hpc.metrics.memory_watch import MemoryWatch, uses_of
 from resilio_hpc.metrics.messages import Sampled, SampleRequest, Setup
@@ -103,7 +103,7 @@ class Sampler:
         return Sampled(
             look.number, worst.level if worst else 0, memory,
             tuple(news), self._new_notes(), self._endpoint.url if self._endpoint else "",
-            error_counters(sheet) if look.when else None, *slowed(sheet),
+            error_counters(sheet) if look.when else None, *throttled(sheet),
         )  # fmt: skip
 
     def _hand_on(self, sheet: Sheet, now: float) -> None:

@@ -44,8 +44,8 @@ class Node:
             self, self.core, lambda: self.pids, lambda: {"run_phase": 3.0}, lambda: self.now, PATIENCE_S,  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def _gpus(self, slowed: int, slowed_by: int) -> None:
-        self.gpus = (slowed, slowed_by)
+    def _gpus(self, slowed: int, throttle_reasons: int) -> None:
+        self.gpus = (slowed, throttle_reasons)
 
     def record(self, kind: str, **fields: Any) -> None:
         self.told.append((kind, fields))
@@ -200,7 +200,9 @@ def test_one_that_keeps_dying_is_given_up_and_said(make: Callable[..., Node], tm
 def test_levels_of_memory_reach_the_ledger_and_the_heartbeats(make: Callable[..., Node]) -> None:
     node = make()
     news = MemoryNews("job", 1, 0, 95.0, 100.0, largest="rank 3", largest_bytes=60.0)
-    node.metrics._take(Sampled(1, 1, "the job's memory limit: 95 %", (news,), ("a note",), gpus_slowed=2, slowed_by=64))
+    node.metrics._take(
+        Sampled(1, 1, "the job's memory limit: 95 %", (news,), ("a note",), gpus_throttled=2, throttle_reasons=64)
+    )
     assert node.gpus == (2, 64)
     assert (node.metrics.level, node.metrics.memory) == (1, "the job's memory limit: 95 %")
     (warning,) = node.of("memory_warning")

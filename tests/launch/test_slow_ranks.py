@@ -135,7 +135,7 @@ def test_where_calls_are_not_seen_the_node_whose_gpus_are_too_hot_is_named() -> 
     pass_windows(world, 10, slow=(3,), facts=RankWindow(-1, 0, 0, 28))
     (told,) = world.records("slow")
     assert (told["nodes"], told["ranks"], told["cause"]) == (["n2"], [2, 3], "gpu_throttled")
-    assert "2 of the GPUs of n2 are slowed by heat" in words("slow", told)
+    assert "2 of the GPUs of n2 are throttled by heat" in words("slow", told)
 
 
 @pytest.mark.parametrize(("hot", "cause"), [("n2", "gpu_throttled"), ("n1", "unknown")])

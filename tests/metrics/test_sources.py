@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilio_hpc.metrics.gpus import LINKS_EVERY, GpuSource, slowed
+from resilio_hpc.metrics.gpus import LINKS_EVERY, GpuSource, throttled
 from resilio_hpc.metrics.host import HostSource
 from resilio_hpc.metrics.memory_watch import MemoryUsed
 from resilio_hpc.metrics.messages import RankFacts
@@ -149,7 +149,7 @@ def test_gpus_that_heat_or_power_hold_down_are_counted(
     nvml = FakeNvml()
     for gpu, bits in zip(nvml._gpus, reasons, strict=False):
         gpu["nvmlDeviceGetCurrentClocksThrottleReasons"] = bits
-    assert slowed(gpu_source(tmp_path, nvml).read()) == found
+    assert throttled(gpu_source(tmp_path, nvml).read()) == found
 
 
 def test_a_lost_gpu_has_no_other_values(tmp_path: Path) -> None:

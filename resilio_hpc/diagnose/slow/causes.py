@@ -114,14 +114,14 @@ def of_gpus(nodes: Mapping[str, Sequence[NodeFacts]]) -> tuple[str, CauseFound] 
 
     ``nodes``: the recent windows of each.
     """
-    held = {node: count for node, facts in nodes.items() if (count := int(_usual(facts, "gpus_slowed"))) > 0}
+    held = {node: count for node, facts in nodes.items() if (count := int(_usual(facts, "gpus_throttled"))) > 0}
     if len(held) != 1:
         return None
     ((node, count),) = held.items()
-    bits = nodes[node][-1].slowed_by
+    bits = nodes[node][-1].throttle_reasons
     why = " and ".join(words for mask, words in _GPU_REASONS.items() if bits & mask) or "the hardware"
     are = "is" if count == 1 else "are"
-    return node, CauseFound(SlowCause.GPU, f"{count} of the GPUs of {node} {are} slowed by {why}")
+    return node, CauseFound(SlowCause.GPU, f"{count} of the GPUs of {node} {are} throttled by {why}")
 
 
 def _usual(windows: Sequence[object], name: str) -> float:

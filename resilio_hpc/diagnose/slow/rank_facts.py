@@ -35,8 +35,8 @@ class NodeFacts(msgspec.Struct, frozen=True, array_like=True):
 
     ``storage``: milliseconds in which a process waited for storage (PSI); ``resent``: TCP segments sent again;
     ``sent``: all of them; ``trip``: microseconds of the fastest answer to a heartbeat, 0 without one; ``errors``: of
-    its network devices; ``gpus_slowed``: GPUs that heat, power or the hardware hold down, ``slowed_by``: why, as bits
-    of nvmlClocksEventReasons.
+    its network devices; ``gpus_throttled``: GPUs that heat, power or the hardware hold down; ``throttle_reasons``: why,
+    as bits of nvmlClocksEventReasons.
     """
 
     storage: Whole = 0
@@ -44,5 +44,5 @@ class NodeFacts(msgspec.Struct, frozen=True, array_like=True):
     sent: Whole = 0
     trip: Whole = 0
     errors: Whole = 0
-    gpus_slowed: Whole = 0
-    slowed_by: Whole = 0
+    gpus_throttled: Whole = 0
+    throttle_reasons: Whole = 0

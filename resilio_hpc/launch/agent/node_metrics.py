@@ -144,7 +144,7 @@ class NodeMetrics:
         node = self._node
         _, when, number = self._asked.pop(said.number, (0.0, "", -1))
         self.level, self.memory = said.level, said.memory
-        self._core.times.gpus(said.gpus_slowed, said.slowed_by)
+        self._core.times.gpus(said.gpus_throttled, said.throttle_reasons)
         for news in said.news:
             node.record("memory_warning" if news.level else "memory_eased", **msgspec.structs.asdict(news))
         for note in said.notes:

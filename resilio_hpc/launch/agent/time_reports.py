@@ -15,15 +15,15 @@ class TimeReports:
     def __init__(self, reports: ControllerReports) -> None:
         self._reports = reports
         self._trip_s: float | None = None
-        self._gpus_slowed = self._slowed_by = 0
+        self._gpus_throttled = self._throttle_reasons = 0
 
     def answered(self, trip_s: float) -> None:
         """Take how long the controller's answer to a heartbeat took."""
         self._trip_s = trip_s if self._trip_s is None else min(self._trip_s, trip_s)
 
-    def gpus(self, slowed: int, slowed_by: int) -> None:
+    def gpus(self, throttled: int, throttle_reasons: int) -> None:
         """Take how many GPUs are held down, and why, as the newest sample says."""
-        self._gpus_slowed, self._slowed_by = slowed, slowed_by
+        self._gpus_throttled, self._throttle_reasons = throttled, throttle_reasons
 
     def passed(self, round_number: int, window: int, ranks: tuple[RankWindow, ...], facts: NodeFacts) -> None:
         """Send a window that has ended."""
@@ -31,7 +31,7 @@ class TimeReports:
         facts = msgspec.structs.replace(
             facts,
             trip=max(0, round((trip_s or 0.0) * 1e6)),
-            gpus_slowed=self._gpus_slowed,
-            slowed_by=self._slowed_by,
+            gpus_throttled=self._gpus_throttled,
+            throttle_reasons=self._throttle_reasons,
         )
         self._reports.tell(m.RankTimes(self._reports.node, self._reports.epoch, round_number, window, ranks, facts))

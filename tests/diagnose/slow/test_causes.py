@@ -80,11 +80,11 @@ def test_two_nodes_alike_are_not_blamed() -> None:
 def test_one_node_whose_gpus_are_held_down_is_named_with_the_reason() -> None:
     reasons = {0x40: "heat", 0x80: "the power supply", 0x08: "the hardware", 0x48: "heat and the hardware"}
     for bits, why in reasons.items():
-        found = of_gpus(nodes(n3={"gpus_slowed": 1, "slowed_by": bits}))
+        found = of_gpus(nodes(n3={"gpus_throttled": 1, "throttle_reasons": bits}))
         assert found is not None
         assert (found[0], found[1].cause) == ("n3", SlowCause.GPU)
-        assert found[1].evidence.endswith(f"slowed by {why}")
-    hot = {"gpus_slowed": 8, "slowed_by": 0x40}
+        assert found[1].evidence.endswith(f"throttled by {why}")
+    hot = {"gpus_throttled": 8, "throttle_reasons": 0x40}
     assert of_gpus(nodes(n2=hot, n3=hot)) is None
     assert of_gpus(nodes()) is None
 
