@@ -33,7 +33,7 @@ class WorkDone(Struct, frozen=True):
     own_s: float
     wait_s: float
     calls: int
-    steps: int
+    steps: int  # or iterations, found in the calls
     rate: float = 0.0
 
     def __add__(self, other: WorkDone) -> WorkDone:
@@ -78,6 +78,7 @@ class SlowWatch:
         self._step, self._own_s, self._wait_s = Level(), Level(), Level()
         self._told: set[tuple[str, int]] = set()
         self._checked = False
+        self._in_steps = False  # calls are counted until a step is known
 
     @property
     def learned(self) -> bool:
@@ -94,6 +95,9 @@ class SlowWatch:
         for rank, work in window.items():
             before = self._sum.get(rank)
             self._sum[rank] = work if before is None else before + work
+            if work.steps and not self._in_steps:  # what was learned of calls says nothing of steps
+                self._in_steps = True
+                self._step, self._own_s, self._wait_s = Level(), Level(), Level()
         if not self._is_whole():
             return []
         whole, self._sum = self._sum, {}
@@ -105,7 +109,7 @@ class SlowWatch:
         if not works:
             return False
         steps = max(work.steps for work in works)
-        if steps:
+        if self._in_steps:
             return steps >= LEAST_STEPS
         return sorted(work.calls for work in works)[len(works) // 2] >= LEAST_CALLS
 
@@ -146,8 +150,8 @@ class SlowWatch:
 
     def _all(self, works: Mapping[int, WorkDone]) -> list[Slowdown]:
         """Tell of a run that is slower as a whole, where no rank explains it."""
-        steps = max(work.steps for work in works.values())
-        units = steps or sorted(work.calls for work in works.values())[len(works) // 2]
+        calls = sorted(work.calls for work in works.values())[len(works) // 2]
+        units = max(work.steps for work in works.values()) if self._in_steps else calls
         lasts_s = sorted(work.lasts_s for work in works.values())[len(works) // 2]
         explained = bool(self._told - {("step", -1)}) or self._own.suspected or self._rate.suspected
         own = sorted(work.own_s for work in works.values())[len(works) // 2]

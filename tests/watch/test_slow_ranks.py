@@ -99,3 +99,11 @@ def test_ranks_of_which_a_window_knows_too_little_are_left_out() -> None:
         if number % 3 == 0:
             known[2] = WorkDone(0.5, 0.0, 5, 1)
         assert watch.look(known) == []
+
+
+def test_steps_that_are_found_late_or_take_longer_than_a_window_are_no_slowdown() -> None:
+    watch, found = SlowWatch(), []
+    for number in range(120):
+        steps = 0 if number < 30 else number % 4 == 0  # a step lasts for four windows
+        found += watch.look({rank: WorkDone(4.0, 1.0, 100, int(steps)) for rank in range(4)})
+    assert found == []

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from resilio_hpc.diagnose.hangs.call_ring import CallRing
 from resilio_hpc.diagnose.slow import kernel_facts
 from resilio_hpc.diagnose.slow.call_times import CallTimes
+from resilio_hpc.diagnose.slow.iterations import Iterations
 from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers import interception
@@ -31,6 +32,7 @@ class _Rank(Struct):
     pid: int
     ring: CallRing | None = None
     times: CallTimes | None = None
+    iterations: Iterations | None = None
     section: str = ""
     step: int = -1
     collected: float = 0.0
@@ -85,12 +87,17 @@ class RankAccounts:
             with contextlib.suppress(OSError):
                 known.ring = CallRing(interception.ring_file(self._arena_dir, self._round, number))
         if known.times is None and known.ring is not None and known.ring.process == pid:
-            known.times = CallTimes(known.ring)
+            known.times, known.iterations = CallTimes(known.ring), Iterations(known.ring)
         return known
 
     @staticmethod
     def _follow(known: _Rank, rank: LocalRank) -> None:
-        """Account for the time until now; what was spent in a section does not count."""
+        """Account for the time until now; what was spent in a section does not count.
+
+        Iterations are looked for where no steps are reported.
+        """
+        if known.iterations is not None and rank.step < 0:
+            known.iterations.advance()
         if known.times is not None:
             held = known.times.total
             known.times.advance()
@@ -107,9 +114,10 @@ class RankAccounts:
         new = {"queued": kernel_facts.queued_ns(known.pid), "throttled": kernel_facts.throttled_ns(known.pid)}
         queued, throttled = (max(0, value - known.kernel.get(name, value)) // _MS for name, value in new.items())
         known.kernel = new
-        steps = max(0, rank.step - known.step) if known.step >= 0 else 0
+        step = rank.step if rank.step >= 0 or known.iterations is None else known.iterations.done
+        steps = max(0, step - known.step) if known.step >= 0 else 0
         collecting = max(0, round((rank.collected_s - known.collected) * 1000))
-        known.step, known.collected = rank.step, rank.collected_s
+        known.step, known.collected = step, rank.collected_s
         blocked = 100 * known.blocked // max(1, known.looks)
         known.looks = known.blocked = 0
         if known.times is None or not known.times.measured:
