@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
+from resilio_hpc.core.gpu_throttling import BY_HARDWARE
 from resilio_hpc.prolog_epilog.base.check import (
     Absent,
     DeviceHistory,
@@ -17,10 +18,6 @@ from resilio_hpc.prolog_epilog.base.check import (
     Value,
 )
 from resilio_hpc.prolog_epilog.checks.gpu_readings import Gpu, Gpus
-
-_THROTTLES = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
-"""nvmlClocksEventReason… of nvml.h that are no setting: heat, power supply, or a signal of the board."""
-
 
 Judge = Callable[..., Iterable[Fault]]
 _GPUS = "GPUs"
@@ -165,7 +162,7 @@ def pcie_replays(reading: Gpus) -> Mapping[str, int | Unreadable]:
 @_reads("throttle")
 def throttle(reading: Gpus, limits: Thresholds) -> Iterable[Fault]:
     for gpu in _present(reading):
-        reasons = [text for bit, text in _THROTTLES.items() if (gpu.throttle or 0) & bit]
+        reasons = [text for bit, text in BY_HARDWARE.items() if (gpu.throttle or 0) & bit]
         if reasons:
             yield _of(gpu, f"clocks are held down: {', '.join(reasons)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 
+from resilio_hpc.core import gpu_throttling
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.metrics.sheet import Sheet
 from resilio_hpc.prolog_epilog.base.node import NodeView
@@ -15,7 +16,6 @@ FIELDS = (
     "minor", "memory_used", "memory_total", "temperature_c", "throttle", "ecc_uncorrected", "remap_pending",
     "pcie_replays", *gpu_readings.LIVE,
 )  # fmt: skip
-THROTTLED_BY = 0x08 | 0x20 | 0x40 | 0x80  # hardware, heat (as driver and hardware see it), power brake; no power cap
 LINKS = ("nvlinks", "nvlink_errors")
 LINKS_EVERY = 6  # samples: a GPU has 18 links with three counters each
 
@@ -83,5 +83,7 @@ def _scaled(value: int | None, factor: float) -> float | None:
 
 def throttled(sheet: Sheet) -> tuple[int, int]:
     """Return how many GPUs are throttled by what does not belong to their usual work, and the bits of why."""
-    found = [bits for value in sheet.labelled("gpu_throttle_reasons").values() if (bits := int(value) & THROTTLED_BY)]
+    found = [
+        bits for value in sheet.labelled("gpu_throttle_reasons").values() if (bits := int(value) & gpu_throttling.ALL)
+    ]
     return len(found), functools.reduce(operator.or_, found, 0)

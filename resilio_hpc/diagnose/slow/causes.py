@@ -11,6 +11,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from resilio_hpc.core import gpu_throttling
 from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
 
@@ -20,7 +21,6 @@ TIMES_PEERS = 3.0
 LEAST_LOADS = 0.4  # of the looks
 LEAST_RESENT = 20  # segments of a window
 LEAST_TRIP_US = 5000
-_GPU_REASONS = {0x20 | 0x40: "heat", 0x80: "the power supply", 0x08: "the hardware"}  # nvmlClocksEventReasons
 
 
 class SlowCause(StrEnum):
@@ -119,7 +119,7 @@ def of_gpus(nodes: Mapping[str, Sequence[NodeFacts]]) -> tuple[str, CauseFound] 
         return None
     ((node, count),) = held.items()
     bits = nodes[node][-1].throttle_reasons
-    why = " and ".join(words for mask, words in _GPU_REASONS.items() if bits & mask) or "the hardware"
+    why = " and ".join(words for mask, words in gpu_throttling.WORDS.items() if bits & mask) or "the hardware"
     are = "is" if count == 1 else "are"
     return node, CauseFound(SlowCause.GPU, f"{count} of the GPUs of {node} {are} throttled by {why}")
 
