@@ -64,15 +64,17 @@ class Checkpointer:
         overlap: bool = False,
         patience_s: float = 30.0,
         gb_per_s: float | None = None,
+        local_keep: int = 1,
     ) -> None:
         """``remote``: directory for committed checkpoints, on the shared file system (default $RESILIO_CHECKPOINT_DIR).
 
         ``local``: directory on this node's own disk. Steps are written there first, which lets memory go, and restored
         from there where that is what was committed (default $RESILIO_LOCAL_CHECKPOINT_DIR; under resilio-launch its
-        --local-checkpoints alone decides). Snapshots that do not fit into memory go there, too (default: the temporary
-        directory). ``memory`` False: never keep snapshots in memory. ``layout``: None, every process's tensors are its
-        own; REPLICATED. ``keep_last``, ``keep_every``, ``keep_hours``, ``keep_gb``: committed steps to keep (see
-        ``retention.Retention``) when there is no launcher (which has its own settings).
+        --local-checkpoints alone decides); ``local_keep`` committed ones stay there. Snapshots that do not fit into
+        memory go there, too (default: the temporary directory). ``memory`` False: never keep snapshots in memory.
+        ``layout``: None, every process's tensors are its own; REPLICATED. ``keep_last``, ``keep_every``,
+        ``keep_hours``, ``keep_gb``: committed steps to keep (see ``retention.Retention``) when there is no launcher
+        (which has its own settings).
         ``overlap``: ``save`` returns before parameters and optimizer state are copied, and the next step of any torch
         optimizer waits until they are (RES-13). Only for loops in which nothing else changes them meanwhile, and for
         optimizers that are in the state as objects; ``fence`` waits at any other place. ``patience_s``: without a
@@ -84,13 +86,15 @@ class Checkpointer:
             raise UsageError(f"layout is None or ckpt.REPLICATED, not {layout!r}")
         if gb_per_s is not None and not is_number(gb_per_s, above=0):
             raise UsageError(f"gb_per_s is a number of gigabytes per second, not {gb_per_s!r}")
+        if type(local_keep) is not int or local_keep < 1:
+            raise UsageError(f"local_keep is a whole number of steps, at least 1, not {local_keep!r}")
         if not is_number(patience_s, above=0):
             raise UsageError(f"patience_s is a number of seconds above 0, not {patience_s!r}")
         self.directory = coordinator.checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
         retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._coordinator = coordinator.current() or find_coordinator(
-            self.directory, os.environ, retention, patience_s, local, (gb_per_s or 0.0) * 1e9
+            self.directory, os.environ, retention, patience_s, local, (gb_per_s or 0.0) * 1e9, local_keep
         )
         self.place = self._coordinator.place
         world.check_place(self.place)

@@ -19,10 +19,13 @@ def find_coordinator(
     patience_s: float,
     local: str | os.PathLike[str] | None,
     bytes_per_s: float,
+    local_keep: int,
 ) -> Coordinator:
     """Return the launcher's coordinator, or without one a LocalCoordinator with the other arguments."""
     link = agent_link.current(environment)
     if link is not None:
         return agent_link.AgentCoordinator(link, environment)
     where = local_directory(local, environment)
-    return LocalCoordinator(directory, environment, retention, patience_s, local=where, bytes_per_s=bytes_per_s)
+    return LocalCoordinator(
+        directory, environment, retention, patience_s, local=where, bytes_per_s=bytes_per_s, local_keep=local_keep
+    )

@@ -55,16 +55,18 @@ class LocalCoordinator:
         local: Path | None = None,
         bytes_per_s: float = 0.0,
         alone_stall_s: float = ALONE_STALL_S,
+        local_keep: int = 1,
     ) -> None:
         """``patience_s``: how long a save waits for the one before.
 
         Longer makes sure that every save is written, also to a slow disk; shorter lets training go on sooner when the
         file system hangs. ``peers_timeout_s``: how long the background waits for the other processes' parts. ``local``:
-        on the node's own disk, to be written first. ``bytes_per_s``: to the shared file system, at most; 0: as fast as
-        can be. ``alone_stall_s``: after the death of this process, without a sign of the others, they are dead, too.
+        on the node's own disk, to be written first; ``local_keep`` committed steps stay there. ``bytes_per_s``: to the
+        shared file system, at most; 0: as fast as can be. ``alone_stall_s``: after the death of this process, without
+        a sign of the others, they are dead, too.
         """
         self.place = world.find_place(environment)
-        self.local_directory = local
+        self.local_directory, self._local_keep = local, local_keep
         self._local_failed = False
         self._told: set[str] = set()
         self._directory = directory
@@ -160,6 +162,7 @@ class LocalCoordinator:
             self._bytes_per_s,
             self._alone_stall_s,
             self._writer,
+            self._local_keep,
         )
         asked = saver_process.ask(request, arena)
         busy = threading.Thread(target=self._hear, args=(step, asked), name="resilio-saver")

@@ -61,6 +61,7 @@ class Save(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_per_s: float = 0.0
     alone_stall_s: float = ALONE_STALL_S
     writer: Writer | None = None
+    local_keep: int = 1
 
 
 class _Shard(msgspec.Struct, frozen=True):
@@ -135,7 +136,7 @@ def _persist(request: Save, arena: str, say: Callable[[Progress], None], mapping
     asked = Persist(
         request.step, 0, request.round, world, rank, [arena], request.directory,
         request.local, request.holder, request.session, request.bytes_per_s, request.retention.needs_verified_writes,
-        request.peers_timeout_s, request.writer,
+        request.peers_timeout_s, request.writer, request.local_keep,
     )  # fmt: skip
     answer = saver.serve(asked, say, mappings, why_never=partial(_why_rank_0_failed, request))
     if isinstance(answer, SaverFailed):

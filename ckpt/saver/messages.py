@@ -12,7 +12,8 @@ from resilio_hpc.core.json_lines import LineDecoder
 class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → saver: write this node's shard file of ``step`` from pinned arenas. Answer: Persisted or SaverFailed.
 
-    ``local``: by way of this directory on the node's own disk; "": there is none. Local or LocalFailed comes before the
+    ``local``: by way of this directory on the node's own disk, where ``local_keep`` committed steps stay beside this
+    one; "": there is none. Local or LocalFailed comes before the
     answer then. ``holder``: whose files they are, on this machine. ``bytes_per_s``: to the shared file system, at most;
     0: as fast as it takes them. ``verify``: see ``retention.Retention.needs_verified_writes``.
     ``rank_0_s``: how long to wait for rank 0's checksums, in layout REPLICATED. ``writer``: see ``Manifest``.
@@ -32,6 +33,7 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     verify: bool = True
     rank_0_s: float = 120.0
     writer: Writer | None = None
+    local_keep: int = 1
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

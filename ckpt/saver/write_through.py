@@ -22,7 +22,7 @@ from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.shard_copy import copy_shard
 from resilio_hpc.ckpt.tiers import bounded_io
 from resilio_hpc.ckpt.tiers.bounded_io import PATIENCE, Activity, Patience
-from resilio_hpc.ckpt.tiers.local_disk import LocalDisk
+from resilio_hpc.ckpt.tiers.local_disk import FULL, LocalDisk
 from resilio_hpc.core import bounded
 from resilio_hpc.core.errors import CorruptCheckpoint
 
@@ -95,8 +95,6 @@ class LocalWay:
 
     def _go(self) -> ShardRecord | OSError:
         """Do the work, in the thread."""
-        from resilio_hpc.ckpt.store.shard_file import write_shard
-
         started = time.monotonic()
         request = self.request
         with ExitStack() as locked:
@@ -104,12 +102,7 @@ class LocalWay:
                 local, directory = Path(request.local), Path(request.directory)
                 disk = locked.enter_context(LocalDisk(local, directory, request.holder, self.patience))
                 self._disk = disk
-                size = sum(arena.header.size_bytes for arena in self.arenas)
-                where = disk.new_step(request.step, request.epoch, request.round, size)
-                written = write_shard(
-                    self.arenas, where, request.node_rank, 0o600, verify=request.verify, recycled=disk.recycled,
-                    own=self.own,
-                )  # fmt: skip
+                where, written = self._write(disk)
                 record = msgspec.structs.replace(written, node=request.holder)
                 disk.drop_recycled()
             except OSError as error:
@@ -126,3 +119,22 @@ class LocalWay:
             except CorruptCheckpoint as error:
                 raise CorruptCheckpoint(f"{error}; {_LOST}") from error
             return record
+
+    def _write(self, disk: LocalDisk) -> tuple[Path, ShardRecord]:
+        """Write the file to that disk; where it is full, older steps there make room. Raises OSError."""
+        from resilio_hpc.ckpt.store.shard_file import write_shard
+
+        request = self.request
+        size = sum(arena.header.size_bytes for arena in self.arenas)
+        keep = request.local_keep
+        while True:
+            try:
+                where = disk.new_step(request.step, request.epoch, request.round, size, keep)
+                return where, write_shard(
+                    self.arenas, where, request.node_rank, 0o600, verify=request.verify, recycled=disk.recycled,
+                    own=self.own,
+                )  # fmt: skip
+            except OSError as error:
+                if error.errno not in FULL or keep == 1:
+                    raise
+                keep = 1

@@ -41,11 +41,11 @@ from resilio_hpc.core.memory_left import refuse_to_fill_memory
 ABANDONED_S = 86_400.0
 """A directory that no process has written to for so long belongs to a run that is over, or has moved to other nodes."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _SWEEPER = "resilio-local-sweep"
 _YOURS = "choose a directory that is yours alone"
 _ADVICE = {
-    errno.ENOSPC: "make room there for two steps of this node",
-    errno.EDQUOT: "make room there for two steps of this node",
+    **dict.fromkeys(FULL, "make room there for two steps of this node"),
     errno.ENOMEM: "choose a directory on a disk, that one lies in memory",
     errno.ENOENT: "make that directory, on every node",
     errno.EPERM: _YOURS,
@@ -105,17 +105,18 @@ class LocalDisk:
             os.close(lock)  # another process just removed it, or unlocks it soon
             time.sleep(0.05)
 
-    def new_step(self, step: int, epoch: int, round_: int, size_bytes: int) -> Path:
+    def new_step(self, step: int, epoch: int, round_: int, size_bytes: int, keep: int = 1) -> Path:
         """Return an empty directory for a step.
 
-        All others are removed, except the one committed last of those here. The file of a removed one stays in
+        All others are removed, except the ``keep`` committed last of those here. The file of a removed one stays in
         ``recycled``, to be overwritten. ``size_bytes``: of what will be written; a directory in memory is refused where
         that is short.
         """
         new = self._path / step_name(step, epoch, round_)
         orders = {path: self._order(path) for path in self._path.iterdir() if path not in (new, self._path / HELD)}
-        kept = max(orders, key=orders.__getitem__, default=None)
-        gone = [path for path in [new, *orders] if path != kept or orders[path] < 0]
+        committed = sorted((path for path in orders if orders[path] >= 0), key=orders.__getitem__)
+        kept = committed[-keep:]
+        gone = [path for path in [new, *orders] if path not in kept]
         former = next((path for path in gone if STEP.fullmatch(path.name) and is_private(path)), None)
         for path in gone:
             if path != former:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.ckpt.saver.messages import (
-    Local,
-)
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.saver.messages import Local
 from resilio_hpc.ckpt.tiers import local_disk
+from resilio_hpc.core.errors import UsageError
 from tests.support.ckpt.local_node import Node, node_in
-from tests.support.waiting import until
+from tests.support.mounts import mounted
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -35,6 +36,41 @@ def test_the_step_committed_last_and_the_one_in_flight_stay(node: Node) -> None:
     node.commit(node.persist(3, round_=2), round_=2)  # computed anew
     node.persist(5, round_=2)
     assert node.steps == ["step-0000000003-e1-r2", "step-0000000005-e1-r2"]
+
+
+def test_as_many_committed_steps_stay_as_are_asked_for(node: Node) -> None:
+    node.keep = 3
+    for step in range(1, 6):
+        node.commit(node.persist(step))
+    node.persist(6)  # never committed
+    node.persist(7)
+    assert node.steps == [f"step-{step:010d}-e1-r0" for step in (3, 4, 5, 7)]
+    node.keep = 1
+    node.commit(node.persist(8))
+    assert node.steps == [f"step-{step:010d}-e1-r0" for step in (5, 8)]
+
+
+def test_a_checkpointer_without_a_launcher_keeps_as_many(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    checkpoint = Checkpointer(tmp_path / "remote", local=tmp_path / "disk", local_keep=2)
+    for step in (1, 2, 3, 4):
+        checkpoint.save(step, {"x": step}).wait(timeout_s=PATIENCE_S)
+    (held,) = (tmp_path / "disk").iterdir()
+    assert sorted(path.name[:15] for path in held.glob("step-*")) == [f"step-{step:010d}" for step in (2, 3, 4)]
+    for wrong in (0, True, 1.5):
+        with pytest.raises(UsageError, match="local_keep is a whole number of steps, at least 1"):
+            Checkpointer(tmp_path / "remote", local_keep=wrong)  # type: ignore[arg-type]
+
+
+def test_where_the_disk_is_full_older_steps_make_room(node: Node, tmp_path: Path) -> None:
+    node.keep = 3
+    with mounted(tmp_path / "small", "size=4m") as disk:
+        node.disk = disk
+        for step in range(1, 5):
+            node.commit(node.persist(step, size=70_000))  # four of them do not fit
+        assert [type(one) for one in node.progress] == [Local] * 4
+        assert node.steps == ["step-0000000003-e1-r0", "step-0000000004-e1-r0"]
+        assert node.is_committed(4)
 
 
 def test_the_last_of_the_commits_stays_not_the_largest_number(node: Node) -> None:

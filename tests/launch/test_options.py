@@ -192,6 +192,9 @@ def test_the_run_directory_is_named_after_the_job_or_the_time() -> None:
 def test_the_directory_on_the_nodes_own_disks_is_absolute_and_there_is_none_unless_it_is_named() -> None:
     assert given("x.py").checkpoints.local_checkpoints == ""
     assert given("--local-checkpoints", "nvme", "x.py").checkpoints.local_checkpoints == "/work here/nvme"
+    assert given("--keep-local", "3", "x.py").checkpoints.keep_local == 3
+    with pytest.raises(UsageError, match="--keep-local"):
+        given("--keep-local", "0", "x.py")
     with pytest.raises(UsageError, match="--local-checkpoints is empty"):
         given("--local-checkpoints", "", "x.py")
 

@@ -78,6 +78,7 @@ class LocalSnapshots:
                 node_rank=member.node_rank, arenas=[str(path) for path in pin.paths], directory=self._checkpoints,
                 local=options.local_checkpoints, holder=self._node.name,
                 bytes_per_s=(options.checkpoint_gb_per_s or 0.0) * 1e9, verify=self._retention.needs_verified_writes,
+                local_keep=options.keep_local,
             )
         )  # fmt: skip
         if sent:

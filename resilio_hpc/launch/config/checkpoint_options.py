@@ -44,6 +44,13 @@ class CheckpointOptions:
         names="--checkpoint-gb-per-s",
     )
     partner_copies: bool = run_flag("keep snapshots in another node's memory, too: to lose one costs less", False, None)
+    keep_local: int = run_flag(
+        "newest committed steps kept in --local-checkpoints, beside the one being written (default: 1)",
+        1,
+        whole_number,
+        metavar="N",
+        least=1,
+    )
     local_checkpoints: str = run_flag(
         "write checkpoints to this directory on each node's own disk (NVMe) first, and restore from there",
         "",

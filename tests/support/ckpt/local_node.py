@@ -33,6 +33,8 @@ class Node:
 
     patience: Patience = PATIENCE
     """With its disk."""
+    keep = 1
+    """Committed steps on its disk."""
 
     def __init__(self, arenas: Path, disk: Path, shared: Path) -> None:
         self.arenas, self.disk, self.shared = arenas, disk, shared
@@ -59,12 +61,14 @@ class Node:
                 then()
 
         arenas = self.take(step, size)
-        asked = Persist(step, 1, round_, WORLD, 0, arenas, str(self.shared), str(self.disk), "n1")
+        asked = Persist(step, 1, round_, WORLD, 0, arenas, str(self.shared), str(self.disk), "n1", local_keep=self.keep)
         return saver.serve(asked, say, patience=self.patience)
 
     def commit(self, answer: Answer, round_: int = 0) -> None:
         assert isinstance(answer, Persisted), answer
-        done = saver.serve(Commit(answer.step, 1, round_, WORLD, str(self.shared), [answer.record], Retention(2)))
+        done = saver.serve(
+            Commit(answer.step, 1, round_, WORLD, str(self.shared), [answer.record], Retention(self.keep + 1))
+        )
         assert isinstance(done, Committed), done
 
     @property
