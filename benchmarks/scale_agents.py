@@ -274,6 +274,9 @@ class SimulatedAgent:
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """No process listens."""
 
+    def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
+        pass
+
     def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
         """No snapshot was taken, so no process asks."""
         raise AssertionError("no snapshot to persist")

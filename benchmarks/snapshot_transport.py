@@ -3,10 +3,10 @@
     python benchmarks/snapshot_transport.py [--megabytes 1000] [--rounds 7] [--json FILE]
 
 Each giver and each taker is a process of its own on this machine, so both ends share its processors and the loopback
-device is the network. ``ours`` are two replicators: a whole fetch, from the question to the snapshot that counts. The
-others only move bytes between memory that is mapped already: ``bare TCP`` (the limit), ``gloo`` (torch's send and recv,
-nothing encrypted, as peers' replication of checkpoints on the host), ``ZeroMQ with CURVE`` (as the run's messages go).
-Processor time is of both ends together.
+device is the network. ``ours`` are two replicators: a whole fetch, from the question to the snapshot that counts;
+``a replica copy`` is of a rank whose tensors the taker's rank has, too. The others only move bytes between memory that
+is mapped already: ``bare TCP`` (the limit), ``gloo`` (torch's send and recv, nothing encrypted, as peers' replication
+of checkpoints on the host), ``ZeroMQ with CURVE`` (as the run's messages go). Processor time is of both ends together.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
@@ -53,6 +54,7 @@ from resilio_hpc.core.json_lines import encode_line
 
 HOST = "127.0.0.1"
 MESSAGE_BYTES = 1 << 20
+TENSORS = 400
 AHEAD = 12  # messages that are asked for and have not come, over CURVE
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 Send = Callable[[], None]
@@ -97,6 +99,27 @@ class Replicator:
         self._input.close()
         self.process.wait()
         self._output.close()
+
+
+@contextmanager
+def replica(size: int, root: Path) -> Iterator[tuple[Send, Sequence[int]]]:
+    """Copy a snapshot whose tensors the taker's own rank has, too; what differs are 5 kB."""
+    secret = wire.new_secret().decode()
+    one, other = Replicator(root / "third", secret), Replicator(root / "fourth", secret)
+    shared = {f"w{number}": np.full(size // TENSORS, number % 251, dtype=np.uint8) for number in range(TENSORS)}
+    for rank, node in enumerate((one, other)):
+        pair = ArenaPair(node.arenas, Owner(rank, 0, 2, 1, 0, "replicated", "run"), root / "spill")
+        state = {**shared, "random": secrets.token_bytes(5000)}
+        Snapshot(pair, 1, flatten(state), ThreadPoolExecutor(1)).finish()
+    numbers = count()
+
+    def send() -> None:
+        answer = other.ask(Fetch(next(numbers), 1, [0], 2, one.endpoint, as_replicas=True))
+        assert isinstance(answer, Fetched), answer
+
+    yield send, (one.process.pid, other.process.pid)
+    one.close()
+    other.close()
 
 
 @contextmanager
@@ -271,6 +294,7 @@ def main() -> None:
         ways = {
             "bare TCP (limit)": two_processes(tcp_giver, tcp_taker, size),
             "ours": ours(size, root),
+            "ours, a replica copy": replica(size, root),
             "gloo, not encrypted": two_processes(gloo_giver, gloo_taker, size, str(root / "store")),
             "ZeroMQ with CURVE": two_processes(curve_giver, curve_taker, size, secret),
         }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -27,18 +27,37 @@ _LENGTH_BYTES = 4
 _HAS_INTO = hasattr(AESGCM, "encrypt_into")  # cryptography 47; before it each chunk is copied once more
 
 
-def give(connection: socket.socket, key: bytes, memory: memoryview) -> None:
-    """Send all of ``memory``.
+def give(connection: socket.socket, key: bytes, views: Sequence[memoryview]) -> None:
+    """Send all bytes of ``views``, one after the other.
 
     Raises OSError; TimeoutError when the other side takes nothing for the socket's timeout.
     """
     cipher = AESGCM(key)
     room = memoryview(bytearray(_CHUNK_BYTES + _TAG_BYTES))
-    for number, at in enumerate(range(0, len(memory), _CHUNK_BYTES)):
-        plain = memory[at : at + _CHUNK_BYTES]
+    for number, plain in enumerate(_chunks(views)):
         sealed = room[: len(plain) + _TAG_BYTES]
         _encrypt_into(cipher, number, plain, sealed)
         connection.sendall(sealed)
+
+
+def _chunks(views: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Yield the bytes in chunks; they are copied only where a chunk is made of several views."""
+    room, filled = memoryview(bytearray(_CHUNK_BYTES)), 0
+    for view in views:
+        at = 0
+        while at < len(view):
+            if not filled and len(view) - at >= _CHUNK_BYTES:
+                yield view[at : at + _CHUNK_BYTES]
+                at += _CHUNK_BYTES
+                continue
+            piece = view[at : at + _CHUNK_BYTES - filled]
+            room[filled : filled + len(piece)] = piece
+            filled, at = filled + len(piece), at + len(piece)
+            if filled == _CHUNK_BYTES:
+                yield room
+                filled = 0
+    if filled:
+        yield room[:filled]
 
 
 def take(connection: socket.socket, key: bytes, memory: memoryview, goes_on: Callable[[], bool]) -> bool:

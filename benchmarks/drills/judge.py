@@ -27,7 +27,8 @@ def judge(
         raise ResilioError(f"the verdict is {verdict}, not {drill.verdict}")
     for wrong in (
         two_at_once(events, lives), _kinds(drill, events), _jobs(drill, events), _hang(drill, events, struck),
-        _fault(drill, events), _tests(events, slowed), _slow(drill, events, struck, acts_at),
+        _fault(drill, events), _uncommitted(drill, events), _tests(events, slowed),
+        _slow(drill, events, struck, acts_at),
     ):  # fmt: skip
         if wrong:
             raise ResilioError(wrong)
@@ -101,6 +102,20 @@ def _fault(drill: Drill, events: Sequence[Event]) -> str:
     starts = [bool(event.fields.get("trace")) for event in events if event.kind == "start"]
     wanted = [False, drill.traced]
     return "" if starts == wanted else f"libraries wrote what they do in rounds {starts}, not {wanted}"
+
+
+def _uncommitted(drill: Drill, events: Sequence[Event]) -> str:
+    """Return what is wrong with a restart that was to go on from other nodes' memory, beyond what was committed."""
+    newest, found = -1, []
+    for event in sorted(events, key=lambda event: event.time):
+        if event.kind == "committed":
+            newest = max(newest, int(event.fields["step"]))
+        elif event.kind == "start" and event.fields.get("fetched"):
+            found.append(f"{event.fields['restore']} by {event.fields['fetched']}, of which {newest} was committed")
+            source, _, step = str(event.fields["restore"]).partition(":")
+            if source == "memory" and int(step) > newest and "committed" not in event.fields["fetched"].values():
+                return ""
+    return f"no restart went on from an uncommitted step in other nodes' memory: {found}" if drill.uncommitted else ""
 
 
 def _tests(events: Sequence[Event], slowed: str) -> str:

@@ -57,6 +57,7 @@ class Drill:
     fault: str = ""  # and the first failure has this class, and is blamed on the rank ``blamed``
     moved: bool = False  # and its node is left to a spare
     traced: bool = False  # and the next round's libraries write what they do
+    uncommitted: bool = False  # and a restart from a step of memory alone, which a node fetched from another one
     slow: str = ""  # and ranks that became slower, for this cause; of the rank or node that was struck
     nodes: int = 3  # of the allocation
     nnodes: str = "3"

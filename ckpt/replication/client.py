@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import socket
 import threading
 import time
@@ -18,6 +16,7 @@ import zmq
 
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
+from resilio_hpc.ckpt.replication.caller import SnapshotCaller, header_of
 from resilio_hpc.ckpt.replication.messages import (
     SILENT_S,
     Answer,
@@ -25,24 +24,20 @@ from resilio_hpc.ckpt.replication.messages import (
     Fetched,
     FetchFailed,
     Have,
-    Release,
     StillFetching,
     Want,
-    asking,
-    giving,
 )
+from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopies, owned
+from resilio_hpc.ckpt.replication.replica_fetch import NoReplica, fetch_replica
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.core import encrypted_stream, wire
 from resilio_hpc.core.errors import CheckpointError, WireError
 from resilio_hpc.core.helper_process import step_back
 
-CONNECT_S = 3.0
-"""For a node that has answered just before."""
 TELL_S = 1.0
 """How often the agent hears of a fetch that takes long."""
 _STREAMS = 4  # at once, of ranks that wait; copies during training come one after the other
-_LOOK_MS = 100
 
 
 class SnapshotTaker:
@@ -55,10 +50,15 @@ class SnapshotTaker:
         arenas: Path,
         copies: Path,
         spill: Path,
+        replicas: ReplicaCopies,
         silent_s: float = SILENT_S,
         tell_s: float = TELL_S,
     ) -> None:
-        """Take the parts; ``arenas``: of this node's own ranks; ``copies``: of others'; ``spill``: see ArenaPair."""
+        """Take the parts; ``arenas``: of this node's own ranks; ``copies``, ``replicas``: of others'.
+
+        ``spill``: see ArenaPair.
+        """
+        self.replicas = replicas
         self.silent_s, self._tell_s = silent_s, tell_s
         self.wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """For poll: readable when ``tick`` has something to do."""
@@ -85,6 +85,7 @@ class SnapshotTaker:
         for held in arena.scan(self.copies):
             if (held.rank, held.step) not in copies:
                 arena.mark_empty(held.path, held.step)
+        self.replicas.keep(copies)
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """Cancel these fetches; half-made copies count as nothing."""
@@ -114,6 +115,7 @@ class SnapshotTaker:
         for rank in [rank for rank in self.pairs if rank not in ranks]:
             self.pairs.pop(rank).close()
         arena.remove_slots(self.copies, keep=ranks)
+        self.replicas.keep_ranks(ranks)
 
     def _next(self) -> None:
         if self._now is None and self._waiting:
@@ -131,12 +133,15 @@ class _Fetching(threading.Thread):
         self.answer: Fetched | FetchFailed = FetchFailed(order.number, "it was not begun")
         self.is_given_up = False
         self._taker = taker
+        self._caller = SnapshotCaller(
+            taker.context, taker.keys, order.endpoint, taker.silent_s, lambda: self._goes_on
+        )  # fmt: skip
         self._lock = threading.Lock()  # for the next five fields, and for the moment at which a snapshot becomes whole
-        self._connections: set[socket.socket] = set()
         self._ranks = deque(order.ranks)
         self._missing = set(order.ranks)
         self._size_bytes = 0
         self._error = ""
+        self._no_replicas = False
 
     def give_up(self) -> None:
         """Give up: after the return, no snapshot becomes whole."""
@@ -147,9 +152,7 @@ class _Fetching(threading.Thread):
     def _end(self) -> None:
         """Stop waiting for anything: the next fetch may be urgent."""
         self._ranks.clear()
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self._caller.end()
 
     def run(self) -> None:
         """Fetch the snapshots of all ranks, several at once where ranks wait for them."""
@@ -165,7 +168,9 @@ class _Fetching(threading.Thread):
             for thread in others:
                 thread.join()
             if self._error or self._missing:
-                self.answer = FetchFailed(self.order.number, self._error or "it ended half-way")
+                self.answer = FetchFailed(
+                    self.order.number, self._error or "it ended half-way", self._no_replicas
+                )  # fmt: skip
             else:
                 self.answer = Fetched(self.order.number, self._size_bytes, round(time.monotonic() - began, 4))
         finally:
@@ -178,10 +183,11 @@ class _Fetching(threading.Thread):
                     return
                 rank = self._ranks.popleft()
             try:
-                self._fetch(rank)
+                self._fetch_replica(rank) if self.order.as_replicas else self._fetch(rank)
             except (CheckpointError, WireError, OSError, zmq.ZMQError) as error:
                 with self._lock:
                     self._error = self._error or _in_words(error, self.order.endpoint, self._taker.silent_s)
+                    self._no_replicas = self._no_replicas or isinstance(error, NoReplica)
                     self._end()
 
     @property
@@ -189,59 +195,40 @@ class _Fetching(threading.Thread):
         return not self.is_given_up and not self._error
 
     def _fetch(self, rank: int) -> None:
-        order, taker = self.order, self._taker
-        name = secrets.token_bytes(8).hex().encode()
-        asked = wire.call(taker.context, taker.keys, order.endpoint, name)
-        try:
-            wire.send(asked, [asking.encode(Want(rank, order.step, order.world_size, order.life))])
-            have = self._answer(asked)
+        with self._caller.asked() as asked:
+            have = self._caller.ask(asked, self._want(rank))
             if have is not None:
                 self._take(have, self._header(have, rank))
-            wire.send(asked, [asking.encode(Release())])
-        finally:
-            asked.close(100)
 
-    def _answer(self, asked: zmq.Socket[bytes]) -> Have | None:
-        """Return the answer; None: it was given up. Raises CheckpointError, WireError."""
-        deadline = time.monotonic() + self._taker.silent_s
-        while self._goes_on:
-            if asked.poll(_LOOK_MS):
-                answer = giving.decode(asked.recv_multipart()[0])
-                if isinstance(answer, Have):
-                    return answer
-                raise CheckpointError(answer.error)
-            if time.monotonic() > deadline:
-                raise TimeoutError
-        return None
+    def _fetch_replica(self, rank: int) -> None:
+        order, taker = self.order, self._taker
+        mine = owned(taker.arenas, order.step, order.world_size)
+        copy = fetch_replica(self._caller, self._want(rank), mine)
+        with self._lock:
+            if copy is not None and self._goes_on:
+                taker.replicas.put(copy)
+                self._size_bytes += len(copy.kept)
+                self._missing.discard(rank)
+
+    def _want(self, rank: int) -> Want:
+        return Want(rank, self.order.step, self.order.world_size, self.order.life)
 
     def _header(self, have: Have, rank: int) -> Header:
-        order, header = self.order, arena.unpack(have.header)
-        wanted = (rank, order.step, order.world_size)
-        if header is None or (header.rank, header.step, header.world_size) != wanted:
-            raise CheckpointError("another snapshot came than was asked for")
+        order, header = self.order, header_of(have, self._want(rank))
         if not order.into_arenas:
             return header
         return replace(header, local_rank=rank - order.first_rank, local_world_size=order.local_world_size)
 
     def _take(self, have: Have, header: Header) -> None:
-        host = self.order.endpoint.rpartition(":")[0]
-        with socket.create_connection((host, have.stream.port), CONNECT_S) as connection:
-            connection.settimeout(self._taker.silent_s)
-            with self._lock:
-                if not self._goes_on:
-                    return
-                self._connections.add(connection)
+        with self._caller.connected(have) as connection:
+            if connection is None:
+                return
+            pair = self._pair(header)
             try:
-                connection.sendall(have.stream.token)
-                pair = self._pair(header)
-                try:
-                    self._fill(pair, header, connection, have.stream.key)
-                finally:
-                    if self.order.into_arenas:
-                        pair.close()  # from here on it is the rank's
+                self._fill(pair, header, connection, have.stream.key)
             finally:
-                with self._lock:
-                    self._connections.discard(connection)
+                if self.order.into_arenas:
+                    pair.close()  # from here on it is the rank's
 
     def _fill(self, pair: ArenaPair, header: Header, connection: socket.socket, key: bytes) -> None:
         slot, room, sequence = pair.reserve(header.step, header.size_bytes)

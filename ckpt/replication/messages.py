@@ -36,8 +36,9 @@ class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → replicator: copy the snapshots of ``step`` of these ranks from the replicator at ``endpoint``.
 
     ``into_arenas``: they become snapshots of this node's own ranks, the first of which is local rank 0 of
-    ``local_world_size``; else they are kept for the other node, which gives them when it has begun ``life``. Answer:
-    Fetched or FetchFailed, with ``number``.
+    ``local_world_size``; else they are kept for the other node, which gives them when it has begun ``life``.
+    ``as_replicas``: of those, only what this node's own snapshots of the step do not have (see ``replica_copies``).
+    Answer: Fetched or FetchFailed, with ``number``.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     into_arenas: bool = False
     first_rank: int = 0
     local_world_size: int = 0
+    as_replicas: bool = False
 
 
 class Begin(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -88,10 +90,11 @@ class StillFetching(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields
 
 
 class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """replicator → agent: some of it was not available."""
+    """replicator → agent: some of it was not available. ``no_replicas``: too much of it is on no other node."""
 
     number: int
     error: str
+    no_replicas: bool = False
 
 
 Request = ServeSnapshots | Fetch | Begin | Cancel
@@ -104,13 +107,16 @@ decode_answer = LineDecoder[Answer](Answer, "an answer of the replicator").decod
 class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """Request: keep the snapshot of ``step`` of ``rank`` for the caller, of ``life``.
 
-    Answer: Have or Miss, but none before the other node has begun that life.
+    ``ranges``: the parts of it to send, by offset and size; ``table``: its table alone. Answer: Have or Miss, but none
+    before the other node has begun that life.
     """
 
     rank: int
     step: int
     world_size: int
     life: Life = ANY
+    table: bool = False
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 class Release(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -131,7 +137,7 @@ class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Have(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """It is kept; ``header``: the first page of its arena. The rest comes over ``stream``."""
+    """It is kept; ``header``: the first page of its arena. The rest, or what was asked for, comes over ``stream``."""
 
     rank: int
     step: int

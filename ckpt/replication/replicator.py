@@ -26,6 +26,7 @@ from resilio_hpc.ckpt.replication.messages import (
     Serving,
     decode_request,
 )
+from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopies
 from resilio_hpc.ckpt.replication.server import SnapshotGiver
 from resilio_hpc.core import helper_process, wire
 from resilio_hpc.core.errors import WireError
@@ -44,8 +45,9 @@ class Replicator:
         socket, self.port = wire.listen_anywhere(self._context, keys, serve.host)
         arenas, copies = Path(serve.arenas), Path(serve.copies)
         copies.mkdir(mode=0o700, exist_ok=True)
-        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies))
-        self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill), serve.silent_s)
+        replicas = ReplicaCopies()
+        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies), replicas)
+        self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill), replicas, serve.silent_s)
 
     def take(self, request: Request) -> None:
         """Start to carry out an agent's request."""

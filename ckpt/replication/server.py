@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import zmq
 
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.replication.messages import ANY, TOKEN_BYTES, Have, Life, Miss, Stream, Want, asking, giving
+from resilio_hpc.ckpt.replication.replica_copies import OpenedCopy, ReplicaCopies, read_ranges
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import encrypted_stream, wire
-from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.errors import CheckpointError, WireError
 from resilio_hpc.core.helper_process import step_back
 from resilio_hpc.native import map_shared
 
@@ -30,14 +32,57 @@ _MAX_KEPT = 64
 _MAX_STRANGERS = 256
 
 
+class _Pinned(Protocol):
+    """A pinned snapshot. ``page``: the first page of its arena."""
+
+    page: bytes
+
+    def views(self) -> list[memoryview]:
+        """Return what is to be sent."""
+
+    def close(self) -> None:
+        """Unpin it."""
+
+
+class _PinnedArena:
+    """A whole snapshot in an arena."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self._file, self._size = file, size
+        self.page = os.pread(file, PAGE, 0)
+
+    def views(self) -> list[memoryview]:
+        """Return all behind the first page."""
+        return [map_shared(self._file, self._size, False)[PAGE:]]
+
+    def close(self) -> None:
+        """Let it be overwritten."""
+        os.close(self._file)
+
+
+class _Ranges:
+    """Bytes of a snapshot that were read at once, so that it is not pinned."""
+
+    def __init__(self, data: bytes) -> None:
+        self.page = data[:PAGE]
+        self._data = data
+
+    def views(self) -> list[memoryview]:
+        """Return the ranges."""
+        return [memoryview(self._data)[PAGE:]]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class _Kept:
     """A pinned snapshot that a caller reads; it is unpinned when it was read, or released. For use from any thread."""
 
-    def __init__(self, fd: int, size: int, port: int, is_urgent: bool, stalled_s: float) -> None:
+    def __init__(self, pinned: _Pinned, port: int, is_urgent: bool, stalled_s: float) -> None:
         self.stream = Stream.new(port)
         self.since = time.monotonic()
-        self.header = os.pread(fd, PAGE, 0)
-        self._fd, self._size, self._is_urgent, self._stalled_s = fd, size, is_urgent, stalled_s
+        self.page = pinned.page
+        self._pinned, self._is_urgent, self._stalled_s = pinned, is_urgent, stalled_s
         self._lock = threading.Lock()
         self._reader: socket.socket | None = None
         self._is_over = False
@@ -56,7 +101,7 @@ class _Kept:
             step_back()
         try:
             connection.settimeout(self._stalled_s)
-            encrypted_stream.give(connection, self.stream.key, map_shared(self._fd, self._size, False)[PAGE:])
+            encrypted_stream.give(connection, self.stream.key, self._pinned.views())
         except OSError:
             pass  # the reader is gone, or was told to go
         finally:
@@ -76,7 +121,7 @@ class _Kept:
     def _end(self) -> None:
         if not self._is_over:
             self._is_over = True
-            os.close(self._fd)
+            self._pinned.close()
 
 
 class SnapshotGiver:
@@ -87,13 +132,15 @@ class SnapshotGiver:
         asked: zmq.Socket[bytes],
         host: str,
         directories: Sequence[Path],
+        replicas: ReplicaCopies,
         forgotten_s: float = FORGOTTEN_S,
         stalled_s: float = STALLED_S,
     ) -> None:
         """Take the sockets; ``asked``: a ROUTER that listens. ``host``: where readers connect.
 
-        ``directories``: of arenas.
+        ``directories``: of arenas; ``replicas``: copies that rely on these.
         """
+        self._replicas = replicas
         self._forgotten_s, self._stalled_s = forgotten_s, stalled_s
         self.socket = asked
         self.listener = socket.create_server((host, 0), backlog=_MAX_KEPT)
@@ -167,18 +214,28 @@ class SnapshotGiver:
             # the snapshots here may be of a life that the others have left
             self._early[caller] = (message, time.monotonic())
             return
+        pinned = self._pin(message) if message.life <= self._life and len(self._kept) < _MAX_KEPT else None
+        if pinned is None:
+            self._say(caller, Miss(f"there is no snapshot of step {message.step} of rank {message.rank}"))
+            return
         is_urgent = message.life == ANY  # ranks wait for it
-        wanted = (message.rank, message.step, message.world_size)
-        held = [held for directory in self._directories for held in arena.scan(directory)]
-        for snapshot in held:
-            found = (snapshot.rank, snapshot.step, snapshot.world_size)
-            if found == wanted and message.life <= self._life and len(self._kept) < _MAX_KEPT:
-                fd = arena.lock_snapshot(snapshot)
-                if fd is not None:
-                    kept = self._kept[caller] = _Kept(fd, snapshot.size_bytes, self._port, is_urgent, self._stalled_s)
-                    self._say(caller, Have(message.rank, message.step, kept.header, kept.stream))
-                    return
-        self._say(caller, Miss(f"there is no snapshot of step {message.step} of rank {message.rank}"))
+        kept = self._kept[caller] = _Kept(pinned, self._port, is_urgent, self._stalled_s)
+        self._say(caller, Have(message.rank, message.step, kept.page, kept.stream))
+
+    def _pin(self, want: Want) -> _Pinned | None:
+        wanted = (want.rank, want.step, want.world_size)
+        for snapshot in [held for directory in self._directories for held in arena.scan(directory)]:
+            if (snapshot.rank, snapshot.step, snapshot.world_size) != wanted:
+                continue
+            if want.table or want.ranges:
+                return _ranges(snapshot, want)
+            file = arena.lock_snapshot(snapshot)
+            if file is not None:
+                return _PinnedArena(file, snapshot.size_bytes)
+        copy = None if want.table or want.ranges else self._replicas.get(*wanted)
+        with contextlib.suppress(CheckpointError):
+            return OpenedCopy(copy) if copy is not None else None
+        return None
 
     def _say(self, caller: bytes, message: Have | Miss) -> None:
         wire.send(self.socket, [caller, giving.encode(message)])
@@ -188,3 +245,12 @@ class SnapshotGiver:
         kept = self._kept.pop(caller, None)
         if kept is not None:
             kept.release()
+
+
+def _ranges(snapshot: arena.HeldSnapshot, want: Want) -> _Ranges | None:
+    header = arena.read_header(snapshot.path) if want.table else None
+    ranges = want.ranges if header is None else ((header.table_offset, header.table_size),)
+    with contextlib.suppress(CheckpointError):
+        data = read_ranges(snapshot, ranges)
+        return _Ranges(data) if data is not None else None
+    return None

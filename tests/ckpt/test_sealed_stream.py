@@ -32,7 +32,7 @@ def sealed(data: bytes, key: bytes = KEY) -> bytes:
 
 def give_and_close(connection: socket.socket, data: bytes, key: bytes) -> None:
     with connection:
-        encrypted_stream.give(connection, key, memoryview(data))
+        encrypted_stream.give(connection, key, [memoryview(data)])
 
 
 def send_and_close(connection: socket.socket, data: bytes) -> None:

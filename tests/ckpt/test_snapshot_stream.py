@@ -25,6 +25,7 @@ from resilio_hpc.ckpt.replication.messages import (
     asking,
     giving,
 )
+from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopies
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
@@ -65,7 +66,7 @@ def test_snapshots_come_side_by_side_where_ranks_wait(
     arenas, copies = node.root / "new arenas", node.root / "new copies"
     for path in (arenas, copies):
         path.mkdir()
-    node.taker = SnapshotTaker(node.context, KEYS, arenas, copies, node.root / "spill")
+    node.taker = SnapshotTaker(node.context, KEYS, arenas, copies, node.root / "spill", ReplicaCopies())
     node.taker.begin(Fetch(1, 5, list(range(8)), 8, node.endpoint, ANY, ranks_wait, 0, 8 if ranks_wait else 0))
     assert isinstance(node.ends(), Fetched)
     assert [value(arenas if ranks_wait else copies, rank) for rank in range(8)] == [
@@ -265,7 +266,7 @@ class Impostor:
 
 
 def half(connection: socket.socket, stream: Stream, content: bytes) -> None:
-    encrypted_stream.give(connection, stream.key, memoryview(content)[:CHUNK])
+    encrypted_stream.give(connection, stream.key, [memoryview(content)[:CHUNK]])
 
 
 def garbage(connection: socket.socket, stream: Stream, content: bytes) -> None:

@@ -137,3 +137,30 @@ def test_who_restores_from_files_is_told_where_other_nodes_disks_are_read() -> N
         one.until_round(1)
         assert one.last.restore is not None
         assert one.last.disk_ports == asked
+
+
+def partners(one: World) -> dict[str, list[str]]:
+    """Whose snapshots each node was told to copy as replicas."""
+    return {
+        node: [message.partner.endpoint for message in agent.heard if isinstance(message, m.KeepCopies)]
+        for node, agent in one.agents.items()
+    }
+
+
+def test_who_copies_replicas_is_told_when_the_other_replicator_starts_and_in_each_round() -> None:
+    one = World(nodes=4, spares=1, script=Script(save_every=10), replica_copies=True)
+    one.until_step(15)
+    assert partners(one) == {f"n{number}": [] for number in range(1, 6)}
+    one.copy_port = 1
+    one.until_step(25)
+    assert partners(one) == {"n1": ["n3:1"], "n2": ["n4:1"], "n3": ["n1:1"], "n4": ["n2:1"], "n5": []}
+    one.power_off("n2")
+    one.until_step(35)
+    assert one.members() == ["n1", "n5", "n3", "n4"]
+    assert partners(one) == {"n1": ["n3:1"] * 2, "n3": ["n1:1"] * 2, "n4": ["n2:1", "n5:1"], "n5": ["n4:1"]}
+
+
+def test_with_whole_copies_nobody_is_told_to_copy_replicas() -> None:
+    one = world()
+    one.until_step(25)
+    assert set(map(len, partners(one).values())) == {0}

@@ -255,8 +255,8 @@ class AgentCore:
             case m.StageReached():
                 self.ranks.stage_reached(message)
             case (
-                m.PersistStep() | m.CommitStep() | m.ProposeStop() | m.ConfirmStop() | m.TerminateRanks()
-                | m.LookAtRanks() | m.PauseRanks() | m.ResumeRanks()
+                m.PersistStep() | m.CommitStep() | m.KeepCopies() | m.ProposeStop() | m.ConfirmStop()
+                | m.TerminateRanks() | m.LookAtRanks() | m.PauseRanks() | m.ResumeRanks()
             ):  # fmt: skip
                 self.ranks.during_round(message)
             case _:

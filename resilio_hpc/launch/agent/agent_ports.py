@@ -57,6 +57,9 @@ class ServicePorts(Protocol):
     def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
         """Write this node's file of a step → ``persisted`` or ``persist_failed``; keep copies of the partner's."""
 
+    def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
+        """Keep replica copies of the partner's snapshots, where ranks hold the same tensors."""
+
     def commit(self, message: m.CommitStep) -> None:
         """Write the manifest of a step → ``commit_done`` or ``persist_failed``."""
 

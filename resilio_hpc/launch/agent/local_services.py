@@ -192,6 +192,10 @@ class LocalServices:
         self._copies.when_brought(message.step, lambda: self._snapshots.persist(message, member, world_size))
         self._copies.keep(message, world_size)
 
+    def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
+        """Keep replica copies of the partner's snapshots."""
+        self._copies.follow(message, world_size)
+
     def commit(self, message: m.CommitStep) -> None:
         """Write the manifest of a step."""
         self._snapshots.commit(message)

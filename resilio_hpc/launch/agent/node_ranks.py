@@ -15,7 +15,7 @@ from resilio_hpc.launch.agent.agent_ports import AT_ONCE, NO_GRACE, Ports
 from resilio_hpc.launch.agent.controller_reports import ControllerReports
 from resilio_hpc.launch.agent.rank_stopping import StopState, carry_out
 from resilio_hpc.launch.agent.round_store import RoundStore
-from resilio_hpc.launch.agent.save_orders import SaveOrders
+from resilio_hpc.launch.agent.save_orders import SaveOrders, Saving
 from resilio_hpc.launch.agent.time_reports import TimeReports
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.protocol import messages as m
@@ -26,7 +26,7 @@ from resilio_hpc.launch.workers.rank_owner import StopHow
 
 LAST_GRACE_S = 1.0  # seconds from SIGTERM to SIGKILL at the end of a run
 Stopping = m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks
-OfRound = m.PersistStep | m.CommitStep | Stopping | m.LookAtRanks
+OfRound = Saving | Stopping | m.LookAtRanks
 """Orders that hold for the ranks of one round."""
 
 
@@ -164,7 +164,7 @@ class NodeRanks:
         local = self.local
         if local is None or message.round != local.number:
             return
-        if isinstance(message, m.PersistStep | m.CommitStep):
+        if isinstance(message, Saving):
             world = sum(member.local_world_size for member in self.state.members) if self.state else 0
             self.saves.write(message, local, world, self.lease)
         elif isinstance(message, m.LookAtRanks):

@@ -2,6 +2,9 @@
 
 A node that writes a step to disk also copies its partner's snapshots of that step, in the background, through the
 replicator. When a node is lost, its successor fetches them while its ranks initialise (``ckpt.replicator``).
+
+Without ``--partner-copies`` only replica copies are kept (``ckpt.replication.replica_copies``), where ranks hold the
+same tensors. They are good while this node's own snapshots of the step are there, so each new step is copied.
 """
 
 from __future__ import annotations
@@ -16,16 +19,21 @@ from resilio_hpc.ckpt.replication.messages import (
     Cancel,
     Fetch,
     Fetched,
+    FetchFailed,
     Request,
     ServeSnapshots,
     Serving,
     StillFetching,
     decode_answer,
 )
+from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.replica_turns import ReplicaTurns
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.process.child_link import ChildLink
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.message_parts import Partner
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
 
@@ -53,7 +61,7 @@ class _Restore(Struct):
 
 
 class PartnerCopies:
-    """Keeps copies of the partner's snapshots; without ``--partner-copies`` it does nothing."""
+    """Keeps copies of the partner's snapshots: all of them with ``--partner-copies``, else what is no replica."""
 
     def __init__(self, node: NodeContext, ranks: NodeRanks, clock: Callable[[], float] = time.monotonic) -> None:
         self.port = 0
@@ -62,7 +70,10 @@ class PartnerCopies:
         self._node = node
         self._ranks = ranks
         self._clock = clock
-        self._enabled = node.options.checkpoints.partner_copies
+        self._keeps_all = node.options.checkpoints.partner_copies
+        self._replicas = ReplicaTurns(
+            node.arena_dir, not self._keeps_all and node.options.mode != Mode.OBSERVE, clock
+        )  # fmt: skip
         self._held: dict[tuple[int, int], int] = {}  # (rank, step) → world size
         self._number = 0
         self._copy: tuple[int, _Copy] | None = None
@@ -72,8 +83,8 @@ class PartnerCopies:
         self._heard_at = 0.0  # when the replicator last sent something
 
     def start(self) -> None:
-        """Start the replicator."""
-        if not self._enabled or self._deaths > MAX_DEATHS:
+        """Start the replicator, if it is known to be needed."""
+        if not (self._keeps_all or self._replicas.found) or self._deaths > MAX_DEATHS:
             return
         node = self._node
         self.link.start()
@@ -88,7 +99,11 @@ class PartnerCopies:
 
     def held(self) -> tuple[m.Held, ...]:
         """Return the whole copies of the present life."""
-        return tuple(m.Held(rank, step, world, True) for (rank, step), world in sorted(self._held.items()))
+        held = sorted(self._held.items())
+        if held and not self._keeps_all:
+            own = {snapshot.step for snapshot in arena.scan(self._node.arena_dir)}
+            held = [(key, world) for key, world in held if key[1] in own]
+        return tuple(m.Held(rank, step, world, True) for (rank, step), world in held)
 
     def begin(self, life: m.Life, step: int) -> None:
         """Begin ``life``, which goes on from ``step``: copies of later steps do not count.
@@ -108,6 +123,7 @@ class PartnerCopies:
         """Stop the fetch of a round that is over."""
         numbers = [] if self._restore is None else list(self._restore.missing)
         self._restore = None
+        self._replicas.begin()
         self._cancel(numbers)
         self._cancel_copy()
 
@@ -121,19 +137,23 @@ class PartnerCopies:
 
     def keep(self, message: m.PersistStep, world_size: int) -> None:
         """Copy the partner's snapshots of a step. A newer step replaces a copy that is still under way."""
-        partner = message.partner
-        if partner is None or not self.link.takes:
-            return
+        if message.partner is not None:
+            self._keep(message.partner, (message.epoch, message.round), message.step, world_size)
+
+    def follow(self, message: m.KeepCopies, world_size: int) -> None:
+        """Keep replica copies of the partner's snapshots, of each step from now on."""
+        self._replicas.follow(message, world_size)
+
+    def _keep(self, partner: Partner, life: m.Life, step: int, world_size: int) -> None:
         ranks = range(partner.first_rank, partner.first_rank + partner.ranks)
-        if all(self._held.get((rank, message.step)) == world_size for rank in ranks):
+        if not self.link.takes or all(self._held.get((rank, step)) == world_size for rank in ranks):
             return  # this life's own copy, older than its start
         self._cancel_copy()
         newest = max((step for _, step in self._held), default=-1)
         # the newer copy replaces the older one
         self._held = {key: world for key, world in self._held.items() if key[1] == newest}
-        life = (message.epoch, message.round)
-        number = self._ask(message.step, list(ranks), world_size, partner.endpoint, life)
-        self._copy = (number, _Copy(message.step, ranks, world_size))
+        number = self._ask(step, list(ranks), world_size, partner.endpoint, life)
+        self._copy = (number, _Copy(step, ranks, world_size))
 
     def fetch(self, local: LocalRound, start: m.Start) -> bool:
         """Fetch the snapshots that ranks of this node are to restore, if any. Return False if that is impossible."""
@@ -165,10 +185,19 @@ class PartnerCopies:
             act()
 
     def tick(self) -> None:
-        """Give up a fetch that takes too long, as with a replicator that is stopped."""
+        """Give up a fetch that takes too long, as with a replicator that is stopped. Copy replicas of a new step."""
+        self._copy_replicas()
         if self._restore is not None and self._clock() - self._heard_at > SILENT_S:
             self.link.end()
             self._died()
+
+    def _copy_replicas(self) -> None:
+        local = self._ranks.local
+        if self._replicas.look(local):
+            self.start()
+        order = self._replicas.due(local) if self._copy is None and self._restore is None else None
+        if order is not None and local is not None:
+            self._keep(order.partner, local.life, local.snapshot_whole, order.world_size)
 
     def serve(self) -> None:
         """Take the replicator's answers."""
@@ -186,16 +215,28 @@ class PartnerCopies:
             elif self._copy is not None and answer.number == self._copy[0]:
                 _, copy = self._copy
                 self._copy = None
-                if isinstance(answer, Fetched):
-                    self._keep_copy(copy)
-                    self._node.record(
-                        "copied", step=copy.step, ranks=[copy.ranks.start, copy.ranks.stop - 1],
-                        size_bytes=answer.size_bytes, seconds=answer.seconds,
-                    )  # fmt: skip
-                else:
-                    self._node.record("copy_failed", step=copy.step, error=answer.error)
+                self._copied(copy, answer)
             elif self._restore is not None and answer.number in self._restore.missing:
                 self._brought(self._restore, answer)
+
+    def _copied(self, copy: _Copy, answer: Fetched | FetchFailed) -> None:
+        """Take the result of a copy; of replica copies only a life's first is recorded."""
+        if isinstance(answer, Fetched):
+            self._keep_copy(copy)
+            self._replicas.over(answer.seconds)
+            if self._replicas.is_worth_telling():
+                self._node.record(
+                    "copied", step=copy.step, ranks=[copy.ranks.start, copy.ranks.stop - 1],
+                    size_bytes=answer.size_bytes, seconds=answer.seconds,
+                )  # fmt: skip
+            return
+        self._replicas.over(0.0)
+        if not self._replicas.used or answer.no_replicas:  # else its ranks may have been a little behind
+            self._node.record("copy_failed", step=copy.step, error=answer.error)
+        if answer.no_replicas:
+            self._replicas.none()
+            self.link.end()
+            self.port = 0
 
     def _keep_copy(self, copy: _Copy) -> None:
         """Keep a finished copy, unless its ranks have another partner by now."""
@@ -222,6 +263,8 @@ class PartnerCopies:
         self._node.record("replicator_died")
         self._deaths += 1
         self.port = 0
+        if not self._keeps_all:
+            self._held.clear()  # they were in its memory
         restore = self._restore
         self._restore = self._copy = None  # no fetch is left that could be cancelled
         if self._deaths > MAX_DEATHS:
@@ -244,7 +287,8 @@ class PartnerCopies:
     ) -> int:
         self._number += 1
         mine = (True, owner.first_rank, owner.local_world_size) if owner is not None else (False, 0, 0)
-        self._say(Fetch(self._number, step, ranks, world, endpoint, life, *mine))
+        as_replicas = owner is None and not self._keeps_all
+        self._say(Fetch(self._number, step, ranks, world, endpoint, life, *mine, as_replicas))
         return self._number
 
     def _say(self, request: Request) -> None:

@@ -12,6 +12,8 @@ from resilio_hpc.launch.agent.controller_reports import ControllerReports
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 
+Saving = m.PersistStep | m.KeepCopies | m.CommitStep
+
 
 class SaveOrders:
     """What one node's saver is to write; each order is carried out once. ``committed``: steps that are durable."""
@@ -23,8 +25,11 @@ class SaveOrders:
         # the saver's last order: epoch, round, step, whether to commit
         self._ordered: tuple[int, int, int, bool] = (-1, -1, -1, False)
 
-    def write(self, message: m.PersistStep | m.CommitStep, local: LocalRound, world_size: int, lease: float) -> None:
+    def write(self, message: Saving, local: LocalRound, world_size: int, lease: float) -> None:
         """Carry out an order. ``lease``: until when this node's ranks may run, in monotonic seconds."""
+        if isinstance(message, m.KeepCopies):
+            self._ports.services.keep_copies(message, world_size)
+            return
         order = (message.epoch, message.round, message.step, isinstance(message, m.CommitStep))
         if order[:3] == self._ordered[:3] and order <= self._ordered:
             return  # a repeated order: its answer is on the way, or among the facts that are sent again

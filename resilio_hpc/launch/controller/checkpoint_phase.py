@@ -56,6 +56,10 @@ class CheckpointPhase:
     def restored(self, restore: m.RestorePoint | None) -> None:
         """Make the restored step durable if it lies only in memory: the ranks start from ``restore``."""
         self._goes_on_from = -1 if restore is None else restore.step
+        for member in self._run.members if self._run.config.replica_copies else ():
+            partner = replica_placement.partner_of(member, self._run)
+            if partner is not None:
+                self._out.send(member.node, m.KeepCopies(self._run.epoch, self._run.round, partner))
         if restore is not None and restore.source is Tier.MEMORY:
             for member in self._run.members:
                 self._persist(self._commits.snapshot_whole(member.node, restore.step))

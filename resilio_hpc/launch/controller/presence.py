@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from resilio_hpc.launch.controller import replica_placement
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import MAX_LOSSES, KnownAgent, Phase
@@ -91,9 +92,20 @@ class Presence:
                 agent.calls = beat.calls
                 agent.section = beat.section
         agent.sent = beat.sent
-        agent.ready, agent.copy_port = beat.ready, beat.copy_port
+        agent.ready = beat.ready
+        if beat.copy_port != agent.copy_port:
+            agent.copy_port = beat.copy_port
+            self._tell_copier(agent.hello.node)
         agent.memory_level, agent.memory = beat.memory_level, beat.memory
         run.attached |= beat.attached
+
+    def _tell_copier(self, node: str) -> None:
+        """Tell the member that copies a node's snapshots where they are."""
+        run = self._run
+        copier = replica_placement.copier_of(node, run) if run.with_ranks and run.config.replica_copies else None
+        partner = None if copier is None else replica_placement.partner_of(copier, run)
+        if copier is not None and partner is not None:
+            self._out.send(copier.node, m.KeepCopies(run.epoch, run.round, partner))
 
     def left(self, message: m.Goodbye) -> None:
         """Take note that an agent has left in this epoch."""

@@ -24,6 +24,15 @@ def partner_of(member: m.Member, run: RunState) -> Partner | None:
     return Partner(partner.first_rank, partner.local_world_size, f"{partner.address}:{agent.copy_port}")
 
 
+def copier_of(node: str, run: RunState) -> m.Member | None:
+    """Return the member whose partner this node is; None where it is no member, or the only one."""
+    members = run.members
+    rank = next((member.node_rank for member in members if member.node == node), None)
+    if rank is None or len(members) < 2:
+        return None
+    return members[(rank + max(1, len(members) // 2)) % len(members)]
+
+
 class InMemory(Struct):
     """Snapshots that the members of a round hold.
 

@@ -80,6 +80,7 @@ class ControllerConfig(Struct, frozen=True):
     test_s: float = 60.0  # that a test of the nodes may take while ranks pause
     slow_ranks: SlowRanks = "observe"  # what follows from slow ranks
     roles: Callable[[int, int], int] = one_role  # rank, world size → ranks of equal work
+    replica_copies: bool = False  # agents copy what other nodes do not have, where there are replicas
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
 
@@ -102,6 +103,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         slow_ranks=options.slow.slow_ranks,
         roles=partial(role_of, options.layouts),
         mode=options.mode,
+        replica_copies=not options.checkpoints.partner_copies,
         test_replacements=options.check_nodes != "never",
     )
 

@@ -110,6 +110,14 @@ class PersistStep(Struct, frozen=True):
     partner: Partner | None = None
 
 
+class KeepCopies(Struct, frozen=True):
+    """Keep replica copies of this partner's snapshots, of each new step; its replicator has just started."""
+
+    epoch: Count
+    round: Count
+    partner: Partner
+
+
 class CommitStep(Struct, frozen=True):
     """Write the manifest of this step from all nodes' records."""
 
@@ -249,6 +257,7 @@ ToAgent = (
     | Prepare
     | Start
     | PersistStep
+    | KeepCopies
     | CommitStep
     | StageReached
     | ProposeStop

@@ -52,6 +52,7 @@ class LocalRound:
         self.epoch = state.epoch
         self.number = state.round
         self.member = member
+        self.nodes = len(state.members)
         self.restore = restore
         self.failed = False
         self._tells_of_steps = state.steps_reported
@@ -61,7 +62,7 @@ class LocalRound:
         self.ranks = {
             local: LocalRank(member.first_rank + local, local) for local in range(member.local_world_size)
         }  # fmt: skip
-        self._snapshot_whole = -1  # the newest step that all ranks here hold
+        self.snapshot_whole = -1  # the newest step that all ranks here hold
         self._first_step_said = False
         self._answers: dict[int, rank_link.StopAck] = {}
 
@@ -235,7 +236,7 @@ class LocalRound:
         taken = [other.snapshots[message.step] for other in self.ranks.values()]
         for other in self.ranks.values():
             other.snapshots = {step: value for step, value in other.snapshots.items() if step > message.step}
-        self._snapshot_whole = max(self._snapshot_whole, message.step)
+        self.snapshot_whole = max(self.snapshot_whole, message.step)
         size = sum(size for size, _ in taken)
         return [m.SnapshotWhole(self.node, self.epoch, self.number, message.step, size, max(b for _, b in taken))]
 
@@ -261,6 +262,6 @@ class LocalRound:
             return self._maybe_answer()
         stopped = any(rank.stopped for rank in self.ranks.values()) or self.terminating
         done = m.RanksDone(
-            self.node, self.epoch, self.number, stopped, self.furthest, self._snapshot_whole, self.has_attached
+            self.node, self.epoch, self.number, stopped, self.furthest, self.snapshot_whole, self.has_attached
         )
         return [done]

@@ -21,6 +21,7 @@ from resilio_hpc.ckpt.replication.messages import (
     asking,
     giving,
 )
+from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopies
 from resilio_hpc.ckpt.replication.server import SnapshotGiver
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.snapshot import arena
@@ -51,10 +52,11 @@ class Node:
         self.arenas, self.copies = self.root / "arenas", self.root / "copies"
         for path in (self.arenas, self.copies):
             path.mkdir(parents=True)
+        self.replicas = ReplicaCopies()
         self.gatekeeper = wire.Gatekeeper(self.context, KEYS, wire.Counters())
         asked, port = wire.listen_anywhere(self.context, KEYS, HOST)
         self.endpoint = f"{HOST}:{port}"
-        self.giver = SnapshotGiver(asked, HOST, (self.arenas, self.copies), **self.limits)
+        self.giver = SnapshotGiver(asked, HOST, (self.arenas, self.copies), self.replicas, **self.limits)
         self.takes()
 
     def save(self, rank: int, step: int, floats: int = 1000) -> ArenaPair:
@@ -84,7 +86,9 @@ class Node:
 
     def takes(self, **limits: float) -> None:
         """With another taker from now on."""
-        self.taker = SnapshotTaker(self.context, KEYS, self.arenas, self.copies, self.root / "spill", **limits)
+        self.taker = SnapshotTaker(
+            self.context, KEYS, self.arenas, self.copies, self.root / "spill", self.replicas, **limits
+        )
 
     def ends(self) -> Answer:
         """How the next fetch ends."""
@@ -131,3 +135,15 @@ def value(directory: Path, rank: int, step: int | None = None) -> float:
         source.fill([(record, memoryview(into.view(np.uint8)))], POOL)
     assert (into == into[0]).all()
     return float(into[0])
+
+
+def content(directory: Path, rank: int, step: int) -> tuple[object, ...]:
+    """All that a rank's snapshot says, each block verified."""
+    (held,) = [held for held in arena.scan(directory) if (held.rank, held.step) == (rank, step)]
+    with ArenaSource(held.path) as source:
+        found = []
+        for record in source.tensors:
+            into = bytearray(record.size_bytes)
+            source.fill([(record, memoryview(into))], POOL)
+            found.append((record.path, record.dtype, record.shape, record.slab, bytes(into)))
+        return source.tree, held.local_rank, held.local_world_size, found

@@ -334,6 +334,9 @@ class VirtualAgent(Process):
         if message.partner is not None:
             self.copies.keep(message, message.partner, world_size)
 
+    def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
+        """Nothing: copies are whole ones here, made of each step that is written."""
+
     def _write(self, message: m.PersistStep, member: m.Member) -> None:
         world, site = self._world, self.site
         ranks = range(member.first_rank, member.first_rank + member.local_world_size)

@@ -1,0 +1,103 @@
+"""How a replicator asks another one for bytes of a snapshot. No call outlasts the moment at which it is given up."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+
+from resilio_hpc.ckpt.format.whole_snapshot import Header
+from resilio_hpc.ckpt.replication.messages import Have, Release, Want, asking, giving
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.core import encrypted_stream, wire
+from resilio_hpc.core.errors import CheckpointError
+
+CONNECT_S = 3.0
+"""For a node that has answered just before."""
+_LOOK_MS = 100
+
+
+class SnapshotCaller:
+    """Calls one replicator. For use from several threads, each with a socket of its own."""
+
+    def __init__(
+        self, context: zmq.Context[Any], keys: wire.Keys, endpoint: str, silent_s: float, goes_on: Callable[[], bool]
+    ) -> None:
+        """``goes_on``: whether the fetch has not been given up; once it has turned False, call ``end``."""
+        self._context, self._keys, self._endpoint, self._silent_s = context, keys, endpoint, silent_s
+        self._goes_on = goes_on
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+
+    def end(self) -> None:
+        """Stop waiting for bytes, after ``goes_on`` has turned False."""
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[zmq.Socket[bytes]]:
+        """Call the other replicator; what it keeps for this caller is let go at the end."""
+        name = secrets.token_bytes(8).hex().encode()
+        asked = wire.call(self._context, self._keys, self._endpoint, name)
+        try:
+            yield asked
+            wire.send(asked, [asking.encode(Release())])
+        finally:
+            asked.close(100)
+
+    def ask(self, asked: zmq.Socket[bytes], want: Want) -> Have | None:
+        """Return the answer; None: it was given up. Raises CheckpointError, WireError, TimeoutError."""
+        wire.send(asked, [asking.encode(want)])
+        deadline = time.monotonic() + self._silent_s
+        while self._goes_on():
+            if asked.poll(_LOOK_MS):
+                answer = giving.decode(asked.recv_multipart()[0])
+                if isinstance(answer, Have):
+                    return answer
+                raise CheckpointError(answer.error)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        return None
+
+    @contextlib.contextmanager
+    def connected(self, have: Have) -> Iterator[socket.socket | None]:
+        """Connect to where the bytes are sent; None: it was given up."""
+        host = self._endpoint.rpartition(":")[0]
+        with socket.create_connection((host, have.stream.port), CONNECT_S) as connection:
+            connection.settimeout(self._silent_s)
+            with self._lock:
+                goes_on = self._goes_on()
+                if goes_on:
+                    self._connections.add(connection)
+            try:
+                if goes_on:
+                    connection.sendall(have.stream.token)
+                yield connection if goes_on else None
+            finally:
+                with self._lock:
+                    self._connections.discard(connection)
+
+    def bytes_of(self, have: Have, size: int) -> bytes | None:
+        """Return the bytes that were asked for; None: it was given up."""
+        with self.connected(have) as connection:
+            room = bytearray(size)
+            whole = connection is not None and encrypted_stream.take(
+                connection, have.stream.key, memoryview(room), self._goes_on
+            )
+        return bytes(room) if whole else None
+
+
+def header_of(have: Have, want: Want) -> Header:
+    """Return the header of what came. Raises CheckpointError where that is not what was asked for."""
+    header = arena.unpack(have.header)
+    if header is None or (header.rank, header.step, header.world_size) != (want.rank, want.step, want.world_size):
+        raise CheckpointError("another snapshot came than was asked for")
+    return header

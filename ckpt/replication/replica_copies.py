@@ -1,0 +1,214 @@
+"""Copies of another node's snapshots that keep only what this node's own snapshots of the same step do not have.
+
+Where ranks hold the same tensors (plain data parallel training, HSDP), a lost rank's state lies in other nodes' memory,
+but for what is its own: generators of random numbers, the position of its data loader, counters. A copy of these is
+small. Tensors are the same where path, type, shape and the checksums of all blocks are, as for layout REPLICATED.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from resilio_hpc.ckpt.format.manifest import RankTable, TensorRecord, read_table
+from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.ckpt.format.whole_snapshot import Header
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.native import crc32c, map_shared
+
+MOST_BYTES = 16 << 20
+"""What one rank's copy may keep. More is no replica: that takes whole copies (``--partner-copies``)."""
+LEAST_BYTES = 8 << 20
+"""Smaller snapshots are committed about as soon as they are copied."""
+STEPS = 2  # of each rank, as in its arenas
+_ZEROS = memoryview(bytes(1 << 16))
+
+Range = tuple[int, int]  # offset and size, in an arena
+
+
+class CopyPart(NamedTuple):
+    """Bytes of a copy, in the order of their offsets. ``holder``: the rank whose arena has them at ``at``.
+
+    -1: the copy keeps them, at ``at`` of what it keeps.
+    """
+
+    offset: int
+    size: int
+    holder: int
+    at: int
+
+
+class Owned(NamedTuple):
+    """A snapshot of a rank of this node."""
+
+    held: arena.HeldSnapshot
+    table: RankTable
+
+
+class ReplicaCopy(NamedTuple):
+    """One copy. ``page``: the first page of its arena. ``holders``: the snapshots of this node that it relies on."""
+
+    page: bytes
+    header: Header
+    parts: Sequence[CopyPart]
+    kept: bytes
+    holders: Sequence[arena.HeldSnapshot]
+
+
+class OpenedCopy:
+    """A copy whose holders are pinned. ``page``: the first page of its arena."""
+
+    def __init__(self, copy: ReplicaCopy) -> None:
+        """Pin them. Raises CheckpointError where one of them is not there any more."""
+        self.page = copy.page
+        self._copy = copy
+        self._files: dict[int, int] = {}
+        for held in copy.holders:
+            file = arena.lock_snapshot(held)
+            if file is None:
+                self.close()
+                raise CheckpointError(f"this node has no snapshot of step {held.step} of rank {held.rank} any more")
+            self._files[held.rank] = file
+
+    def views(self) -> list[memoryview]:
+        """Return all bytes behind the first page, in order, where they are."""
+        copy = self._copy
+        memory = {held.rank: map_shared(self._files[held.rank], held.size_bytes, False) for held in copy.holders}
+        kept, at, found = memoryview(copy.kept), PAGE, []
+        for part in copy.parts:
+            found += _gap(part.offset - at)
+            found.append((kept if part.holder < 0 else memory[part.holder])[part.at : part.at + part.size])
+            at = part.offset + part.size
+        return found + _gap(copy.header.size_bytes - at)
+
+    def close(self) -> None:
+        """Let the holders be overwritten."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+def _gap(size: int) -> list[memoryview]:
+    """Return bytes that no reader looks at: between two tensors."""
+    whole, rest = divmod(max(0, size), len(_ZEROS))
+    return [_ZEROS] * whole + ([_ZEROS[:rest]] if rest else [])
+
+
+def owned(directory: Path, step: int, world_size: int) -> list[Owned]:
+    """Return this node's own snapshots of a step, with their tables."""
+    found = []
+    for held in arena.scan(directory):
+        header = arena.read_header(held.path) if (held.step, held.world_size) == (step, world_size) else None
+        if header is not None:
+            data = read_ranges(held, ((header.table_offset, header.table_size),))
+            if data is not None:
+                found.append(Owned(held, checked_table(header, data[PAGE:])))
+    return found
+
+
+def read_ranges(held: arena.HeldSnapshot, ranges: Sequence[Range]) -> bytes | None:
+    """Return the first page of a snapshot, and some ranges of it; None where it was overwritten meanwhile.
+
+    It is not pinned: a rank that saves is never in the way of this, nor this in its way. Raises CheckpointError.
+    """
+    if sum(size for _, size in ranges) > MOST_BYTES or any(
+        offset < 0 or size < 0 or offset + size > held.size_bytes for offset, size in ranges
+    ):
+        raise CheckpointError("such ranges are not in the snapshot, or too large")
+    try:
+        with held.path.open("rb", buffering=0) as file:
+            page = os.pread(file.fileno(), PAGE, 0)
+            data = b"".join(os.pread(file.fileno(), size, offset) for offset, size in ranges)
+            header = arena.header_of(file.fileno())
+    except OSError:
+        return None
+    same = header is not None and (header.step, header.sequence) == (held.step, held.sequence)
+    return page + data if same and arena.unpack(page) == header else None
+
+
+def may_have_replicas(directory: Path) -> bool:
+    """Return whether snapshots of this node are worth it, and say that other ranks may hold the same.
+
+    They do by their layout, or as slabs.
+    """
+    for held in arena.scan(directory)[-1:]:
+        if held.size_bytes < LEAST_BYTES:
+            return False
+        header = arena.read_header(held.path)
+        if header is not None and header.layout == "replicated":
+            return True
+        mine = owned(directory, held.step, held.world_size)
+        return any(record.slab is not None for one in mine for record in one.table.tensors)
+    return False
+
+
+def checked_table(header: Header, data: bytes) -> RankTable:
+    """Return the table of a snapshot. Raises CheckpointError."""
+    if crc32c(data) != header.table_crc32c:
+        raise CheckpointError(f"the table of rank {header.rank}'s snapshot of step {header.step} is damaged")
+    return read_table(data, header.size_bytes)
+
+
+def compare(header: Header, table: RankTable, mine: Iterable[Owned]) -> tuple[list[CopyPart], list[Range]]:
+    """Return a copy's parts, and the ranges of the other node's arena that it must keep. Pure."""
+    holders: dict[object, tuple[int, int]] = {}
+    for rank, its_table in ((one.held.rank, one.table) for one in mine):
+        for record in its_table.tensors:
+            if record.offset >= 0:
+                holders.setdefault(_content(record), (rank, record.offset))
+    spans = [(record.offset, record.size_bytes, holders.get(_content(record))) for record in table.tensors]
+    spans += [(table.tree.offset, table.tree.size_bytes, None), (header.table_offset, header.table_size, None)]
+    parts: list[CopyPart] = []
+    ranges: list[Range] = []
+    at = kept = 0
+    for offset, size, holder in sorted(span for span in spans if span[0] >= 0 and span[1] > 0):
+        if offset < max(at, PAGE):
+            raise CheckpointError("the tensors of a snapshot overlap")
+        at = offset + size
+        if holder is not None:
+            parts.append(CopyPart(offset, size, *holder))
+        else:
+            parts.append(CopyPart(offset, size, -1, kept))
+            ranges.append((offset, size))
+            kept += size
+    return parts, ranges
+
+
+def _content(record: TensorRecord) -> object:
+    return record.path, record.kind, record.dtype, record.shape, record.size_bytes, record.checksums
+
+
+class ReplicaCopies:
+    """The copies that a node has. For use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._copies: dict[tuple[int, int], ReplicaCopy] = {}  # by rank and step
+
+    def put(self, copy: ReplicaCopy) -> None:
+        """Keep a copy, and of its rank no more than the newest ones beside it."""
+        header = copy.header
+        with self._lock:
+            self._copies[header.rank, header.step] = copy
+            steps = sorted(step for rank, step in self._copies if rank == header.rank and step != header.step)
+            for step in steps[: 1 - STEPS or None]:
+                del self._copies[header.rank, step]
+
+    def get(self, rank: int, step: int, world_size: int) -> ReplicaCopy | None:
+        """Return a copy, if there is one."""
+        with self._lock:
+            copy = self._copies.get((rank, step))
+        return copy if copy is not None and copy.header.world_size == world_size else None
+
+    def keep(self, copies: Collection[tuple[int, int]]) -> None:
+        """Drop all but these, by rank and step."""
+        with self._lock:
+            self._copies = {key: copy for key, copy in self._copies.items() if key in copies}
+
+    def keep_ranks(self, ranks: Collection[int]) -> None:
+        """Drop those of other ranks."""
+        with self._lock:
+            self._copies = {key: copy for key, copy in self._copies.items() if key[0] in ranks}
