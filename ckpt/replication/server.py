@@ -248,8 +248,12 @@ class SnapshotGiver:
 
 
 def _ranges(snapshot: arena.HeldSnapshot, want: Want) -> _Ranges | None:
-    header = arena.read_header(snapshot.path) if want.table else None
-    ranges = want.ranges if header is None else ((header.table_offset, header.table_size),)
+    ranges = want.ranges
+    if want.table:
+        header = arena.read_header(snapshot.path)
+        if header is None:
+            return None
+        ranges = ((header.table_offset, header.table_size),)
     with contextlib.suppress(CheckpointError):
         data = read_ranges(snapshot, ranges)
         return _Ranges(data) if data is not None else None
