@@ -52,7 +52,7 @@ class LocalRound:
         self.epoch = state.epoch
         self.number = state.round
         self.member = member
-        self.nodes = len(state.members)
+        self._state = state
         self.restore = restore
         self.failed = False
         self._tells_of_steps = state.steps_reported
@@ -65,6 +65,11 @@ class LocalRound:
         self.snapshot_whole = -1  # the newest step that all ranks here hold
         self._first_step_said = False
         self._answers: dict[int, rank_link.StopAck] = {}
+
+    @property
+    def nodes(self) -> int:
+        """Return how many nodes take part in the round."""
+        return len(self._state.members)
 
     @property
     def life(self) -> m.Life:

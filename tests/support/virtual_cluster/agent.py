@@ -335,7 +335,7 @@ class VirtualAgent(Process):
             self.copies.keep(message, message.partner, world_size)
 
     def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
-        """Nothing: copies are whole ones here, made of each step that is written."""
+        pass  # copies are whole ones here
 
     def _write(self, message: m.PersistStep, member: m.Member) -> None:
         world, site = self._world, self.site
@@ -348,10 +348,10 @@ class VirtualAgent(Process):
             if None in copies or (self.node, message.step) in world.saver_fails:
                 error = "no space left on device"
                 self.event(lambda: self.core.ranks.saves.persist_failed(message.round, message.step, error))
-            else:
-                content = [[list(entry) for entry in copy.history] for copy in copies if copy is not None]
-                record = ShardRecord(member.node_rank, json.dumps(content), 0, "own", ())
-                self.event(lambda: self.core.ranks.saves.persisted(message.round, message.step, record))
+                return
+            content = [[list(entry) for entry in copy.history] for copy in copies if copy is not None]
+            record = ShardRecord(member.node_rank, json.dumps(content), 0, "own", ())
+            self.event(lambda: self.core.ranks.saves.persisted(message.round, message.step, record))
 
         world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
 
@@ -360,9 +360,8 @@ class VirtualAgent(Process):
 
         def write() -> None:
             if self.is_fenced(message.epoch) or (message.epoch, message.round) < directory.newest_commit:
-                self.event(
-                    lambda: self.core.ranks.saves.persist_failed(message.round, message.step, "a newer epoch has begun")
-                )
+                why = "a newer epoch has begun"
+                self.event(lambda: self.core.ranks.saves.persist_failed(message.round, message.step, why))
                 return
             contents = {tuple(map(tuple, rank)) for record in message.records for rank in json.loads(record.file)}
             self._world.watch.commits(message.step, message.epoch, contents, self._world.now - ordered_at)
