@@ -17,8 +17,9 @@ from resilio_hpc.launch.agent.replica_turns import AGAIN_S
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.message_parts import Partner
+from resilio_hpc.launch.workers.local_round import LocalRound
 from tests.support.ckpt.snapshot_node import content
-from tests.support.launch.copying_node import Node, start
+from tests.support.launch.copying_node import MEMBERS, Node, start
 
 LARGE = 1 + LEAST_BYTES // 4  # float32
 
@@ -140,7 +141,8 @@ def test_where_there_are_no_replicas_nothing_runs(tmp_path: Path, why: str) -> N
     node = Node(tmp_path, 0, enabled=False, mode=Mode.OBSERVE if why == "observe" else Mode.RECOVER)
     train(node)
     if why == "one node":
-        node.ranks.local.nodes = 1
+        alone = m.RoundState(1, 0, m.world_of(MEMBERS[:1]), 0, 0, ())
+        node.ranks.local = LocalRound("n1", alone, MEMBERS[0], None)
     if why == "own tensors":
         node.save_own(1, LARGE)
     elif why != "nothing saved":

@@ -373,8 +373,7 @@ class VirtualAgent(Process):
         self._world.storage.save(self, 0.02, write)
 
     def is_fenced(self, epoch: int) -> bool:
-        """Whether a newer epoch has begun: then the checkpoint engine refuses to commit."""
-        return self._world.directory.fence > epoch
+        return self._world.directory.fence > epoch  # then the checkpoint engine refuses to commit
 
     def held(self) -> tuple[m.Held, ...]:
         return tuple(m.Held(rank, step, copy.world_size) for (rank, step), copy in sorted(self.site.memory.items(),
