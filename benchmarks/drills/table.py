@@ -32,9 +32,9 @@ def _nodes() -> list[Drill]:
         Drill("node power cut, partner copies", (Act(POWER, "follower", after_s=1.0),), LOST, **SPARE, told="fetched",
               launch_arguments=("--partner-copies",), script_arguments=("--every", "40")),
         # commits are slow, so that memory holds a newer step than the run directory
-        Drill("node power cut, replicas in other nodes' memory", (Act(POWER, "follower", after_s=1.0),), LOST, **SPARE,
-              told="fetched", uncommitted=True, launch_arguments=("--checkpoint-gb-per-s", "0.002"),
-              script_arguments=("--every", "40", "--elements", "1500000")),
+        Drill("node power cut, replicas in other nodes' memory", (Act(POWER, "follower", after_s=2.0),), LOST, **SPARE,
+              told="fetched", uncommitted=True, launch_arguments=("--checkpoint-gb-per-s", "0.001"),
+              script_arguments=("--every", "20", "--elements", "1500000")),
         Drill("node power cut, no spare", (Act(POWER, "follower"),), LOST, **SHRINK, world_size=4),
         Drill("two nodes, the other loses power", (Act(POWER, "follower"),), LOST, **TWO_NODES, world_size=2),
         Drill("two nodes, the other is cut off", (Act("partition", "follower"),), LOST, **TWO_NODES, world_size=2),

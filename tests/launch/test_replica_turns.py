@@ -170,3 +170,13 @@ def test_a_step_that_is_written_is_copied_at_once(nodes: list[Node]) -> None:
         node.save(2, rank=node.rank)
     other.keep(2, one)
     other.serve_until(lambda: other.kept() == [1, 2])
+
+
+def test_a_spare_that_takes_a_lost_nodes_place_starts_a_replicator_for_it(nodes: list[Node], tmp_path: Path) -> None:
+    _, other = nodes
+    begin(nodes)
+    spare = Node(tmp_path, 0, enabled=False)
+    spare.fetch(1, other)
+    spare.serve_until(lambda: spare.brought == [1])
+    assert [(held.rank, held.step) for held in arena.scan(spare.arenas)] == [(0, 1)]
+    spare.copies.close()

@@ -1,10 +1,9 @@
 """The agent's partner copies: another node's snapshots in this node's memory, and copies fetched for its ranks.
 
 A node that writes a step to disk also copies its partner's snapshots of that step, in the background, through the
-replicator. When a node is lost, its successor fetches them while its ranks initialise (``ckpt.replicator``).
-
-Without ``--partner-copies`` only replica copies are kept (``ckpt.replication.replica_copies``), where ranks hold the
-same tensors. They are good while this node's own snapshots of the step are there, so each new step is copied.
+replicator. When a node is lost, its successor fetches them while its ranks initialise (``ckpt.replicator``). Without
+``--partner-copies`` only replica copies are kept (``ckpt.replication.replica_copies``), where ranks hold the same
+tensors. They are good while this node's own snapshots of the step are there, so each new step is copied.
 """
 
 from __future__ import annotations
@@ -71,9 +70,8 @@ class PartnerCopies:
         self._ranks = ranks
         self._clock = clock
         self._keeps_all = node.options.checkpoints.partner_copies
-        self._replicas = ReplicaTurns(
-            node.arena_dir, not self._keeps_all and node.options.mode != Mode.OBSERVE, clock
-        )  # fmt: skip
+        used = not self._keeps_all and node.options.mode != Mode.OBSERVE
+        self._replicas = ReplicaTurns(node.arena_dir, used, clock)
         self._held: dict[tuple[int, int], int] = {}  # (rank, step) → world size
         self._number = 0
         self._copy: tuple[int, _Copy] | None = None
@@ -106,9 +104,9 @@ class PartnerCopies:
         return tuple(m.Held(rank, step, world, True) for (rank, step), world in held)
 
     def begin(self, life: m.Life, step: int) -> None:
-        """Begin ``life``, which goes on from ``step``: copies of later steps do not count.
+        """Begin ``life``, which goes on from ``step``: later copies do not count, and arenas hold no later step.
 
-        This node's arenas hold no later step. Requests of earlier rounds get nothing.
+        Requests of earlier rounds get nothing.
         """
         self.give_up()
         self._held = {key: world for key, world in self._held.items() if key[1] <= step}
@@ -164,6 +162,8 @@ class PartnerCopies:
                 wanted.setdefault(fetch.endpoint, []).append(fetch.rank)
         if not wanted or start.restore is None:
             return True
+        if not self.link.takes and self._replicas.are_fetched():
+            self.start()  # a spare node had no use for it
         if not self.link.takes:
             self._ranks.copies_failed(local.number, start.restore, DIED)
             return False

@@ -52,6 +52,11 @@ class ReplicaTurns:
         self.found = may_have_replicas(self._arena_dir)
         return self.found
 
+    def are_fetched(self) -> bool:
+        """Take note that ranks of this node get their snapshots from replicas. Return whether they are used."""
+        self.found = self.found or self.used
+        return self.used
+
     def due(self, local: LocalRound | None) -> ReplicaOrder | None:
         """Return whose snapshots to copy now: of the newest step that all ranks here have."""
         order = self._order
