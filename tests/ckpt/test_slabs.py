@@ -23,7 +23,7 @@ from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.format.manifest import Extent, read_manifest, read_table, sha256, write_manifest
 from resilio_hpc.ckpt.state.slab import Box, any_overlap
 from resilio_hpc.ckpt.store.retention import Retention
-from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
 from resilio_hpc.native import crc32c
 from tests.support.ckpt.unchecked_step import save_unchecked
 
@@ -57,8 +57,14 @@ def cut(whole: Any, box: Box) -> Any:
 def save(directory: Path, states: list[dict[str, Any]], step: int = 1, **more: Any) -> None:
     ranks = [rank(directory, number, len(states), **more) for number in range(len(states))]
     handles = [one.save(step, state) for one, state in zip(ranks, states, strict=True)]
+    failed = []
     for handle in handles:
-        handle.wait("committed", 60)
+        try:
+            handle.wait("committed", 60)
+        except CheckpointError as error:  # all of them report it, or a later test would find that in its output
+            failed.append(error)
+    if failed:
+        raise failed[0]
 
 
 @pytest.mark.parametrize(
