@@ -18,7 +18,6 @@ import os
 import secrets
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,29 +27,22 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import zmq
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.support
+
 from measure import machine, shown
-from resilio_hpc.ckpt.replication.messages import (
-    Answer,
-    Fetch,
-    Fetched,
-    Request,
-    ServeSnapshots,
-    Serving,
-    StillFetching,
-    decode_answer,
-)
+from resilio_hpc.ckpt.replication.messages import Fetch, Fetched
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
-from resilio_hpc.core.json_lines import encode_line
+from tests.support.ckpt.replicator_process import Replicator
 
 HOST = "127.0.0.1"
 MESSAGE_BYTES = 1 << 20
@@ -67,38 +59,6 @@ def processor_s(pids: Sequence[int]) -> float:
 
 
 # -- ours ------------------------------------------------------------------------------------------------------
-
-
-class Replicator:
-    def __init__(self, root: Path, secret: str) -> None:
-        self.arenas = root / "arenas"
-        self.arenas.mkdir(parents=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "resilio_hpc.ckpt.replication.replicator"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._input: IO[bytes] = self.process.stdin
-        self._output: IO[bytes] = self.process.stdout
-        serving = self.ask(
-            ServeSnapshots(secret, HOST, str(self.arenas), str(self.arenas / "copies"), str(root / "spill"))
-        )
-        assert isinstance(serving, Serving)
-        self.endpoint = f"{HOST}:{serving.port}"
-
-    def ask(self, request: Request) -> Answer:
-        self._input.write(encode_line(request))
-        self._input.flush()
-        while isinstance(answer := decode_answer(self._output.readline()), StillFetching):
-            pass
-        return answer
-
-    def close(self) -> None:
-        self._input.close()
-        self.process.wait()
-        self._output.close()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from resilio_hpc.ckpt.replication.messages import (
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
-from resilio_hpc.launch.agent.replica_turns import ReplicaTurns
+from resilio_hpc.launch.agent.replica_schedule import ReplicaSchedule
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.process.child_link import ChildLink
 from resilio_hpc.launch.protocol import messages as m
@@ -71,7 +71,7 @@ class PartnerCopies:
         self._clock = clock
         self._keeps_all = node.options.checkpoints.partner_copies
         used = not self._keeps_all and node.options.mode != Mode.OBSERVE
-        self._replicas = ReplicaTurns(node.arena_dir, used, clock)
+        self._replicas = ReplicaSchedule(node.arena_dir, used, clock)
         self._held: dict[tuple[int, int], int] = {}  # (rank, step) → world size
         self._number = 0
         self._copy: tuple[int, _Copy] | None = None
@@ -162,7 +162,7 @@ class PartnerCopies:
                 wanted.setdefault(fetch.endpoint, []).append(fetch.rank)
         if not wanted or start.restore is None:
             return True
-        if not self.link.takes and self._replicas.are_fetched():
+        if not self.link.takes and self._replicas.begin_fetch():
             self.start()  # a spare node had no use for it
         if not self.link.takes:
             self._ranks.copies_failed(local.number, start.restore, DIED)

@@ -24,7 +24,7 @@ class ReplicaOrder(Struct, frozen=True):
     world_size: int
 
 
-class ReplicaTurns:
+class ReplicaSchedule:
     """Whether this run has replicas, and whose turn it is. ``used`` False: replica copies are not wanted."""
 
     def __init__(self, arena_dir: Path, used: bool, clock: Callable[[], float]) -> None:
@@ -52,7 +52,7 @@ class ReplicaTurns:
         self.found = may_have_replicas(self._arena_dir)
         return self.found
 
-    def are_fetched(self) -> bool:
+    def begin_fetch(self) -> bool:
         """Take note that ranks of this node get their snapshots from replicas. Return whether they are used."""
         self.found = self.found or self.used
         return self.used
