@@ -21,6 +21,7 @@ TIMES_PEERS = 3.0
 LEAST_LOADS = 0.4  # of the looks
 LEAST_RESENT = 20  # segments of a window
 LEAST_TRIP_US = 5000
+LEAST_BACKED_UP = 40  # percent of the looks
 
 
 class SlowCause(StrEnum):
@@ -92,9 +93,11 @@ def of_link(nodes: Mapping[str, Sequence[NodeFacts]], leader: str) -> tuple[str,
     ``nodes``: the recent windows of each. ``leader``: the controller's node, whose own answers cross no network.
     """
     resent = {node: _usual(facts, "resent") for node, facts in nodes.items()}
+    queues = {node: _usual(facts, "backed_up") for node, facts in nodes.items()}
     trips = {node: _usual(facts, "trip") for node, facts in nodes.items() if node != leader}
     for values, least, text in (
         (resent, LEAST_RESENT, "sends {value:.0f} TCP segments again in " + f"{WINDOW_S} s, the others {{usual:.0f}}"),
+        (queues, LEAST_BACKED_UP, "has data waiting to be sent in {value:.0f} % of looks, the others in {usual:.0f} %"),
         (trips, LEAST_TRIP_US, "answers to its heartbeats take {ms:.1f} ms, to those of the others {usual_ms:.1f} ms"),
     ):
         worst = max(values, key=lambda node: values[node], default="")
@@ -102,7 +105,7 @@ def of_link(nodes: Mapping[str, Sequence[NodeFacts]], leader: str) -> tuple[str,
         if others and values[worst] >= max(least, TIMES_PEERS * max(others)):
             usual = median(others)
             words = text.format(value=values[worst], usual=usual, ms=values[worst] / 1000, usual_ms=usual / 1000)
-            return worst, CauseFound(SlowCause.LINK, f"{worst} {words}" if values is resent else words)
+            return worst, CauseFound(SlowCause.LINK, words if values is trips else f"{worst} {words}")
     if len(trips) > 1 and min(trips.values()) >= LEAST_TRIP_US * 2:
         words = f"all answers to heartbeats cross its link, and take {median(trips.values()) / 1000:.1f} ms"
         return leader, CauseFound(SlowCause.LINK, words)

@@ -36,7 +36,8 @@ class NodeFacts(msgspec.Struct, frozen=True, array_like=True):
     ``storage``: milliseconds in which a process waited for storage (PSI); ``resent``: TCP segments sent again;
     ``sent``: all of them; ``trip``: microseconds of the fastest answer to a heartbeat, 0 without one; ``errors``: of
     its network devices; ``gpus_throttled``: GPUs that heat, power or the hardware hold down; ``throttle_reasons``: why,
-    as bits of nvmlClocksEventReasons.
+    as bits of nvmlClocksEventReasons; ``backed_up``: percent of looks in which data waited for a network device to
+    send it.
     """
 
     storage: Whole = 0
@@ -46,3 +47,4 @@ class NodeFacts(msgspec.Struct, frozen=True, array_like=True):
     errors: Whole = 0
     gpus_throttled: Whole = 0
     throttle_reasons: Whole = 0
+    backed_up: Whole = 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from resilio_hpc.diagnose.hangs.call_ring import CallRing
-from resilio_hpc.diagnose.slow import kernel_facts
+from resilio_hpc.diagnose.slow import device_queues, kernel_facts
 from resilio_hpc.diagnose.slow.call_times import CallTimes
 from resilio_hpc.diagnose.slow.iterations import Iterations
 from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
@@ -23,6 +23,7 @@ from resilio_hpc.launch.workers import interception
 from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
 
 LOOK_S = 1.0  # between two looks at a ring, which must not be overwritten in between
+LEAST_BACKLOG = 4096  # bytes for a network device: less may be a packet that is just being handed over
 _MS = 1_000_000
 
 
@@ -53,6 +54,7 @@ class RankAccounts:
         self._window = -1
         self._next_look = 0.0
         self._node: dict[str, int] = {}
+        self._node_looks, self._backed_up = 0, 0
 
     def tick(self, local: LocalRound) -> tuple[int, tuple[RankWindow, ...], NodeFacts] | None:
         """Follow the rings. Return the window that has just ended, its ranks in their order, and the node."""
@@ -68,6 +70,8 @@ class RankAccounts:
                 self._follow(known, rank)
         if ends or now >= self._next_look:
             self._next_look = now + LOOK_S
+            self._node_looks += 1
+            self._backed_up += device_queues.backlog() >= LEAST_BACKLOG
         if not ends:
             return None
         before, self._window = self._window, window
@@ -135,7 +139,11 @@ class RankAccounts:
         }  # fmt: skip
         old, self._node = self._node, new
         grown = {name: max(0, value - old.get(name, value)) for name, value in new.items()}
-        return NodeFacts(grown["storage"] // 1000, grown["resent"], grown["sent"], 0, grown["errors"])
+        backed_up = 100 * self._backed_up // max(1, self._node_looks)
+        self._node_looks = self._backed_up = 0
+        return NodeFacts(
+            grown["storage"] // 1000, grown["resent"], grown["sent"], 0, grown["errors"], backed_up=backed_up,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the rings."""

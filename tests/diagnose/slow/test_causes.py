@@ -58,10 +58,11 @@ def nodes(**odd: Any) -> dict[str, list[NodeFacts]]:
 
 
 def test_the_node_of_a_slow_link_is_named() -> None:
-    for odd in ({"resent": 200}, {"trip": 30_000}):
+    for odd in ({"resent": 200}, {"trip": 30_000}, {"backed_up": 80}):
         found = of_link(nodes(n3=odd), "n1")
         assert found is not None
         assert (found[0], found[1].cause) == ("n3", SlowCause.LINK)
+    assert of_link(nodes(**{f"n{number}": {"backed_up": 60 + number} for number in range(1, 5)}), "n1") is None
     assert of_link(nodes(), "n1") is None
 
 
