@@ -274,6 +274,9 @@ class SimulatedAgent:
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """No process listens."""
 
+    def save_last_step(self, local: LocalRound) -> bool:
+        return False
+
     def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
         pass
 

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
 
+from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.coordination import coordinator, world
 from resilio_hpc.ckpt.coordination.find_coordinator import find_coordinator
 from resilio_hpc.ckpt.coordination.turns import Turns
@@ -21,7 +22,9 @@ from resilio_hpc.ckpt.restore_points import RestorePoints
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.ckpt.state import tree
 from resilio_hpc.ckpt.state.expected import holds_optimizer
+from resilio_hpc.ckpt.state.held_state import HeldState
 from resilio_hpc.ckpt.state.overlap import fence_before_steps
+from resilio_hpc.ckpt.state_saver import StateSaver
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.retention import Retention, is_number
 from resilio_hpc.core import errors
@@ -154,6 +157,30 @@ class Checkpointer:
             self._taken = taken
             self._pending = self._finisher.submit(self._finish, taken, handle, started, blocked_s)
         return handle
+
+    def saver(self, state: Any) -> StateSaver:
+        """Return the ``save`` of ``run.steps`` for ``state``, or for what the function ``state`` returns.
+
+        Between saves it is known what the last finished step left, so that a failure costs the interrupted step only.
+        """
+        return StateSaver(self, state)
+
+    def save_held(self, held: HeldState) -> None:
+        """Take a snapshot of a state that was held at a boundary, and tell no other process.
+
+        Raises CheckpointError, OSError.
+        """
+        with self._turns.turn():
+            world.check_place(self.place)
+            self._settle()
+            Snapshot(self._arenas.open(), held.step, held.flattened(), self._pool, device=self._arenas.device).finish()
+
+    def record_writer(self) -> RecordWriter | None:
+        """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
+        place, directory = self.place, self._coordinator.arena_directory
+        if directory is None or self._layout != REPLICATED:
+            return None
+        return RecordWriter(directory, place.rank, place.world_size, place.round)
 
     def _check_structure(self, flattened: tree.Flattened) -> None:
         """Read back the structure of a state that has not been saved before, as a check. Raises UsageError."""

@@ -94,6 +94,25 @@ class Section(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     name: str
 
 
+class HoldsSteps(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: it can still save the last finished step when the ranks cannot go on (SaveLastStep)."""
+
+
+class SavingLastStep(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: it saves the last finished step now."""
+
+
+class LastStepSaved(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: the snapshot of ``step``, the last finished one, is whole; -1: there is none, for ``error``."""
+
+    step: int
+    error: str = ""
+
+
+class SaveLastStep(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: the ranks will be ended; save the last finished step. Answers: SavingLastStep, LastStepSaved."""
+
+
 class StopAt(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → rank: propose to stop after ``target`` steps."""
 
@@ -125,8 +144,12 @@ class SaveProgress(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=
     error: str = ""
 
 
-RankMessage = Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Section | Stopped | Finished
-AgentMessage = StopAt | StopConfirmed | PauseConfirmed | Resume | SaveProgress
+LastStepMessage = HoldsSteps | SavingLastStep | LastStepSaved
+RankMessage = (
+    Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Section | Stopped | Finished
+    | LastStepMessage
+)  # fmt: skip
+AgentMessage = StopAt | StopConfirmed | PauseConfirmed | Resume | SaveProgress | SaveLastStep
 
 to_agent: StructCodec[RankMessage] = StructCodec(RankMessage, "a message from a rank")
 to_rank: StructCodec[AgentMessage] = StructCodec(AgentMessage, "a message from an agent")

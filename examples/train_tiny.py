@@ -128,7 +128,7 @@ def main() -> None:
         run, checkpoint, state = train.attach(), Checkpointer(), {**modules, "optimizer": optimizer}
         restored = checkpoint.restore(state)
         start = restored[0] if restored else 0
-        steps = run.steps(start, args.steps, save=lambda step: checkpoint.save(step, state), every=args.every)
+        steps = run.steps(start, args.steps, save=checkpoint.saver(state), every=args.every)
     else:
         files = SharedMemoryFiles(args.shm, rank, modules, optimizer)
         start = files.restore()

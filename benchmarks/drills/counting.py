@@ -90,7 +90,7 @@ def main() -> None:
     hangs = options.hang if run.round == 0 and (run.rank == 1 or options.hang in hanging.TOGETHER) else ""
     batches = slowing.batches(options.loader) if options.loader else None
     mine = weight(run.rank, run.world_size)
-    for step in run.steps(start, options.steps, save=lambda done: checkpointer.save(done, state), every=options.every):
+    for step in run.steps(start, options.steps, save=checkpointer.saver(state), every=options.every):
         if first_life and step == options.raise_at:
             raise RuntimeError(f"planted in step {step}")
         if options.fail and run.rank == 1 and step == options.fail_at and (first_life or options.fail == "bug"):

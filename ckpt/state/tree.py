@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,20 +36,25 @@ class Flattened:
     kinds: frozenset[Any] = frozenset()
 
 
-def flatten(state: Any) -> Flattened:
-    """Take ``state`` apart. Objects with state_dict and load_state_dict stand for their state_dict().
+def _state_dict(value: Any) -> Any:
+    return value.state_dict()
+
+
+def flatten(state: Any, state_of: Callable[[Any], Any] = _state_dict) -> Flattened:
+    """Take ``state`` apart. Objects with state_dict and load_state_dict stand for what ``state_of`` gives.
 
     The same tensor at two places (tied weights) is stored once. Raises UsageError, with the place, for a value that a
     checkpoint cannot hold.
     """
-    encoder = _Encoder()
+    encoder = Encoder(state_of)
     node = encoder.encode(state, ())
     if encoder.parameters:
         node = {"$state": node, "parameters": encoder.parameters}
-    return Flattened(_text(node), tuple(encoder.leaves), tuple(encoder.optimizers), frozenset(encoder.kinds))
+    return Flattened(text(node), tuple(encoder.leaves), tuple(encoder.optimizers), frozenset(encoder.kinds))
 
 
-def _text(node: Any) -> bytes:
+def text(node: Any) -> bytes:
+    """Return the JSON text of a node."""
     return json.dumps(node, separators=(",", ":")).encode("ascii")
 
 
@@ -58,7 +63,7 @@ def encode(decoded: Any) -> bytes:
 
     Raises UsageError for a value that it cannot hold.
     """
-    return _text(_RefEncoder().encode(decoded, ()))
+    return text(_RefEncoder().encode(decoded, ()))
 
 
 def check_reads_back(flat: Flattened) -> None:
@@ -82,7 +87,7 @@ def _first_difference(one: Any, other: Any, at: str) -> str:
         for key in keys:
             if key not in other if isinstance(other, dict) else False:
                 return at
-            if _text(one[key]) != _text(other[key]):
+            if text(one[key]) != text(other[key]):
                 return _first_difference(one[key], other[key], f"{at}[{key!r}]")
     return at
 
@@ -96,8 +101,11 @@ def has_state(value: Any) -> bool:
     )
 
 
-class _Encoder:
-    def __init__(self) -> None:
+class Encoder:
+    """Makes the JSON node of a state, and collects its tensors and optimizers."""
+
+    def __init__(self, state_of: Callable[[Any], Any] = _state_dict) -> None:
+        self._state_of = state_of
         self.leaves: list[Leaf] = []
         self.optimizers: list[Any] = []
         self.parameters: list[Any] = []
@@ -105,6 +113,7 @@ class _Encoder:
         self._seen: dict[tuple[Any, ...], int] = {}
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
+        """Return the node of ``value``, which is at ``path``. Raises UsageError."""
         kind = type(value)
         if kind in SCALARS:
             return plain_values.encode(value)
@@ -161,7 +170,7 @@ class _Encoder:
             self.optimizers.append(value)
             shapes = [_shape_of(parameter) for group in value.param_groups for parameter in group["params"]]
             self.parameters.append([[self._key(key, path) for key in path], shapes])
-        state = value.state_dict()
+        state = self._state_of(value)
         if has_state(state):
             raise UsageError(
                 f"{place(path)}: state_dict() of a {plain_values.name_of(type(value))} gives another object that has "
@@ -188,7 +197,7 @@ class _Encoder:
             raise UsageError(f"{place(path[:4])}…: nested more than {MAX_DEPTH} deep; does the state contain itself?")
 
 
-class _RefEncoder(_Encoder):
+class _RefEncoder(Encoder):
     """Encodes a tree that was decoded: its tensors are numbers already."""
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:

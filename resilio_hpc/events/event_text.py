@@ -84,6 +84,16 @@ def _fetched(found: Any) -> str:
     return "".join(f"; rank {names(who)} from {where}" for where, who in ranks.items())
 
 
+def _last_step(f: Fields) -> str:
+    node, step = f.text("node", "?"), f.whole("step")
+    if step is None or step < 0:
+        return f"{node} could not save the last finished step: {f.text('why') or 'no rank had it'}"
+    made = f.data.get("made") or []
+    of_lost = f", that of rank {names([str(rank) for rank in made])} from another rank's" if made else ""
+    failed = f"; not of all ranks: {f.text('why')}" if f.text("why") else ""
+    return f"{node} has saved step {step}, the last finished one, in {seconds(f.number('seconds'))}{of_lost}{failed}"
+
+
 def _first_step(f: Fields) -> str:
     step, before = f.whole("step"), f.whole("restored")
     from_where = f", restored {restored(f.text('source'), before)}" if before is not None and before >= 0 else ""
@@ -158,6 +168,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"
     ),
     "copy_failed": lambda f: f"{f.text('node', '?')} has no copy of step {f.whole('step')}: {f.text('error')}",
+    "last_step": _last_step,
     "fetched": lambda f: (
         f"{f.text('node', '?')} has fetched what its ranks restore "
         f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"

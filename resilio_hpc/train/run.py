@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from resilio_hpc.ckpt.coordination import agent_link, world
 from resilio_hpc.core import gloo_groups
@@ -27,12 +27,14 @@ from resilio_hpc.core.rank_link import (
     Finished,
     PauseConfirmed,
     Resume,
+    SaveLastStep,
     Section,
     StopAt,
     StopConfirmed,
     Stopped,
 )
 from resilio_hpc.train.agreed_stop import AgreedStop
+from resilio_hpc.train.last_step import LastStep, the_last_step
 
 
 class Waitable(Protocol):
@@ -43,6 +45,18 @@ class Waitable(Protocol):
 
 
 Save = Callable[[int], Waitable | None]
+
+
+@runtime_checkable
+class HoldsSteps(Protocol):
+    """A save that can be made up for later; ``ckpt.Checkpointer.saver`` returns one."""
+
+    def hold(self, step: int) -> None:
+        """Take note that ``step`` steps are finished, and the next one begins."""
+
+    def save_held(self) -> int:
+        """Save the step that was held last, and return its number. From any thread."""
+
 
 CHECKPOINT = "checkpoint"  # the section of saves between steps
 _PATIENCE_S = 10.0  # before a user is told what the end of training waits for
@@ -69,6 +83,7 @@ class Run:
     _link: agent_link.AgentLink | None = field(default=None, repr=False)
     _stop: AgreedStop | None = field(default=None, repr=False)
     _stopping: bool = field(default=False, repr=False)
+    _last_step: LastStep | None = field(default=None, repr=False)
     _section: str = field(default="", repr=False)
     _patience_s: float = field(default=_PATIENCE_S, repr=False)
 
@@ -88,11 +103,15 @@ class Run:
         multiple of ``every`` (0: never), and at the end. When all ranks agreed to stop (time limit, SIGTERM), the
         iterator saves, waits until the checkpoint is committed and raises ``SystemExit(0)``: ``finally`` blocks and
         exit handlers run, and the next job goes on from there. After the last step it saves, waits and tells the
-        launcher that training is complete. A loop that is left early (``break``) has to call ``finish`` itself.
+        launcher that training is complete. A loop that is left early (``break``) has to call ``finish`` itself. With
+        ``save=checkpoint.saver(state)`` a failure costs the step that it interrupts, and not those since the last save.
         """
         saved_at, handle = -1, None
         stop = start < total and self._stop_here(start)
+        holder = self._holder_of(save)
         while start < total and not stop:
+            if holder is not None:
+                holder.hold(start)
             yield start
             start += 1
             self._report(start)
@@ -105,6 +124,13 @@ class Run:
         self.finish(start)
         if stop:
             raise SystemExit(0)
+
+    def _holder_of(self, save: object) -> HoldsSteps | None:
+        """Return what can save the last finished step, if the launcher may ask for that."""
+        if self._last_step is None or not isinstance(save, HoldsSteps):
+            return None
+        self._last_step.offer(save.save_held)
+        return save
 
     def step_done(self, completed: int) -> bool:
         """Report ``completed`` steps, for loops of your own; return whether all ranks stop here.
@@ -257,6 +283,8 @@ def _attach(
         link.subscribe(PauseConfirmed, stop.on_pause_confirmed)
         link.subscribe(Resume, stop.on_resume)
         link.on_close(stop.on_lost)
+        run._last_step = the_last_step(link.send)
+        link.subscribe(SaveLastStep, run._last_step.on_order)
         run._link, run._stop = link, stop
         _leave_signals_to_the_agent()
     return run

@@ -8,6 +8,7 @@ import msgspec
 
 from resilio_hpc.launch.agent.agent_ports import Ports
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.local_round import LocalRound
 
 FACTS: dict[type, str] = {  # what the controller must not miss of a round: the newest message of each name is repeated
     m.RanksStarted: "started", m.FirstStep: "first step", m.RanksDone: "done", m.RankFailed: "failed",
@@ -40,6 +41,19 @@ class ControllerReports:
     def failure(self, round_number: int, failure: m.RankFailure) -> m.RankFailed:
         """Return the report of a failure."""
         return m.RankFailed(self.node, self.epoch, round_number, failure)
+
+    def node_failure(
+        self, local: LocalRound | None, prepared: int, what: tuple[str, str], at: float, local_rank: int = 0,
+        bad: m.RestorePoint | None = None,
+    ) -> m.RankFailed:  # fmt: skip
+        """Return a failure that no rank caused, of the round that runs here or is being prepared.
+
+        ``what``: its kind and text; ``bad``: the copy that could not be restored.
+        """
+        kind, text = what
+        number = local.number if local else prepared
+        rank = local.ranks[local_rank].rank if local and local_rank in local.ranks else 0
+        return self.failure(number, m.RankFailure(self.node, rank, local_rank, kind, at, None, None, text, "", bad))
 
     def repeat(self) -> None:
         """Send the facts of this round again: the controller may have missed them."""

@@ -17,6 +17,7 @@ from resilio_hpc.launch.agent.collective_traces import CollectiveTraces
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
 from resilio_hpc.launch.agent.disk_link import DiskLink
 from resilio_hpc.launch.agent.environment_check import EnvironmentCheck
+from resilio_hpc.launch.agent.last_step import LastStepSaves
 from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.agent.node_metrics import NodeMetrics
 from resilio_hpc.launch.agent.node_probe import NodeProbe
@@ -54,6 +55,7 @@ class LocalServices:
         self._environment = EnvironmentCheck(node, core.ranks.reports, self._spawn_on_devices)
         self._snapshots = LocalSnapshots(node, core.ranks, self.tell_rank)
         self._copies = PartnerCopies(node, core.ranks)
+        self._last_step = LastStepSaves(node, core.ranks, self.tell_rank)
         self._read_ahead = ReadAheadLink(node, disks)
         self._probe = NodeProbe(node)
         os.environ[LOCAL_VARIABLE] = node.options.checkpoints.local_checkpoints  # ranks inherit both variables
@@ -77,7 +79,7 @@ class LocalServices:
     def tick(self) -> None:
         """Do what is due."""
         for part in (
-            self._ranks, self._snapshots, self._copies, self._disks, self._read_ahead, self._devices,
+            self._ranks, self._last_step, self._snapshots, self._copies, self._disks, self._read_ahead, self._devices,
             self._metrics, self._traces, self._environment, self._probe,
         ):  # fmt: skip
             part.tick()
@@ -135,6 +137,10 @@ class LocalServices:
         self._devices.ranks_stop(how.for_good)
         self._environment.ranks_stop(how.for_good)
         self._ranks.stop(how, keep_stores_from)
+
+    def save_last_step(self, local: LocalRound) -> bool:
+        """Have the step saved that the ranks finished last, where they can do so."""
+        return self._last_step.begin(local)
 
     def judge(self, cause: m.Cause | None) -> None:
         """Take what ended the last round: the console shows no echoes of it."""

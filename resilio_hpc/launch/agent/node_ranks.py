@@ -13,7 +13,7 @@ from resilio_hpc.core.tiers import Stage
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.launch.agent.agent_ports import AT_ONCE, NO_GRACE, Ports
 from resilio_hpc.launch.agent.controller_reports import ControllerReports
-from resilio_hpc.launch.agent.rank_stopping import StopState, carry_out
+from resilio_hpc.launch.agent.rank_stopping import RankOrder, StopState, carry_out
 from resilio_hpc.launch.agent.round_store import RoundStore
 from resilio_hpc.launch.agent.save_orders import SaveOrders, Saving
 from resilio_hpc.launch.agent.time_reports import TimeReports
@@ -25,8 +25,7 @@ from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
 LAST_GRACE_S = 1.0  # seconds from SIGTERM to SIGKILL at the end of a run
-Stopping = m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks
-OfRound = Saving | Stopping | m.LookAtRanks
+OfRound = Saving | RankOrder | m.LookAtRanks
 """Orders that hold for the ranks of one round."""
 
 
@@ -93,10 +92,17 @@ class NodeRanks:
             self.store.ask(message.round)
         if self._started_round == message.round:
             return  # a repeated, late order: this round runs already
+        if self.local is not None and not self.stop.under_way and self._ports.services.save_last_step(self.local):
+            return
         if self.alive or self.stop.under_way:
             self._stop_ranks(StopHow(self._graces.failure))
         else:
             self._say_stopped()
+
+    def last_step_saved(self) -> None:
+        """End the ranks of the round before: the step that they finished last is saved, or cannot be."""
+        if self.local is not None and self._prepared > self.local.number and not self.stop.under_way:
+            self._stop_ranks(StopHow(self._graces.failure))
 
     def _stop_ranks(self, how: StopHow = AT_ONCE) -> None:
         self._before, self.local = self.local or self._before, None
@@ -228,9 +234,8 @@ class NodeRanks:
     def copies_failed(self, round_number: int, restore: m.RestorePoint, error: str) -> None:
         """Take note that snapshots for ranks of this node could not be fetched."""
         if self.local is not None and self.local.number == round_number and not self.stop.under_way:
-            failed = self._failure("restore_failed", f"{restore.source} {restore.step}: {error}", self._ports.unix())
-            bad = msgspec.structs.replace(failed.failure, bad_copy=restore)
-            self.reports.tell(msgspec.structs.replace(failed, failure=bad))
+            text = f"{restore.source} {restore.step}: {error}"
+            self.reports.tell(self._failure("restore_failed", text, self._ports.unix(), bad=restore))
 
     def store_died(self, round_number: int, error: str, at: float) -> None:
         """Ask for another round: the rendezvous store is gone, so its ranks cannot meet."""
@@ -290,11 +295,5 @@ class NodeRanks:
         self.store.lost()
         self.all_stopped()
 
-    # -- saying it ---------------------------------------------------------------------------------------------
-
-    def _failure(self, kind: str, text: str, at: float, local_rank: int = 0) -> m.RankFailed:
-        """Return a failure that no rank caused, of the round that runs here or is being prepared."""
-        local = self.local
-        number = local.number if local else self._prepared
-        rank = local.ranks[local_rank].rank if local and local_rank in local.ranks else 0
-        return self.reports.failure(number, m.RankFailure(self.node, rank, local_rank, kind, at, None, None, text))
+    def _failure(self, kind: str, text: str, at: float, rank: int = 0, bad: m.RestorePoint | None = None) -> m.RankFailed:
+        return self.reports.node_failure(self.local, self._prepared, (kind, text), at, rank, bad)

@@ -11,6 +11,9 @@ from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
 
+RankOrder = m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks
+
+
 class StopState:
     """Whether ranks are being ended. ``since``: Unix seconds."""
 
@@ -40,7 +43,7 @@ class StopState:
 
 
 def carry_out(
-    message: m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks,
+    message: RankOrder,
     local: LocalRound,
     services: ServicePorts,
 ) -> list[m.ToController]:

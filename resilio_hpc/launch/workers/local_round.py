@@ -42,6 +42,9 @@ class LocalRank(Struct):
     ended_well_at: float | None = None  # Unix seconds
     bad_copy: tuple[m.RestorePoint, str] | None = None  # the copy that could not be restored, and why
     snapshots: dict[int, tuple[int, float]] = field(default_factory=dict)
+    holds_steps: bool = False  # it can still save the last finished step
+    saves_last: bool = False  # it does so
+    last_saved: rank_link.LastStepSaved | None = None
 
 
 class LocalRound:
@@ -133,6 +136,12 @@ class LocalRound:
             rank.section = printable(message.name, 64).encode("ascii", "replace").decode()
         elif isinstance(message, rank_link.StopAck):
             return self._stop_answer(local, message)
+        elif isinstance(message, rank_link.HoldsSteps):
+            rank.holds_steps = True
+        elif isinstance(message, rank_link.SavingLastStep):
+            rank.saves_last = True
+        elif isinstance(message, rank_link.LastStepSaved):
+            rank.last_saved = message
         else:  # Stopped, Finished
             rank.may_exit, rank.finished_at = True, now
             rank.stopped = isinstance(message, rank_link.Stopped)

@@ -64,7 +64,6 @@ class VirtualAgent(Process):
 
     @property
     def follows(self) -> str:
-        """The node of the controller that we are connected to."""
         return self.connection.node if self.connection else ""
 
     @property
@@ -92,11 +91,9 @@ class VirtualAgent(Process):
         return self._lives
 
     def rank_rounds(self) -> set[int]:
-        """Their rounds."""
         return {number for _, number in self._lives}
 
     def die(self) -> None:
-        """The process is gone, and its ranks with it."""
         self.alive = False
         self._ranks_doomed()()
 
@@ -333,6 +330,9 @@ class VirtualAgent(Process):
         self.copies.when_brought(message.step, lambda: self._write(message, member))
         if message.partner is not None:
             self.copies.keep(message, message.partner, world_size)
+
+    def save_last_step(self, local: LocalRound) -> bool:
+        return False
 
     def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
         pass  # copies are whole ones here

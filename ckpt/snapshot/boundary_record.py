@@ -1,0 +1,104 @@
+"""What a rank leaves at each step boundary in shared memory, for the case that it is killed in the next step.
+
+Where ranks hold the same tensors, another rank's snapshot of that step and this record give the lost rank's state. A
+file holds three records: of the last two boundaries, and one that is made before the optimizer's step, which ends most
+steps. A record is only read when its checksum is right, so its writer may be killed at any instant.
+
+This module needs neither torch nor h5py: the agent uses it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+
+from msgspec import Struct
+
+from resilio_hpc.native import crc32c
+
+_MAGIC = b"RESIL-BR"
+_VERSION = 1
+_HEADER = struct.Struct("<8s2I q 4I")  # magic, version, is early, step, world size, round, size and CRC of the outline
+_CRC = struct.Struct("<I")  # of the header
+_SLOTS = 3
+ROOM = 1 << 20
+"""Bytes for one record: a larger outline is not recorded."""
+
+
+class BoundaryRecord(Struct, frozen=True):
+    """A rank's outline (see ``ckpt.state.outline``) after ``step`` steps.
+
+    ``is_early``: made before the optimizer's step that ends step number ``step``, not at the boundary.
+    """
+
+    step: int
+    world_size: int
+    round: int
+    is_early: bool
+    outline: bytes
+
+
+def record_path(directory: Path, rank: int) -> Path:
+    """Return a rank's file in the directory of arenas."""
+    return directory / f"rank{rank}.boundary"
+
+
+class RecordWriter:
+    """Writes one rank's records. Raises OSError where there is no room for the file."""
+
+    def __init__(self, directory: Path, rank: int, world_size: int, round_number: int) -> None:
+        """Begin a new file: records of another life would mix with this one's."""
+        self._place = world_size, round_number
+        path = record_path(directory, rank)
+        path.unlink(missing_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.truncate(file, _SLOTS * ROOM)
+            self._map = mmap.mmap(file, _SLOTS * ROOM)
+        finally:
+            os.close(file)
+
+    def write(self, step: int, outline: bytes, is_early: bool) -> None:
+        """Replace the oldest record; do nothing for an outline that is too large."""
+        start = (2 if is_early else step % 2) * ROOM
+        if len(outline) > ROOM - _HEADER.size - _CRC.size:
+            return
+        header = _HEADER.pack(_MAGIC, _VERSION, is_early, step, *self._place, len(outline), crc32c(outline))
+        body = start + len(header) + _CRC.size
+        self._map[start : start + len(header)] = bytes(len(header))  # what is written over is valid no more
+        self._map[body : body + len(outline)] = outline
+        self._map[start:body] = header + _CRC.pack(crc32c(header))
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._map.close()
+
+
+def read_records(path: Path) -> list[BoundaryRecord]:
+    """Return the whole records of a file, the newest last; of two of one step, the one at the boundary last."""
+    found = []
+    try:
+        with path.open("rb", buffering=0) as file:
+            for slot in range(_SLOTS):
+                start = os.pread(file.fileno(), _HEADER.size + _CRC.size, slot * ROOM)
+                record = _read(file.fileno(), slot * ROOM + len(start), start)
+                if record is not None:
+                    found.append(record)
+    except OSError:
+        return []
+    return sorted(found, key=lambda record: (record.step, not record.is_early))
+
+
+def _read(file: int, at: int, start: bytes) -> BoundaryRecord | None:
+    header = start[: _HEADER.size]
+    if len(start) < _HEADER.size + _CRC.size or _CRC.unpack_from(start, _HEADER.size)[0] != crc32c(header):
+        return None
+    magic, version, early, step, world, round_number, size, crc = _HEADER.unpack(header)
+    if magic != _MAGIC or version != _VERSION or size > ROOM or step < 0:
+        return None
+    outline = os.pread(file, size, at)
+    if len(outline) != size or crc32c(outline) != crc:
+        return None
+    return BoundaryRecord(step, world, round_number, bool(early), outline)

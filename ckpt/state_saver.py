@@ -1,0 +1,108 @@
+"""Saves of one state: at the steps that are asked for, and of the last finished step when ranks cannot go on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
+from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
+from resilio_hpc.ckpt.state.outline import outline
+from resilio_hpc.ckpt.state.overlap import fence_before_steps
+from resilio_hpc.core.errors import ResilioError
+
+if TYPE_CHECKING:
+    from resilio_hpc.ckpt.checkpointer import Checkpointer
+    from resilio_hpc.ckpt.handle import SaveHandle
+
+IN_STEP_S = 1.0
+"""For how long a save waits for a rank that is inside of its optimizer's step, which waits for no other rank."""
+_LOOK_S = 0.005
+
+
+class StateSaver:
+    """Saves a state: ``saver(step)``. ``Checkpointer.saver`` makes it.
+
+    ``run.steps`` holds the state at each boundary (``hold``), which copies only what is small. Where the ranks cannot
+    go on, ``save_held`` saves it, from any thread, unless the next optimizer's step has begun.
+    """
+
+    def __init__(self, checkpoint: Checkpointer, state: Any) -> None:
+        """``state``: what is saved, or a function that returns it and changes nothing."""
+        self._checkpoint = checkpoint
+        self._state: Callable[[], Any] = state if callable(state) else lambda: state
+        self._held: HeldState | None = None
+        self._why_not = "no step has begun"
+        self._lock = threading.Lock()
+        self._records: RecordWriter | None = None
+        self._early: bytes | None = None
+        self._is_told = False
+        self._trusts_early = True  # what is recorded before optimizer steps was right so far
+
+    def __call__(self, step: int) -> SaveHandle:
+        """Save the state of ``step`` steps."""
+        return self._checkpoint.save(step, self._state())
+
+    def hold(self, step: int) -> None:
+        """Take note that the state is that of ``step`` finished steps, until the next optimizer's step begins."""
+        early, self._early = self._early, None
+        try:
+            held = HeldState(step, self._state())
+        except (ResilioError, RuntimeError) as error:
+            self._drop(str(error))
+            self._tell(str(error))
+            return
+        if early is not None and early != held.outline:
+            self._trusts_early = False
+        with self._lock:
+            self._held, self._why_not = held, ""
+        if "torch" in sys.modules:
+            fence_before_steps(self)
+        self._record(step, held.outline, False)
+
+    def fence(self) -> None:
+        """Take note that an optimizer's step begins."""
+        with self._lock:  # a snapshot that is being taken comes first
+            held = self._held
+            if held is None:
+                return
+            self._drop("an optimizer's step had begun")
+        if self._trusts_early and self._records is not None:
+            self._early = outline(self._state())
+            self._record(held.step + 1, self._early, True)
+
+    def save_held(self) -> int:
+        """Take a snapshot of the last finished step, and return its number. Raises CheckpointError, OSError.
+
+        It becomes durable with the restart that follows.
+        """
+        until = time.monotonic() + IN_STEP_S
+        while self._held is None and self._why_not and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        with self._lock:
+            held = self._held
+            if held is None:
+                raise NotHeld(self._why_not)
+            self._checkpoint.save_held(held)
+            return held.step
+
+    def _drop(self, why: str) -> None:
+        self._why_not = why
+        self._held = None
+
+    def _record(self, step: int, outlined: bytes, is_early: bool) -> None:
+        try:
+            if self._records is None:
+                self._records = self._checkpoint.record_writer()
+            if self._records is not None:
+                self._records.write(step, outlined, is_early)
+        except OSError as error:
+            self._tell(str(error))
+
+    def _tell(self, why: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            print(f"resilio: a failure will cost the steps since the last save: {why}", file=sys.stderr, flush=True)

@@ -1,0 +1,93 @@
+"""Before this node's ranks are ended for a restart: the step that they finished last is saved, if that is possible.
+
+Ranks that can do so are asked, and get some time. A rank that is gone has left a record of its last boundaries. Where
+ranks hold the same tensors, its snapshot is made of another rank's (``ckpt.replication.lost_ranks``). Which step all
+nodes have, and whether it is newer than what was saved before, is for the controller to see.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.core import rank_link
+from resilio_hpc.core.bounded import begin
+from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
+from resilio_hpc.launch.workers.node_context import NodeContext
+
+ANSWER_S = 1.0  # a rank that is stopped, or holds Python's lock, does not answer
+LIMIT_S = 30.0  # for ranks that save, and for the snapshots of lost ranks
+
+Made = tuple[int, list[int]]
+
+
+class LastStepSaves:
+    """Has the last finished step saved, once for a round."""
+
+    def __init__(
+        self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """``ranks`` hears when it is over; ``tell_rank``: sends a message to a local rank."""
+        self._node = node
+        self._ranks = ranks
+        self._tell_rank = tell_rank
+        self._clock = clock
+        self._local: LocalRound | None = None
+        self._done: LocalRound | None = None  # for which it was tried
+        self._begun = 0.0
+        self._making: Future[Made] | None = None
+
+    def begin(self, local: LocalRound) -> bool:
+        """Ask ranks to save. Return whether their end has to wait for ``NodeRanks.last_step_saved``."""
+        if local is self._local:
+            return True
+        if local is self._done or not any(rank.holds_steps for rank in local.ranks.values()):
+            return False
+        self._local, self._making, self._begun = local, None, self._clock()
+        for rank in self._awaited(local):
+            self._tell_rank(rank.local_rank, rank_link.SaveLastStep())
+        return True
+
+    def _awaited(self, local: LocalRound) -> list[LocalRank]:
+        """Return the ranks that may still save."""
+        waited = self._clock() - self._begun
+        return [
+            rank for rank in local.ranks.values()
+            if rank.holds_steps and not rank.done and rank.last_saved is None
+            and waited < (LIMIT_S if rank.saves_last else ANSWER_S)
+        ]  # fmt: skip
+
+    def tick(self) -> None:
+        """Go on when ranks have saved, or will not."""
+        local = self._local
+        if local is None:
+            return
+        if local is not self._ranks.local:
+            self._local, self._making = None, None  # its ranks are being ended without it
+        elif self._making is None:
+            if not self._awaited(local):
+                places = {rank.rank: rank.local_rank for rank in local.ranks.values()}
+                directory, spill = self._node.arena_dir, self._node.local_dir / "lost-ranks"
+                self._making = begin(lambda: lost_ranks.complete(directory, spill, places, local.number))
+        elif self._making.done() or self._clock() - self._begun > 2 * LIMIT_S:
+            self._end(local, self._making)
+
+    def _end(self, local: LocalRound, making: Future[Made]) -> None:
+        self._local, self._making, self._done = None, None, local
+        errors = {rank.last_saved.error for rank in local.ranks.values() if rank.last_saved is not None} - {""}
+        step, made = -1, list[int]()
+        try:
+            step, made = making.result(0)
+        except (ResilioError, OSError, TimeoutError) as error:
+            errors.add(f"{type(error).__name__}: {error}")
+        saved = [rank.last_saved.step for rank in local.ranks.values() if rank.last_saved is not None]
+        self._node.record(
+            "last_step", round=local.number, step=max([step, *saved], default=-1), saved=sum(one >= 0 for one in saved),
+            made=made, of=len(local.ranks), seconds=round(self._clock() - self._begun, 3), why="; ".join(sorted(errors)),
+        )  # fmt: skip
+        self._ranks.last_step_saved()

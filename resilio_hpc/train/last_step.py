@@ -1,0 +1,65 @@
+"""The rank's side of the last save: when ranks cannot go on, the step that they finished last is still saved.
+
+A rank that raised an exception saves before it ends. One that waits in a collective for a lost rank is asked by its
+agent, and saves in another thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+from resilio_hpc.core.rank_link import HoldsSteps, LastStepMessage, LastStepSaved, SaveLastStep, SavingLastStep
+
+
+class LastStep:
+    """Saves the last finished step, once."""
+
+    def __init__(self, send: Callable[[LastStepMessage], None]) -> None:
+        """``send``: sends a message to the agent."""
+        self._send = send
+        self._save: Callable[[], int] | None = None
+        self._lock = threading.Lock()
+        self._is_saved = False
+
+    def offer(self, save_held: Callable[[], int]) -> None:
+        """Take what saves the last finished step and returns its number."""
+        with self._lock:
+            self._save, self._is_saved = save_held, False
+        self._send(HoldsSteps())
+
+    def on_order(self, _: SaveLastStep) -> None:
+        """Save in a thread of its own: the training thread waits for ranks that are lost."""
+        threading.Thread(target=self.save, name="resilio-last-step", daemon=True).start()
+
+    def save(self) -> None:
+        """Save, unless that was done."""
+        with self._lock:
+            if self._save is None or self._is_saved:
+                return
+            self._send(SavingLastStep())
+            try:
+                saved = LastStepSaved(self._save())
+                self._is_saved = True
+            except Exception as error:  # noqa: BLE001 - a state's own code runs here; ranks restart from an older step
+                saved = LastStepSaved(-1, f"{type(error).__name__}: {error}"[:1000])
+            self._send(saved)
+
+
+_last: list[LastStep] = []
+
+
+def the_last_step(send: Callable[[LastStepMessage], None]) -> LastStep:
+    """Return the one of this process."""
+    _last[:] = [LastStep(send)]
+    return _last[0]
+
+
+def save_before_end() -> None:
+    """Save the last finished step before this process ends because of an error."""
+    try:
+        for one in _last:
+            one.save()
+    except BaseException as error:  # noqa: BLE001 - the process ends because of another error, which is to be seen
+        print(f"resilio: the last finished step is not saved: {error!r}", file=sys.stderr)
