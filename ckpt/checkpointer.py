@@ -10,7 +10,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
 
-from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.coordination import coordinator, world
 from resilio_hpc.ckpt.coordination.find_coordinator import find_coordinator
 from resilio_hpc.ckpt.coordination.turns import Turns
@@ -19,6 +18,7 @@ from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.handle import OpenSaves, SaveHandle
 from resilio_hpc.ckpt.rank_arenas import RankArenas
 from resilio_hpc.ckpt.restore_points import RestorePoints
+from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.ckpt.state import tree
 from resilio_hpc.ckpt.state.expected import holds_optimizer

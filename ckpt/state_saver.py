@@ -12,6 +12,7 @@ from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
 from resilio_hpc.ckpt.state.outline import outline
 from resilio_hpc.ckpt.state.overlap import fence_before_steps
+from resilio_hpc.ckpt.state.watched import Watched
 from resilio_hpc.core.errors import ResilioError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 IN_STEP_S = 1.0
 """For how long a save waits for a rank that is inside of its optimizer's step, which waits for no other rank."""
 _LOOK_S = 0.005
+_IN_STEP = "an optimizer's step had begun"
 
 
 class StateSaver:
@@ -38,6 +40,9 @@ class StateSaver:
         self._why_not = "no step has begun"
         self._lock = threading.Lock()
         self._records: RecordWriter | None = None
+        self._is_opened = False  # whether it was looked for
+        self._watched: Watched | None = None
+        self._trainer = -1  # the thread that trains
         self._early: bytes | None = None
         self._is_told = False
         self._trusts_early = True  # what is recorded before optimizer steps was right so far
@@ -48,20 +53,18 @@ class StateSaver:
 
     def hold(self, step: int) -> None:
         """Take note that the state is that of ``step`` finished steps, until the next optimizer's step begins."""
-        early, self._early = self._early, None
+        self._trainer = threading.get_ident()
         try:
-            held = HeldState(step, self._state())
-        except (ResilioError, RuntimeError) as error:
+            held = HeldState(step, self._state(), self._watched)
+            self._record_boundary(held)
+        except (ResilioError, RuntimeError, OSError) as error:
             self._drop(str(error))
             self._tell(str(error))
             return
-        if early is not None and early != held.outline:
-            self._trusts_early = False
         with self._lock:
-            self._held, self._why_not = held, ""
+            self._held, self._why_not, self._watched = held, "", held.watched
         if "torch" in sys.modules:
             fence_before_steps(self)
-        self._record(step, held.outline, False)
 
     def fence(self) -> None:
         """Take note that an optimizer's step begins."""
@@ -69,18 +72,22 @@ class StateSaver:
             held = self._held
             if held is None:
                 return
-            self._drop("an optimizer's step had begun")
+            self._drop(_IN_STEP)
         if self._trusts_early and self._records is not None:
-            self._early = outline(self._state())
-            self._record(held.step + 1, self._early, True)
+            try:
+                self._early = outline(self._state())
+            except Exception:  # noqa: BLE001 - the state's own code, in the midst of a step: its boundary will tell
+                self._trusts_early = False
+            else:
+                self._records.write(held.step + 1, self._early, True)
 
     def save_held(self) -> int:
         """Take a snapshot of the last finished step, and return its number. Raises CheckpointError, OSError.
 
         It becomes durable with the restart that follows.
         """
-        until = time.monotonic() + IN_STEP_S
-        while self._held is None and self._why_not and time.monotonic() < until:
+        until = time.monotonic() + (IN_STEP_S if threading.get_ident() != self._trainer else 0.0)
+        while self._why_not == _IN_STEP and time.monotonic() < until:
             time.sleep(_LOOK_S)
         with self._lock:
             held = self._held
@@ -93,14 +100,16 @@ class StateSaver:
         self._why_not = why
         self._held = None
 
-    def _record(self, step: int, outlined: bytes, is_early: bool) -> None:
-        try:
-            if self._records is None:
-                self._records = self._checkpoint.record_writer()
-            if self._records is not None:
-                self._records.write(step, outlined, is_early)
-        except OSError as error:
-            self._tell(str(error))
+    def _record_boundary(self, held: HeldState) -> None:
+        """Leave in shared memory what is this rank's own, where other ranks hold the same tensors."""
+        if not self._is_opened:
+            self._is_opened = True
+            self._records = self._checkpoint.record_writer()
+        if self._records is not None:
+            outlined = held.outline()
+            self._records.write(held.step, outlined, False)
+            self._trusts_early = self._trusts_early and self._early in (None, outlined)
+            self._early = None
 
     def _tell(self, why: str) -> None:
         if not self._is_told:

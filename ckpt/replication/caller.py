@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from resilio_hpc.ckpt.format.whole_snapshot import Header
-from resilio_hpc.ckpt.replication.messages import Have, Release, Want, asking, giving
+from resilio_hpc.ckpt.replication.messages import Have, Miss, Release, Want, asking, giving
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import encrypted_stream, wire
 from resilio_hpc.core.errors import CheckpointError
@@ -62,7 +62,7 @@ class SnapshotCaller:
                 answer = giving.decode(asked.recv_multipart()[0])
                 if isinstance(answer, Have):
                     return answer
-                raise CheckpointError(answer.error)
+                raise CheckpointError(answer.error if isinstance(answer, Miss) else "another answer came than was due")
             if time.monotonic() > deadline:
                 raise TimeoutError
         return None

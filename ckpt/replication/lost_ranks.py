@@ -15,12 +15,13 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Extent, read_table
-from resilio_hpc.ckpt.state.outline_text import filled
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
+from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, read_records, record_path
+from resilio_hpc.ckpt.state.outline_text import filled
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.native import copy_blocks, crc32c, map_shared
 
@@ -30,11 +31,18 @@ Places = dict[int, int]
 """Local rank by rank."""
 
 
+class _Own(msgspec.Struct, frozen=True):
+    """What is a lost rank's own: its header, and behind the holder's bytes its tree and table, each with its place."""
+
+    header: Header
+    parts: tuple[tuple[int, bytes], ...]
+
+
 def complete(directory: Path, spill: Path, ranks: Places, round_number: int) -> tuple[int, list[int]]:
     """Give each of this node's ``ranks`` a snapshot of the newest step that all of them can have, of one round.
 
-    Return that step, and the ranks for which one was made; (-1, []) where there is nothing to do. ``spill``: a folder
-    on disk, for what does not fit into memory. Raises CheckpointError, OSError.
+    Return that step, and the ranks for which one was made; -1 where not all can have one that ranks have taken in this
+    round. ``spill``: a folder on disk, for what does not fit into memory. Raises CheckpointError, OSError.
     """
     held: dict[int, dict[int, arena.HeldSnapshot]] = defaultdict(dict)  # by step and rank
     for snapshot in arena.scan(directory):
@@ -42,76 +50,104 @@ def complete(directory: Path, spill: Path, ranks: Places, round_number: int) -> 
             held[snapshot.step][snapshot.rank] = snapshot
     records = {rank: read_records(record_path(directory, rank)) for rank in ranks}
     for step in sorted(held, reverse=True):
-        missing = ranks.keys() - held[step].keys()
-        if not missing:
-            return -1, []  # nothing newer is possible
-        found = {rank: _record(records[rank], step, round_number) for rank in missing}
-        if any(record is None for record in found.values()):
-            continue
+        missing = sorted(ranks.keys() - held[step].keys())
         holder = min(held[step].values(), key=lambda one: one.rank)
         header = arena.read_header(holder.path)
-        if header is None or header.layout != REPLICATED:
+        if header is None or (missing and header.layout != REPLICATED):
             continue
-        for rank, record in sorted(found.items()):
-            assert record is not None
-            _make(directory, spill, holder, rank, ranks[rank], record)
-        return step, sorted(missing)
+        found = {rank: record_of(records[rank], step, round_number, header.world_size) for rank in missing}
+        if all(record is not None for record in found.values()):
+            for rank, record in found.items():
+                if record is not None:
+                    _make(directory, spill, holder, (rank, ranks[rank]), record)
+            return step, missing
     return -1, []
 
 
-def _record(records: Collection[BoundaryRecord], step: int, round_number: int) -> BoundaryRecord | None:
-    """Return the record of a step; of two, the one at the boundary, which comes last."""
-    found = [record for record in records if (record.step, record.round) == (step, round_number)]
-    return found[-1] if found else None
+def record_of(
+    records: Collection[BoundaryRecord], step: int, round_number: int, world_size: int
+) -> BoundaryRecord | None:
+    """Return the record of a step; of two, the one at the boundary."""
+    wanted = (step, round_number, world_size)
+    found = [record for record in records if (record.step, record.round, record.world_size) == wanted]
+    return max(found, key=lambda record: record.order, default=None)
 
 
-def _make(
-    directory: Path, spill: Path, holder: arena.HeldSnapshot, rank: int, local_rank: int, record: BoundaryRecord
-) -> None:
-    """Make a rank's snapshot: the holder's tensors, and the rank's own tree."""
+def replica(holder: arena.HeldSnapshot, rank: int, record: BoundaryRecord) -> ReplicaCopy:
+    """Return a lost rank's snapshot as a copy that relies on the holder's. Raises CheckpointError, OSError."""
+    file = _locked(holder)
+    try:
+        own = _own(file, holder, (rank, 0), record)
+    finally:
+        os.close(file)
+    size = holder.size_bytes - PAGE
+    parts, kept = [CopyPart(PAGE, size, holder.rank, PAGE)], b""
+    for at, data in own.parts:
+        parts.append(CopyPart(at, len(data), -1, len(kept)))
+        kept += data
+    return ReplicaCopy(arena.page(own.header), own.header, parts, kept, [holder])
+
+
+def _locked(holder: arena.HeldSnapshot) -> int:
     file = arena.lock_snapshot(holder)
     if file is None:
         raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is gone")
+    return file
+
+
+def _own(file: int, holder: arena.HeldSnapshot, place: tuple[int, int], record: BoundaryRecord) -> _Own:
+    """Return what is a rank's own beside the holder's snapshot. ``place``: rank and local rank."""
+    header = arena.header_of(file)
+    if header is None or record.world_size != header.world_size or header.layout != REPLICATED:
+        raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is another one")
+    source = map_shared(file, holder.size_bytes, False)
+    data = bytes(source[header.table_offset :][: header.table_size])
+    if crc32c(data) != header.table_crc32c:
+        raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is damaged")
+    table = read_table(data, header.size_bytes)
+    its_tree = bytes(source[table.tree.offset :][: table.tree.size_bytes])
+    if crc32c(its_tree) != table.tree.crc32c:
+        raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is damaged")
+    tree = filled(record.outline, its_tree)
+    tree_at = -(-header.size_bytes // 64) * 64
+    extent = Extent(tree_at, len(tree), crc32c(tree))
+    data = msgspec.json.encode(msgspec.structs.replace(table, tree=extent))
+    table_at = -(-(tree_at + len(tree)) // 64) * 64
+    rank, local_rank = place
+    mine = replace(header, rank=rank, local_rank=local_rank, size_bytes=table_at + len(data))
+    mine = replace(mine, table_offset=table_at, table_size=len(data), table_crc32c=crc32c(data))
+    return _Own(mine, ((tree_at, tree), (table_at, data)))
+
+
+def _make(
+    directory: Path, spill: Path, holder: arena.HeldSnapshot, place: tuple[int, int], record: BoundaryRecord
+) -> None:
+    """Make a rank's snapshot in its arena: the holder's tensors, and the rank's own tree."""
+    file = _locked(holder)
     try:
-        header = arena.header_of(file)
-        if header is None or record.world_size != header.world_size:
-            raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is another one")
-        source = map_shared(file, holder.size_bytes, False)
-        table = read_table(bytes(source[header.table_offset :][: header.table_size]), header.size_bytes)
-        its_tree = bytes(source[table.tree.offset :][: table.tree.size_bytes])
-        if crc32c(its_tree) != table.tree.crc32c:
-            raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is damaged")
-        tree = filled(record.outline, its_tree)
-        tree_at = -(-header.size_bytes // 64) * 64
-        extent = Extent(tree_at, len(tree), crc32c(tree))
-        data = msgspec.json.encode(msgspec.structs.replace(table, tree=extent))
-        table_at = -(-(tree_at + len(tree)) // 64) * 64
+        own = _own(file, holder, place, record)
+        header = own.header
         owner = Owner(
-            rank, local_rank, header.world_size, header.local_world_size, header.round, header.layout, header.run_id
-        )
+            *place, header.world_size, header.local_world_size, header.round, header.layout, header.run_id
+        )  # fmt: skip
         pair = ArenaPair(directory, owner, spill)
         try:
-            _fill(pair, header, source, (tree_at, tree), (table_at, data))
+            _fill(pair, own, map_shared(file, holder.size_bytes, False))
         finally:
             pair.close()
     finally:
         os.close(file)
 
 
-def _fill(
-    pair: ArenaPair, header: Header, source: memoryview, tree: tuple[int, bytes], table: tuple[int, bytes]
-) -> None:
-    owner, end = pair.owner, table[0] + len(table[1])
-    slot, room, sequence = pair.reserve(header.step, end)
+def _fill(pair: ArenaPair, own: _Own, source: memoryview) -> None:
+    slot, room, sequence = pair.reserve(own.header.step, own.header.size_bytes)
     try:
         with room:
-            for start in range(PAGE, header.size_bytes, _PIECE_BYTES):
-                copy_blocks(room, [(start, source, start, min(_PIECE_BYTES, header.size_bytes - start))])
-            for at, data in (tree, table):
+            for start in range(PAGE, len(source), _PIECE_BYTES):
+                copy_blocks(room, [(start, source, start, min(_PIECE_BYTES, len(source) - start))])
+            for at, data in own.parts:
                 room[at : at + len(data)] = data
     except BaseException:
         pair.abandon(slot)
         raise
-    at, data = table
-    its = replace(header, sequence=sequence, rank=owner.rank, local_rank=owner.local_rank, size_bytes=end)
-    pair.finish(slot, replace(its, table_offset=at, table_size=len(data), table_crc32c=crc32c(data)))
+    pair.finish(slot, replace(own.header, sequence=sequence))

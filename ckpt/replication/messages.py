@@ -6,6 +6,7 @@ import secrets
 
 import msgspec
 
+from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord
 from resilio_hpc.core.json_lines import LineDecoder
 from resilio_hpc.core.wire import Codec
 
@@ -63,6 +64,24 @@ class Begin(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     copies: list[tuple[int, int]]
 
 
+class Follow(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator: take the records of boundaries of these ranks from the replicator at ``endpoint``.
+
+    It goes on until another one follows. See ``boundary_records``.
+    """
+
+    endpoint: str
+    ranks: list[int]
+
+
+class CanMake(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator: which of the followed ranks could get a snapshot of ``step`` here? Answer: CanBeMade."""
+
+    number: int
+    step: int
+    world_size: int
+
+
 class Cancel(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → replicator: cancel these fetches, if they are not done. They get no answer any more."""
 
@@ -97,8 +116,17 @@ class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     no_replicas: bool = False
 
 
-Request = ServeSnapshots | Fetch | Begin | Cancel
-Answer = Serving | StillFetching | Fetched | FetchFailed
+class CanBeMade(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent: snapshots of these ranks are made when they are asked for."""
+
+    number: int
+    step: int
+    world_size: int
+    ranks: list[int]
+
+
+Request = ServeSnapshots | Fetch | Begin | Cancel | Follow | CanMake
+Answer = Serving | StillFetching | Fetched | FetchFailed | CanBeMade
 
 decode_request = LineDecoder[Request](Request, "a request to the replicator").decode
 decode_answer = LineDecoder[Answer](Answer, "an answer of the replicator").decode
@@ -117,6 +145,12 @@ class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     life: Life = ANY
     table: bool = False
     ranges: tuple[tuple[int, int], ...] = ()
+
+
+class WantRecords(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """Request: the records of these ranks' boundaries that this caller has not got yet. Answer: Records, in time."""
+
+    ranks: tuple[int, ...]
 
 
 class Release(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -145,11 +179,26 @@ class Have(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     stream: Stream
 
 
+class RankBoundary(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank left at a boundary."""
+
+    rank: int
+    record: BoundaryRecord
+
+
+class Records(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """New records, the oldest first."""
+
+    records: tuple[RankBoundary, ...]
+
+
 class Miss(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """It is not here (any more)."""
 
     error: str
 
 
-asking: Codec[Want | Release] = Codec(Want | Release)
-giving: Codec[Have | Miss] = Codec(Have | Miss)
+Asked = Want | WantRecords | Release
+Given = Have | Records | Miss
+asking: Codec[Asked] = Codec(Asked)
+giving: Codec[Given] = Codec(Given)

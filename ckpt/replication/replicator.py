@@ -15,12 +15,16 @@ from typing import Any
 
 import zmq
 
+from resilio_hpc.ckpt.replication.boundary_records import PartnerRecords, RecordFeed
 from resilio_hpc.ckpt.replication.client import SnapshotTaker
 from resilio_hpc.ckpt.replication.messages import (
     Answer,
     Begin,
+    CanBeMade,
     Cancel,
+    CanMake,
     Fetch,
+    Follow,
     Request,
     ServeSnapshots,
     Serving,
@@ -46,7 +50,9 @@ class Replicator:
         arenas, copies = Path(serve.arenas), Path(serve.copies)
         copies.mkdir(mode=0o700, exist_ok=True)
         replicas = ReplicaCopies()
-        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies), replicas)
+        self._made: list[CanBeMade] = []
+        self._feed, self._records = RecordFeed(arenas), PartnerRecords(self._context, keys, arenas)
+        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies), replicas, (self._feed, self._records))
         self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill), replicas, serve.silent_s)
 
     def take(self, request: Request) -> None:
@@ -58,6 +64,11 @@ class Replicator:
         elif isinstance(request, Begin):
             self._taker.forget_all_but(request.copies)
             self._giver.begin(request.life)
+        elif isinstance(request, Follow):
+            self._records.follow(request)
+        elif isinstance(request, CanMake):
+            ranks = self._records.can_make(request.step, request.world_size)
+            self._made.append(CanBeMade(request.number, request.step, request.world_size, ranks))
 
     def serve_once(self, stdin: int) -> bool:
         """Wait for work and do it, except for standard input. Return True when that can be read."""
@@ -65,7 +76,8 @@ class Replicator:
         listener = self._giver.listener.fileno()
         for watched in (stdin, self._gatekeeper.socket, self._giver.socket, listener, self._taker.wakes):
             poller.register(watched, zmq.POLLIN)
-        ready = dict(poller.poll(_TICK_MS))
+        wait_s = self._feed.wait_s
+        ready = dict(poller.poll(_TICK_MS if wait_s is None else min(_TICK_MS, 1 + int(wait_s * 1000))))
         if self._gatekeeper.socket in ready:
             self._gatekeeper.serve()
         if self._giver.socket in ready:
@@ -78,7 +90,8 @@ class Replicator:
 
     def answers(self) -> list[Answer]:
         """Return the answers for the agent."""
-        return self._taker.answers()
+        made, self._made = self._made, []
+        return [*self._taker.answers(), *made]
 
 
 def main() -> int:

@@ -15,7 +15,20 @@ from typing import Protocol
 import zmq
 
 from resilio_hpc.ckpt.format.pages import PAGE
-from resilio_hpc.ckpt.replication.messages import ANY, TOKEN_BYTES, Have, Life, Miss, Stream, Want, asking, giving
+from resilio_hpc.ckpt.replication.boundary_records import PartnerRecords, RecordFeed
+from resilio_hpc.ckpt.replication.messages import (
+    ANY,
+    TOKEN_BYTES,
+    Given,
+    Have,
+    Life,
+    Miss,
+    Stream,
+    Want,
+    WantRecords,
+    asking,
+    giving,
+)
 from resilio_hpc.ckpt.replication.replica_copies import OpenedCopy, ReplicaCopies, read_ranges
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import encrypted_stream, wire
@@ -133,14 +146,17 @@ class SnapshotGiver:
         host: str,
         directories: Sequence[Path],
         replicas: ReplicaCopies,
+        records: tuple[RecordFeed, PartnerRecords],
         forgotten_s: float = FORGOTTEN_S,
         stalled_s: float = STALLED_S,
     ) -> None:
         """Take the sockets; ``asked``: a ROUTER that listens. ``host``: where readers connect.
 
-        ``directories``: of arenas; ``replicas``: copies that rely on these.
+        ``directories``: of arenas; ``replicas``: copies that rely on these; ``records``: of boundaries, here and of the
+        partner.
         """
         self._replicas = replicas
+        self._feed, self._records = records
         self._forgotten_s, self._stalled_s = forgotten_s, stalled_s
         self.socket = asked
         self.listener = socket.create_server((host, 0), backlog=_MAX_KEPT)
@@ -165,6 +181,8 @@ class SnapshotGiver:
                 continue
             if isinstance(message, Want):
                 self._want(caller, message)
+            elif isinstance(message, WantRecords):
+                self._feed.want(caller, message)
             else:
                 self._release(caller)
 
@@ -201,7 +219,10 @@ class SnapshotGiver:
             self._want(caller, message)
 
     def tick(self) -> None:
-        """Drop what is kept for callers that are gone."""
+        """Give new records, and drop what is kept for callers that are gone."""
+        for caller, records in self._feed.due():
+            if not self._say(caller, records):
+                self._feed.release(caller)
         now = time.monotonic()
         gone = [caller for caller, kept in self._kept.items() if kept.is_forgotten(self._forgotten_s)]
         gone += [caller for caller, (_, at) in self._early.items() if now - at > self._forgotten_s]
@@ -232,15 +253,16 @@ class SnapshotGiver:
             file = arena.lock_snapshot(snapshot)
             if file is not None:
                 return _PinnedArena(file, snapshot.size_bytes)
-        copy = None if want.table or want.ranges else self._replicas.get(*wanted)
+        copy = None if want.table or want.ranges else self._replicas.get(*wanted) or self._records.copy(*wanted)
         with contextlib.suppress(CheckpointError):
             return OpenedCopy(copy) if copy is not None else None
         return None
 
-    def _say(self, caller: bytes, message: Have | Miss) -> None:
-        wire.send(self.socket, [caller, giving.encode(message)])
+    def _say(self, caller: bytes, message: Given) -> bool:
+        return wire.send(self.socket, [caller, giving.encode(message)])
 
     def _release(self, caller: bytes) -> None:
+        self._feed.release(caller)
         self._early.pop(caller, None)
         kept = self._kept.pop(caller, None)
         if kept is not None:

@@ -94,6 +94,11 @@ def unpack(page: bytes) -> Header | None:
     return Header(step, sequence, rank, local, world, local_world, round_, _LAYOUTS[layout], name, at, size, crc, whole)
 
 
+def page(header: Header) -> bytes:
+    """Return the first page of an arena that holds a whole snapshot."""
+    return (pack(header).ljust(STATE_AT, b"\0") + WHOLE).ljust(PAGE, b"\0")
+
+
 def slot_path(directory: Path, rank: int, slot: int) -> Path:
     """Return the path of slot 0 or 1 of a rank."""
     return directory / f"rank{rank}.slot{slot}"

@@ -12,10 +12,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
 from msgspec import Struct
 
+from resilio_hpc.ckpt.format.manifest import Count
 from resilio_hpc.native import crc32c
 
 _MAGIC = b"RESIL-BR"
@@ -27,17 +29,31 @@ ROOM = 1 << 20
 """Bytes for one record: a larger outline is not recorded."""
 
 
-class BoundaryRecord(Struct, frozen=True):
+Stamp = tuple[int, int, bool, int]
+"""Round, step, is early, checksum."""
+
+
+class BoundaryRecord(Struct, frozen=True, array_like=True):
     """A rank's outline (see ``ckpt.state.outline``) after ``step`` steps.
 
     ``is_early``: made before the optimizer's step that ends step number ``step``, not at the boundary.
     """
 
-    step: int
-    world_size: int
-    round: int
+    step: Count
+    world_size: Count
+    round: Count
     is_early: bool
     outline: bytes
+
+    @property
+    def order(self) -> tuple[int, int, bool]:
+        """Return what is larger for newer records; of two of one step, for the one at the boundary."""
+        return self.round, self.step, not self.is_early
+
+    @property
+    def stamp(self) -> Stamp:
+        """Return what tells this record from others of its rank."""
+        return self.round, self.step, self.is_early, crc32c(self.outline)
 
 
 def record_path(directory: Path, rank: int) -> Path:
@@ -76,29 +92,29 @@ class RecordWriter:
         self._map.close()
 
 
-def read_records(path: Path) -> list[BoundaryRecord]:
-    """Return the whole records of a file, the newest last; of two of one step, the one at the boundary last."""
+def read_records(path: Path, known: Collection[Stamp] = ()) -> list[BoundaryRecord]:
+    """Return the whole records of a file that are not ``known``, in the order of ``BoundaryRecord.order``."""
     found = []
     try:
         with path.open("rb", buffering=0) as file:
             for slot in range(_SLOTS):
-                start = os.pread(file.fileno(), _HEADER.size + _CRC.size, slot * ROOM)
-                record = _read(file.fileno(), slot * ROOM + len(start), start)
+                record = _read(file.fileno(), slot * ROOM, known)
                 if record is not None:
                     found.append(record)
     except OSError:
         return []
-    return sorted(found, key=lambda record: (record.step, not record.is_early))
+    return sorted(found, key=lambda record: record.order)
 
 
-def _read(file: int, at: int, start: bytes) -> BoundaryRecord | None:
+def _read(file: int, at: int, known: Collection[Stamp]) -> BoundaryRecord | None:
+    start = os.pread(file, _HEADER.size + _CRC.size, at)
     header = start[: _HEADER.size]
     if len(start) < _HEADER.size + _CRC.size or _CRC.unpack_from(start, _HEADER.size)[0] != crc32c(header):
         return None
     magic, version, early, step, world, round_number, size, crc = _HEADER.unpack(header)
-    if magic != _MAGIC or version != _VERSION or size > ROOM or step < 0:
+    if magic != _MAGIC or version != _VERSION or size > ROOM or step < 0 or (round_number, step, early, crc) in known:
         return None
-    outline = os.pread(file, size, at)
+    outline = os.pread(file, size, at + len(start))
     if len(outline) != size or crc32c(outline) != crc:
         return None
     return BoundaryRecord(step, world, round_number, bool(early), outline)

@@ -16,10 +16,17 @@ from resilio_hpc.ckpt.state import containers, overlap, tensors, tree
 from resilio_hpc.ckpt.state.outline import outline
 from resilio_hpc.ckpt.state.paths import joined
 from resilio_hpc.ckpt.state.slab import Slab, slab_of
+from resilio_hpc.ckpt.state.watched import (
+    MOST_COPIED,
+    Groups,
+    Key,
+    Watched,
+    groups_of,
+    is_module,
+    key_of,
+    torch_objects,
+)
 from resilio_hpc.core.errors import CheckpointError
-
-MOST_COPIED = 16 << 20
-"""Bytes of tensors that are copied at each boundary; others must not change until the next optimizer's step."""
 
 
 class NotHeld(CheckpointError):
@@ -27,35 +34,49 @@ class NotHeld(CheckpointError):
 
 
 class HeldState:
-    """A state as it is now, after ``step`` steps. ``outline``: what a lost rank needs besides another rank's copy."""
+    """A state as it is now, after ``step`` steps. ``watched``: for the next one."""
 
-    def __init__(self, step: int, state: Any) -> None:
-        """Hold it. Raises NotHeld, UsageError."""
+    def __init__(self, step: int, state: Any, watched: Watched | None = None) -> None:
+        """Hold it; ``watched``: of the one before. Raises NotHeld, UsageError."""
         self.step = step
-        self._copied: dict[tuple[int, int], Any] = {}  # copies of tensors, by memory and size of the original
-        self._groups: dict[int, list[dict[str, Any]]] = {}  # by id of an optimizer: its groups without parameters
-        self._watched: list[tuple[Any, str]] = []  # tensors that must not change
-        self._room = MOST_COPIED
-        self._owned: set[int] = set()  # ids of tensors that only optimizers change
-        self._owned_keys: set[tuple[int, int]] | None = None  # their memory and size, once it is needed
-        optimizers = _optimizers(state)
-        for optimizer in optimizers:
-            self._hold_optimizer(optimizer)
+        objects = torch_objects(state)
+        self.watched = watched if watched is not None and watched.is_of(objects) else Watched(objects)
+        self._copied: dict[Key, Any] = {key_of(one): one.detach().clone() for one in self.watched.small}
+        self._groups: dict[int, Groups] = {id(one): groups_of(one) for one in objects if overlap.is_optimizer(one)}
+        self._others: list[tuple[Any, str]] = []  # other tensors that must not change
+        self._room = MOST_COPIED - self.watched.copied_bytes
         self._state = self._hold(state, ())
-        self._versions = [tensor._version for tensor, _ in self._watched]
-        self.outline = outline(self._state)
+        self._versions = self.watched.versions(), [tensor._version for tensor, _ in self._others]
+
+    def outline(self) -> bytes:
+        """Return what a lost rank needs besides another rank's copy (see ``outline``)."""
+        return outline(self._state)
 
     def flattened(self) -> tree.Flattened:
         """Return the state as it was, its large tensors where they are. Raises NotHeld where one has changed."""
         found = tree.flatten(self._state, self._state_of)
         self.check()
+        self.watched.look_again()
+        known = {id(tensor) for tensor in self._copied.values()} | {key_of(tensor) for tensor, _ in self._others}
+        for leaf in found.leaves:
+            if leaf.kind == "torch" and leaf.size_bytes and key_of(leaf.value) not in known:
+                self._check_known(leaf)
         return found
+
+    def _check_known(self, leaf: tensors.Leaf) -> None:
+        copies = {key_of(copied) for copied in self._copied.values()}
+        if not self.watched.has(leaf.value) and key_of(leaf.value) not in copies:
+            raise NotHeld(f"{leaf.path} has come into the state, or was replaced, since the last finished step")
 
     def check(self) -> None:
         """Raise NotHeld where a tensor that was not copied has changed since."""
-        for (tensor, path), version in zip(self._watched, self._versions, strict=True):
-            if tensor._version != version:
-                raise NotHeld(f"{path} was changed before the next optimizer.step()")
+        watched, others = self._versions
+        for before, now, path in zip(watched, self.watched.versions(), self.watched.paths, strict=True):
+            if before != now:
+                raise NotHeld(f"{path} was changed outside of an optimizer's step")
+        for before, (tensor, path) in zip(others, self._others, strict=True):
+            if before != tensor._version:
+                raise NotHeld(f"{path} was changed outside of an optimizer's step")
 
     # -- at the boundary -------------------------------------------------------------------------------------------
 
@@ -69,72 +90,38 @@ class HeldState:
             return containers.alike(value, [self._hold(item, (*path, at)) for at, item in enumerate(value)])
         if tensors.is_tensor(value) or type(value) is Slab:
             return self._hold_tensor(value, path)
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(value, torch.nn.Module):
-            for name, tensor in (*value.named_parameters(), *value.named_buffers()):
-                self._hold_in_module(tensor, (*path, name))
-            return value
-        if overlap.is_optimizer(value):
+        if is_module(value) or overlap.is_optimizer(value):
             return value
         if tree.has_state(value):
             return self._hold(value.state_dict(), path)
         return copy.copy(value) if isinstance(value, bytearray | set) else value
 
-    def _hold_optimizer(self, optimizer: Any) -> None:
-        self._groups[id(optimizer)] = [
-            {name: copy.copy(value) for name, value in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        ]
-        for group in optimizer.param_groups:
-            self._own(group["params"], "a parameter")
-        for state in optimizer.state.values():
-            if isinstance(state, dict):
-                self._own([value for value in state.values() if tensors.is_tensor(value)], "an optimizer's state")
-
-    def _own(self, found: list[Any], what: str) -> None:
-        self._owned.update(map(id, found))
-        self._watched += [(tensor, what) for tensor in found]
-
-    def _hold_in_module(self, tensor: Any, path: tuple[Any, ...]) -> None:
-        if not self._is_owned(tensor) and (key := _key(tensor)) not in self._copied:
-            copied = self._copy(tensor)
-            if copied is None:
-                self._watched.append((tensor, joined(path)))
-            else:
-                self._copied[key] = copied
-
     def _hold_tensor(self, value: Any, path: tuple[Any, ...]) -> Any:
-        slab = slab_of(value)
+        slab = slab_of(value) if type(value) is Slab else None
         tensor = slab.tensor if slab is not None else value
-        if self._is_owned(tensor):
-            return value
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(tensor, numpy.ndarray):
-            copied = self._copy(tensor)
-            if copied is None:
-                raise NotHeld(f"{joined(path)} is an array of numpy, whose changes are not counted, and too large")
-        else:
-            self._hold_in_module(tensor, path)
-            copied = self._copied.get(_key(tensor))
-        if copied is None:
-            return value
-        return copied if slab is None else Slab(copied, slab.global_shape, slab.start, slab.replica)
+        held = self._hold_array(tensor, path) if not hasattr(tensor, "detach") else self._hold_torch(tensor, path)
+        return held if slab is None else Slab(held, slab.global_shape, slab.start, slab.replica)
 
-    def _is_owned(self, tensor: Any) -> bool:
-        """Return whether only optimizers change it. Another view of the same elements is the same tensor."""
-        if id(tensor) in self._owned:
-            return True
-        if self._owned_keys is None:
-            self._owned_keys = {_key(owned) for owned, _ in self._watched}
-        return hasattr(tensor, "detach") and _key(tensor) in self._owned_keys
+    def _hold_array(self, array: Any, path: tuple[Any, ...]) -> Any:
+        if array.nbytes > self._room:
+            raise NotHeld(f"{joined(path)} is an array of numpy, whose changes are not counted, and too large to copy")
+        self._room -= array.nbytes
+        return array.copy()
 
-    def _copy(self, tensor: Any) -> Any:
-        """Return a copy, None where it is too large."""
-        size = int(tensor.nbytes)
-        if size > self._room:
-            return None
-        self._room -= size
-        return tensor.detach().clone() if hasattr(tensor, "detach") else tensor.copy()
+    def _hold_torch(self, tensor: Any, path: tuple[Any, ...]) -> Any:
+        """Return the tensor, or a copy. Another view of the same elements is the same tensor."""
+        key = key_of(tensor)
+        copied = self._copied.get(key)
+        if copied is not None and copied.shape == tensor.shape and copied.dtype == tensor.dtype:
+            return copied
+        if self.watched.has(tensor):
+            return tensor
+        if tensor.nbytes > self._room:
+            self._others.append((tensor, joined(path)))
+            return tensor
+        self._room -= tensor.nbytes
+        self._copied[key] = tensor.detach().clone()
+        return self._copied[key]
 
     # -- when it is saved ------------------------------------------------------------------------------------------
 
@@ -151,16 +138,4 @@ class HeldState:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(value, torch.Tensor):
             return value
-        return self._copied.get(_key(value), value)
-
-
-def _optimizers(state: Any) -> list[Any]:
-    if overlap.is_optimizer(state):
-        return [state]
-    return [found for _, item in containers.parts(state) for found in _optimizers(item)]
-
-
-def _key(tensor: Any) -> tuple[int, int]:
-    local = tensor.detach()
-    local = local.to_local() if hasattr(local, "to_local") else local
-    return int(local.data_ptr()), int(local.nbytes)
+        return self._copied.get(key_of(value), value)

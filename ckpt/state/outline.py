@@ -8,14 +8,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from resilio_hpc.ckpt.state.outline_text import LEFT_OUT
+import msgspec
+
 from resilio_hpc.ckpt.state import overlap, tensors, tree
+from resilio_hpc.ckpt.state.outline_text import LEFT_OUT
 from resilio_hpc.ckpt.state.slab import Slab
 
 
 def outline(state: Any) -> bytes:
     """Return the JSON text of ``state``, in which tensors, modules and optimizers are left out. Raises UsageError."""
-    return tree.text(_Outliner().encode(state, ()))
+    return msgspec.json.encode(_Outliner().encode(state, ()))
 
 
 class _Outliner(tree.Encoder):

@@ -38,7 +38,8 @@ def _filled(node: Any, other: Any, at: str) -> Any:
     if isinstance(node, list) and _leaves_out(node):
         if not isinstance(other, list) or len(node) != len(other):
             raise CorruptCheckpoint(f"{at}: this rank's state has another shape than the other rank's")
-        return [_filled(item, its, f"{at}[{number}]") for number, (item, its) in enumerate(zip(node, other))]
+        pairs = enumerate(zip(node, other, strict=True))
+        return [_filled(item, its, f"{at}[{number}]") for number, (item, its) in pairs]
     return node
 
 

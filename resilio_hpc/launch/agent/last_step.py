@@ -30,17 +30,22 @@ class LastStepSaves:
 
     def __init__(
         self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
-        clock: Callable[[], float] = time.monotonic,
+        make_lost: Callable[[int, Callable[[], None]], None], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """``ranks`` hears when it is over; ``tell_rank``: sends a message to a local rank."""
+        """``ranks`` hears when it is over; ``tell_rank``: sends a message to a local rank.
+
+        ``make_lost``: sees which snapshots of a step can be made for the ranks of another node, then calls back.
+        """
         self._node = node
         self._ranks = ranks
         self._tell_rank = tell_rank
+        self._make_lost = make_lost
         self._clock = clock
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
         self._begun = 0.0
         self._making: Future[Made] | None = None
+        self._asked = False  # for the ranks of the other node
 
     def begin(self, local: LocalRound) -> bool:
         """Ask ranks to save. Return whether their end has to wait for ``NodeRanks.last_step_saved``."""
@@ -48,7 +53,7 @@ class LastStepSaves:
             return True
         if local is self._done or not any(rank.holds_steps for rank in local.ranks.values()):
             return False
-        self._local, self._making, self._begun = local, None, self._clock()
+        self._local, self._making, self._asked, self._begun = local, None, False, self._clock()
         for rank in self._awaited(local):
             self._tell_rank(rank.local_rank, rank_link.SaveLastStep())
         return True
@@ -68,26 +73,39 @@ class LastStepSaves:
         if local is None:
             return
         if local is not self._ranks.local:
-            self._local, self._making = None, None  # its ranks are being ended without it
+            self._local = None  # its ranks are being ended without it
         elif self._making is None:
             if not self._awaited(local):
                 places = {rank.rank: rank.local_rank for rank in local.ranks.values()}
                 directory, spill = self._node.arena_dir, self._node.local_dir / "lost-ranks"
                 self._making = begin(lambda: lost_ranks.complete(directory, spill, places, local.number))
-        elif self._making.done() or self._clock() - self._begun > 2 * LIMIT_S:
-            self._end(local, self._making)
+        elif self._clock() - self._begun > 2 * LIMIT_S:
+            self._end(local, -1, [], "it took too long")
+        elif self._making.done() and not self._asked:
+            self._asked = True
+            self._made(local, self._making)
 
-    def _end(self, local: LocalRound, making: Future[Made]) -> None:
-        self._local, self._making, self._done = None, None, local
-        errors = {rank.last_saved.error for rank in local.ranks.values() if rank.last_saved is not None} - {""}
-        step, made = -1, list[int]()
+    def _made(self, local: LocalRound, making: Future[Made]) -> None:
+        """See whether the partner's ranks, if they are lost, can have the same step."""
         try:
             step, made = making.result(0)
-        except (ResilioError, OSError, TimeoutError) as error:
-            errors.add(f"{type(error).__name__}: {error}")
-        saved = [rank.last_saved.step for rank in local.ranks.values() if rank.last_saved is not None]
+        except (ResilioError, OSError) as error:
+            self._end(local, -1, [], f"{type(error).__name__}: {error}")
+            return
+        if step < 0:
+            self._end(local, -1, [], "")
+        else:
+            self._make_lost(step, lambda: self._end(local, step, made, ""))
+
+    def _end(self, local: LocalRound, step: int, made: list[int], error: str) -> None:
+        if self._local is not local:
+            return
+        self._local, self._done = None, local
+        saved = [rank.last_saved for rank in local.ranks.values() if rank.last_saved is not None]
+        errors = {error, *(one.error for one in saved)} - {""}
+        step = step if made or any(one.step == step for one in saved) else -1  # else it was saved before
         self._node.record(
-            "last_step", round=local.number, step=max([step, *saved], default=-1), saved=sum(one >= 0 for one in saved),
-            made=made, of=len(local.ranks), seconds=round(self._clock() - self._begun, 3), why="; ".join(sorted(errors)),
+            "last_step", round=local.number, step=step, saved=sum(one.step >= 0 for one in saved), made=made,
+            of=len(local.ranks), seconds=round(self._clock() - self._begun, 3), why="; ".join(sorted(errors)),
         )  # fmt: skip
         self._ranks.last_step_saved()

@@ -55,7 +55,7 @@ class LocalServices:
         self._environment = EnvironmentCheck(node, core.ranks.reports, self._spawn_on_devices)
         self._snapshots = LocalSnapshots(node, core.ranks, self.tell_rank)
         self._copies = PartnerCopies(node, core.ranks)
-        self._last_step = LastStepSaves(node, core.ranks, self.tell_rank)
+        self._last_step = LastStepSaves(node, core.ranks, self.tell_rank, self._copies.make_lost)
         self._read_ahead = ReadAheadLink(node, disks)
         self._probe = NodeProbe(node)
         os.environ[LOCAL_VARIABLE] = node.options.checkpoints.local_checkpoints  # ranks inherit both variables

@@ -11,10 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from msgspec import Struct, field
-
 from resilio_hpc.ckpt.replication.messages import (
     Begin,
+    CanBeMade,
     Cancel,
     Fetch,
     Fetched,
@@ -27,7 +26,9 @@ from resilio_hpc.ckpt.replication.messages import (
 )
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.json_lines import encode_line
+from resilio_hpc.launch.agent.copies_under_way import CopyUnderWay, RestoreUnderWay
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.partner_records import PartnerRecords
 from resilio_hpc.launch.agent.replica_schedule import ReplicaSchedule
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.process.child_link import ChildLink
@@ -40,23 +41,6 @@ MAX_DEATHS = 5
 SILENT_S = 60.0
 """A replicator tells every second that it is fetching, but not while it still takes memory for what was given up."""
 DIED = "the replicator process was killed"
-
-
-class _Copy(Struct):
-    """One step of a partner that is being copied."""
-
-    step: int
-    ranks: range
-    world_size: int
-
-
-class _Restore(Struct):
-    """Snapshots that ranks wait for."""
-
-    round: int
-    point: m.RestorePoint
-    missing: set[int] = field(default_factory=set)  # numbers of the fetches under way
-    then: list[Callable[[], None]] = field(default_factory=list)
 
 
 class PartnerCopies:
@@ -73,9 +57,10 @@ class PartnerCopies:
         used = not self._keeps_all and node.options.mode != Mode.OBSERVE
         self._replicas = ReplicaSchedule(node.arena_dir, used, clock)
         self._held: dict[tuple[int, int], int] = {}  # (rank, step) → world size
+        self._records = PartnerRecords(self._say)
         self._number = 0
-        self._copy: tuple[int, _Copy] | None = None
-        self._restore: _Restore | None = None
+        self._copy: tuple[int, CopyUnderWay] | None = None
+        self._restore: RestoreUnderWay | None = None
         self._deaths = 0
         self._life = m.NO_LIFE  # the life that this node has begun
         self._heard_at = 0.0  # when the replicator last sent something
@@ -94,6 +79,7 @@ class PartnerCopies:
             )
         )  # fmt: skip
         self._say_begun()
+        self._records.say_again()
 
     def held(self) -> tuple[m.Held, ...]:
         """Return the whole copies of the present life."""
@@ -139,8 +125,14 @@ class PartnerCopies:
             self._keep(message.partner, (message.epoch, message.round), message.step, world_size)
 
     def follow(self, message: m.KeepCopies, world_size: int) -> None:
-        """Keep replica copies of the partner's snapshots, of each step from now on."""
+        """Keep replica copies of the partner's snapshots, of each step from now on, and records of its boundaries."""
         self._replicas.follow(message, world_size)
+        self._records.follow(message.partner, world_size)
+
+    def make_lost(self, step: int, then: Callable[[], None]) -> None:
+        """Have snapshots of the partner's ranks of a step, if this node's ranks have it; ``then``: it is seen which."""
+        if not (self.link.takes and self._records.ask(step, then)):
+            then()
 
     def _keep(self, partner: Partner, life: m.Life, step: int, world_size: int) -> None:
         ranks = range(partner.first_rank, partner.first_rank + partner.ranks)
@@ -151,7 +143,7 @@ class PartnerCopies:
         # the newer copy replaces the older one
         self._held = {key: world for key, world in self._held.items() if key[1] == newest}
         number = self._ask(step, list(ranks), world_size, partner.endpoint, life)
-        self._copy = (number, _Copy(step, ranks, world_size))
+        self._copy = (number, CopyUnderWay(step, ranks, world_size))
 
     def fetch(self, local: LocalRound, start: m.Start) -> bool:
         """Fetch the snapshots that ranks of this node are to restore, if any. Return False if that is impossible."""
@@ -167,7 +159,7 @@ class PartnerCopies:
         if not self.link.takes:
             self._ranks.copies_failed(local.number, start.restore, DIED)
             return False
-        self._restore = restore = _Restore(local.number, start.restore)
+        self._restore = restore = RestoreUnderWay(local.number, start.restore)
         self._heard_at = self._clock()
         world = sum(member.local_world_size for member in start.state.members)
         for endpoint, ranks in wanted.items():
@@ -212,6 +204,9 @@ class PartnerCopies:
                 continue
             if isinstance(answer, Serving):
                 self.port = answer.port
+            elif isinstance(answer, CanBeMade):
+                self._held |= {(rank, answer.step): answer.world_size for rank in answer.ranks}
+                self._records.answered(answer.number)
             elif self._copy is not None and answer.number == self._copy[0]:
                 _, copy = self._copy
                 self._copy = None
@@ -219,7 +214,7 @@ class PartnerCopies:
             elif self._restore is not None and answer.number in self._restore.missing:
                 self._brought(self._restore, answer)
 
-    def _copied(self, copy: _Copy, answer: Fetched | FetchFailed) -> None:
+    def _copied(self, copy: CopyUnderWay, answer: Fetched | FetchFailed) -> None:
         """Take the result of a copy; of replica copies only a life's first is recorded."""
         if isinstance(answer, Fetched):
             self._keep_copy(copy)
@@ -238,12 +233,12 @@ class PartnerCopies:
             self.link.end()
             self.port = 0
 
-    def _keep_copy(self, copy: _Copy) -> None:
+    def _keep_copy(self, copy: CopyUnderWay) -> None:
         """Keep a finished copy, unless its ranks have another partner by now."""
         kept = {key: world for key, world in self._held.items() if key[0] in copy.ranks}
         self._held = kept | {(rank, copy.step): copy.world_size for rank in copy.ranks}
 
-    def _brought(self, restore: _Restore, answer: object) -> None:
+    def _brought(self, restore: RestoreUnderWay, answer: object) -> None:
         if isinstance(answer, Fetched):
             self._node.record("fetched", seconds=answer.seconds, size_bytes=answer.size_bytes)
             restore.missing.discard(answer.number)
@@ -254,7 +249,7 @@ class PartnerCopies:
         else:
             self._restore_failed(restore, getattr(answer, "error", DIED))
 
-    def _restore_failed(self, restore: _Restore, error: str) -> None:
+    def _restore_failed(self, restore: RestoreUnderWay, error: str) -> None:
         self.give_up()  # stops the other fetches
         self._ranks.copies_failed(restore.round, restore.point, error)
 

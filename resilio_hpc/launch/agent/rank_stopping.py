@@ -10,7 +10,6 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
-
 RankOrder = m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks
 
 

@@ -22,7 +22,8 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
 """
 DEVICE = """
 ip link add sends type veth peer name takes && ip link set sends arp off && ip addr add 10.77.0.1/24 dev sends &&
-ip link set takes up && ip link set sends up && tc qdisc replace dev sends root tbf rate 8kbit burst 1600 limit 100000 &&
+ip link set takes up && ip link set sends up &&
+tc qdisc replace dev sends root tbf rate 8kbit burst 1600 limit 100000 &&
 exec "$0" -c "$1"
 """
 

@@ -1,0 +1,180 @@
+"""Records of ranks' boundaries in another node's memory: for layout REPLICATED, a lost node costs one step.
+
+A node takes the records of its partner's ranks as they are made. When the partner is lost and this node's ranks have
+saved the step that they finished last, each lost rank's snapshot is made of theirs and of its record (``lost_ranks``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from resilio_hpc.ckpt.format.manifest import REPLICATED
+from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.ckpt.replication.caller import SnapshotCaller
+from resilio_hpc.ckpt.replication.messages import Follow, RankBoundary, Records, WantRecords, asking, giving
+from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopy
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, Stamp, read_records, record_path
+from resilio_hpc.core import wire
+from resilio_hpc.core.errors import CheckpointError, WireError
+
+KEPT = 4  # of each rank: the last boundaries, and what was recorded before their optimizer steps
+MOST_BYTES = 8 << 20  # of one answer
+SHORTEST_S, LONGEST_S = 0.01, 0.25  # between two looks at the files of ranks
+_SHARE = 10  # looks in a step
+_SILENT_S = 5.0  # a question is asked again
+_REST_S = 0.5  # after an error
+_LOOK_MS = 100
+
+
+class _Follower:
+    """A caller that waits for new records. ``known``: those that it got."""
+
+    def __init__(self) -> None:
+        self.ranks: tuple[int, ...] = ()
+        self.waits = False
+        self.known: dict[int, set[Stamp]] = {}
+
+
+class RecordFeed:
+    """Gives the records of this node's ranks to those that follow them."""
+
+    def __init__(self, arenas: Path) -> None:
+        self._arenas = arenas
+        self._followers: dict[bytes, _Follower] = {}
+        self._next_look = 0.0
+        self._changed_at = time.monotonic()
+        self._interval_s = SHORTEST_S
+
+    @property
+    def wait_s(self) -> float | None:
+        """Return after how many seconds to look again; None: no caller waits."""
+        if not any(follower.waits for follower in self._followers.values()):
+            return None
+        return max(0.0, self._next_look - time.monotonic())
+
+    def want(self, caller: bytes, message: WantRecords) -> None:
+        """Take a question."""
+        follower = self._followers.setdefault(caller, _Follower())
+        follower.ranks, follower.waits = message.ranks, True
+
+    def release(self, caller: bytes) -> None:
+        """Forget a caller."""
+        self._followers.pop(caller, None)
+
+    def due(self) -> list[tuple[bytes, Records]]:
+        """Return the answers to those for whom there is something new."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return []
+        found = []
+        for caller, follower in self._followers.items():
+            records = self._new(follower) if follower.waits else ()
+            if records:
+                follower.waits = False
+                found.append((caller, Records(records)))
+        if found:
+            self._interval_s = min(LONGEST_S, max(SHORTEST_S, (now - self._changed_at) / _SHARE))
+            self._changed_at = now
+        self._next_look = now + self._interval_s
+        return found
+
+    def _new(self, follower: _Follower) -> tuple[RankBoundary, ...]:
+        found: list[RankBoundary] = []
+        size = 0
+        for rank in follower.ranks:
+            known = follower.known.setdefault(rank, set())
+            for record in read_records(record_path(self._arenas, rank), known):
+                size += len(record.outline)
+                if size <= MOST_BYTES:
+                    found.append(RankBoundary(rank, record))
+                    known.add(record.stamp)
+            newest = max((stamp[:2] for stamp in known), default=(0, 0))
+            follower.known[rank] = {stamp for stamp in known if stamp[0] == newest[0] and stamp[1] >= newest[1] - KEPT}
+        return tuple(found)
+
+
+class PartnerRecords:
+    """The records of another node's ranks, and the snapshots that can be made of them. For use from any thread."""
+
+    def __init__(self, context: zmq.Context[Any], keys: wire.Keys, arenas: Path) -> None:
+        """``arenas``: this node's own snapshots."""
+        self._context, self._keys, self._arenas = context, keys, arenas
+        self._lock = threading.Lock()
+        self._records: dict[int, list[BoundaryRecord]] = {}
+        self._order = Follow("", [])
+
+    def follow(self, order: Follow) -> None:
+        """Take the records of other ranks from now on; what is known of them stays."""
+        with self._lock:
+            if order == self._order:
+                return
+            self._order = order
+            self._records = {rank: records for rank, records in self._records.items() if rank in order.ranks}
+        if order.endpoint:
+            threading.Thread(target=self._follow, args=(order,), name="resilio-records", daemon=True).start()
+
+    def _follow(self, order: Follow) -> None:
+        caller = SnapshotCaller(self._context, self._keys, order.endpoint, _SILENT_S, lambda: order is self._order)
+        while order is self._order:
+            try:
+                with caller.asked() as asked:
+                    while order is self._order:
+                        self._ask(asked, order)
+            except (WireError, OSError, zmq.ZMQError):
+                time.sleep(_REST_S)
+
+    def _ask(self, asked: zmq.Socket[bytes], order: Follow) -> None:
+        """Ask for new records, and take them; steps may be long, so it is asked again only after a while."""
+        wire.send(asked, [asking.encode(WantRecords(tuple(order.ranks)))])
+        until = time.monotonic() + _SILENT_S
+        while order is self._order and time.monotonic() < until:
+            if asked.poll(_LOOK_MS):
+                found = giving.decode(asked.recv_multipart()[0])
+                if isinstance(found, Records):
+                    self._take(order, found.records)
+                return
+
+    def _take(self, order: Follow, found: Sequence[RankBoundary]) -> None:
+        with self._lock:
+            for rank, record in ((one.rank, one.record) for one in found if one.rank in order.ranks):
+                kept = [*self._records.get(rank, ()), record]
+                self._records[rank] = sorted(kept, key=lambda one: one.order)[-KEPT:]
+
+    def can_make(self, step: int, world_size: int) -> list[int]:
+        """Return the ranks whose snapshot of a step can be made here."""
+        holder = self._holder(step, world_size)
+        if holder is None:
+            return []
+        with self._lock:
+            ranks = list(self._records)
+        return [rank for rank in ranks if self._record(rank, holder) is not None]
+
+    def copy(self, rank: int, step: int, world_size: int) -> ReplicaCopy | None:
+        """Return the snapshot of a rank, None where it cannot be made."""
+        holder = self._holder(step, world_size)
+        record = self._record(rank, holder) if holder is not None else None
+        if holder is None or record is None:
+            return None
+        try:
+            return lost_ranks.replica(holder, rank, record)
+        except (CheckpointError, OSError):
+            return None
+
+    def _holder(self, step: int, world_size: int) -> arena.HeldSnapshot | None:
+        """Return a snapshot of this node whose tensors all ranks have."""
+        for held in arena.scan(self._arenas):
+            header = arena.read_header(held.path) if (held.step, held.world_size) == (step, world_size) else None
+            if header is not None and header.layout == REPLICATED:
+                return held
+        return None
+
+    def _record(self, rank: int, holder: arena.HeldSnapshot) -> BoundaryRecord | None:
+        with self._lock:
+            return lost_ranks.record_of(self._records.get(rank, ()), holder.step, holder.round, holder.world_size)

@@ -1,0 +1,125 @@
+"""The tensors of torch's modules and optimizers in a state, each with what tells whether it has changed.
+
+To walk them takes long with thousands of parameters. So the list is kept while the objects are the same, and what
+saves from it looks whether it still is the whole list.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from resilio_hpc.ckpt.state import containers, overlap, tensors
+
+MOST_COPIED = 16 << 20
+"""Bytes of tensors that are copied at each boundary; others must not change until the next optimizer's step."""
+
+Key = tuple[int, int]
+Groups = list[dict[str, Any]]
+
+
+def key_of(tensor: Any) -> Key:
+    """Return address and size of a torch tensor's elements in this process."""
+    local = tensor.detach()
+    local = local.to_local() if hasattr(local, "to_local") else local
+    return int(local.data_ptr()), int(local.nbytes)
+
+
+def is_module(value: Any) -> bool:
+    """Return whether it is a module of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+class Watched:
+    """The tensors of some modules and optimizers.
+
+    ``tensors``: those that must not change, with their ``paths``; ``small``: those to copy.
+    """
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        """Walk modules and optimizers."""
+        self._objects = list(objects)
+        self._sizes = [_size(value) for value in objects]
+        self.tensors: list[Any] = []
+        self.paths: list[str] = []
+        self.small: list[Any] = []
+        self.copied_bytes = 0
+        self._keys: set[Key] | None = None
+        seen: set[int] = set()
+        for optimizer in (value for value in objects if overlap.is_optimizer(value)):
+            self._add_optimizer(optimizer, seen)
+        for module in (value for value in objects if is_module(value)):
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if id(tensor) in seen:
+                    continue
+                seen.add(id(tensor))
+                size = int(tensor.nbytes)
+                if self.copied_bytes + size <= MOST_COPIED:
+                    self.copied_bytes += size
+                    self.small.append(tensor)
+                else:
+                    self._add(tensor, name)
+
+    def is_of(self, objects: Sequence[Any]) -> bool:
+        """Return whether these are the same modules and optimizers, and the latter have as much state."""
+        return (
+            len(objects) == len(self._objects)
+            and all(one is other for one, other in zip(objects, self._objects, strict=True))
+            and [_size(value) for value in objects] == self._sizes
+        )
+
+    def versions(self) -> list[int]:
+        """Return torch's counters of the changes of ``tensors``."""
+        return [tensor._version for tensor in self.tensors]
+
+    def has(self, tensor: Any) -> bool:
+        """Return whether a tensor that must not change has these elements."""
+        if self._keys is None:
+            self._keys = {key_of(watched) for watched in self.tensors}
+        return key_of(tensor) in self._keys
+
+    def look_again(self) -> None:
+        """Forget where the elements are: modules may have moved them."""
+        self._keys = None
+
+    def _add_optimizer(self, optimizer: Any, seen: set[int]) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._add_once(parameter, "a parameter", seen)
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                if tensors.is_tensor(value) and hasattr(value, "detach"):
+                    self._add_once(value, "the state of an optimizer", seen)
+
+    def _add_once(self, tensor: Any, path: str, seen: set[int]) -> None:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            self._add(tensor, path)
+
+    def _add(self, tensor: Any, path: str) -> None:
+        self.tensors.append(tensor)
+        self.paths.append(path)
+
+
+def torch_objects(state: Any) -> list[Any]:
+    """Return the modules and optimizers in a nest of containers."""
+    if overlap.is_optimizer(state) or is_module(state):
+        return [state]
+    return [found for _, item in containers.parts(state) for found in torch_objects(item)]
+
+
+def groups_of(optimizer: Any) -> Groups:
+    """Return copies of an optimizer's groups without their parameters: learning rates, and the like."""
+    return [
+        {name: copy.copy(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _size(value: Any) -> int:
+    if not overlap.is_optimizer(value):
+        return 0
+    return len(value.state) + sum(len(group["params"]) for group in value.param_groups)
