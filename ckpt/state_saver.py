@@ -112,6 +112,6 @@ class StateSaver:
             self._early = None
 
     def _tell(self, why: str) -> None:
-        if not self._is_told:
+        if not self._is_told and self._checkpoint.place.rank == 0:  # one line for all ranks
             self._is_told = True
             print(f"resilio: a failure will cost the steps since the last save: {why}", file=sys.stderr, flush=True)

@@ -56,17 +56,14 @@ class HeldState:
         """Return the state as it was, its large tensors where they are. Raises NotHeld where one has changed."""
         found = tree.flatten(self._state, self._state_of)
         self.check()
-        self.watched.look_again()
-        known = {id(tensor) for tensor in self._copied.values()} | {key_of(tensor) for tensor, _ in self._others}
+        if moved := self.watched.moved():
+            raise NotHeld(f"{moved} was replaced by another tensor")
+        known = {key_of(copied) for copied in self._copied.values()} | {key_of(other) for other, _ in self._others}
         for leaf in found.leaves:
-            if leaf.kind == "torch" and leaf.size_bytes and key_of(leaf.value) not in known:
-                self._check_known(leaf)
+            is_torch = leaf.kind == "torch" and leaf.size_bytes > 0
+            if is_torch and not self.watched.has(leaf.value) and key_of(leaf.value) not in known:
+                raise NotHeld(f"{leaf.path} has come into the state, or was replaced, since the last finished step")
         return found
-
-    def _check_known(self, leaf: tensors.Leaf) -> None:
-        copies = {key_of(copied) for copied in self._copied.values()}
-        if not self.watched.has(leaf.value) and key_of(leaf.value) not in copies:
-            raise NotHeld(f"{leaf.path} has come into the state, or was replaced, since the last finished step")
 
     def check(self) -> None:
         """Raise NotHeld where a tensor that was not copied has changed since."""

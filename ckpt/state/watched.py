@@ -47,7 +47,6 @@ class Watched:
         self.paths: list[str] = []
         self.small: list[Any] = []
         self.copied_bytes = 0
-        self._keys: set[Key] | None = None
         seen: set[int] = set()
         for optimizer in (value for value in objects if overlap.is_optimizer(value)):
             self._add_optimizer(optimizer, seen)
@@ -62,6 +61,8 @@ class Watched:
                     self.small.append(tensor)
                 else:
                     self._add(tensor, name)
+        self._where = [key_of(tensor) for tensor in self.tensors]
+        self._keys = frozenset(self._where)
 
     def is_of(self, objects: Sequence[Any]) -> bool:
         """Return whether these are the same modules and optimizers, and the latter have as much state."""
@@ -77,13 +78,12 @@ class Watched:
 
     def has(self, tensor: Any) -> bool:
         """Return whether a tensor that must not change has these elements."""
-        if self._keys is None:
-            self._keys = {key_of(watched) for watched in self.tensors}
         return key_of(tensor) in self._keys
 
-    def look_again(self) -> None:
-        """Forget where the elements are: modules may have moved them."""
-        self._keys = None
+    def moved(self) -> str:
+        """Return the path of a tensor whose elements were replaced by others since the list was made, or ""."""
+        pairs = zip(self.tensors, self._where, self.paths, strict=True)
+        return next((path for tensor, where, path in pairs if key_of(tensor) != where), "")
 
     def _add_optimizer(self, optimizer: Any, seen: set[int]) -> None:
         for group in optimizer.param_groups:

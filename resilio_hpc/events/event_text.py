@@ -87,7 +87,7 @@ def _fetched(found: Any) -> str:
 def _last_step(f: Fields) -> str:
     node, step = f.text("node", "?"), f.whole("step")
     if step is None or step < 0:
-        return f"{node} could not save the last finished step: {f.text('why') or 'no rank had it'}"
+        return f"{node} could not save the last finished step: {f.text('why') or 'no rank had it, or not every one'}"
     made = f.data.get("made") or []
     of_lost = f", that of rank {names([str(rank) for rank in made])} from another rank's" if made else ""
     failed = f"; not of all ranks: {f.text('why')}" if f.text("why") else ""

@@ -20,7 +20,8 @@ from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
 
 ANSWER_S = 1.0  # a rank that is stopped, or holds Python's lock, does not answer
-LIMIT_S = 30.0  # for ranks that save, and for the snapshots of lost ranks
+LIMIT_S = 30.0  # for ranks that save, and as much for the snapshots of lost ranks
+OTHERS_S = 3.0  # for the replicator to see what can be made for another node's ranks
 
 Made = tuple[int, list[int]]
 
@@ -45,7 +46,8 @@ class LastStepSaves:
         self._done: LocalRound | None = None  # for which it was tried
         self._begun = 0.0
         self._making: Future[Made] | None = None
-        self._asked = False  # for the ranks of the other node
+        self._found: Made | None = None  # what this node's ranks have
+        self._asked_at = 0.0  # for the ranks of the other node
 
     def begin(self, local: LocalRound) -> bool:
         """Ask ranks to save. Return whether their end has to wait for ``NodeRanks.last_step_saved``."""
@@ -53,7 +55,7 @@ class LastStepSaves:
             return True
         if local is self._done or not any(rank.holds_steps for rank in local.ranks.values()):
             return False
-        self._local, self._making, self._asked, self._begun = local, None, False, self._clock()
+        self._local, self._making, self._found, self._begun = local, None, None, self._clock()
         for rank in self._awaited(local):
             self._tell_rank(rank.local_rank, rank_link.SaveLastStep())
         return True
@@ -79,11 +81,13 @@ class LastStepSaves:
                 places = {rank.rank: rank.local_rank for rank in local.ranks.values()}
                 directory, spill = self._node.arena_dir, self._node.local_dir / "lost-ranks"
                 self._making = begin(lambda: lost_ranks.complete(directory, spill, places, local.number))
-        elif self._clock() - self._begun > 2 * LIMIT_S:
-            self._end(local, -1, [], "it took too long")
-        elif self._making.done() and not self._asked:
-            self._asked = True
+        elif self._found is not None:
+            if self._clock() - self._asked_at > OTHERS_S:
+                self._end(local, *self._found, "the replicator does not answer")
+        elif self._making.done():
             self._made(local, self._making)
+        elif self._clock() - self._begun > 2 * LIMIT_S:
+            self._end(local, -1, [], "the snapshots of lost ranks took too long")
 
     def _made(self, local: LocalRound, making: Future[Made]) -> None:
         """See whether the partner's ranks, if they are lost, can have the same step."""
@@ -94,8 +98,9 @@ class LastStepSaves:
             return
         if step < 0:
             self._end(local, -1, [], "")
-        else:
-            self._make_lost(step, lambda: self._end(local, step, made, ""))
+            return
+        self._found, self._asked_at = (step, made), self._clock()
+        self._make_lost(step, lambda: self._end(local, step, made, ""))
 
     def _end(self, local: LocalRound, step: int, made: list[int], error: str) -> None:
         if self._local is not local:

@@ -1,0 +1,185 @@
+"""A state that is held at a boundary: what it gives later is what was, or it refuses with the place."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilio_hpc.ckpt import Slab, rng_state
+from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
+from resilio_hpc.ckpt.state.outline import outline
+from resilio_hpc.ckpt.state.outline_text import filled
+from resilio_hpc.ckpt.state.tree import Flattened, flatten
+from resilio_hpc.ckpt.state.watched import MOST_COPIED, Watched
+from resilio_hpc.core.errors import CorruptCheckpoint
+
+LARGE = MOST_COPIED // 4 + 1000  # floats that are not copied
+
+
+class Counter:
+    """An object with a state of its own, as a loader or a scheduler."""
+
+    def __init__(self) -> None:
+        self.seen = [0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}  # the list itself, as many do
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+class Training:
+    """A model with running statistics, an optimizer, a schedule, and plain values beside them."""
+
+    def __init__(self, explicit: bool = False) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.counter, self.epoch, self.explicit = Counter(), 0, explicit
+        self.notes: dict[str, Any] = {"losses": [1.0], "last": deque([1, 2], 3), "by": defaultdict(list, {"a": [1]})}
+        self.work()
+        self.optimizer.step()
+
+    def work(self) -> None:
+        """Do all of a step but the optimizer's."""
+        self.optimizer.zero_grad()
+        self.model(torch.rand(8, 4)).sum().backward()
+        self.counter.seen[0] += 1
+        self.epoch += 1
+        self.notes["losses"].append(0.5)
+        self.notes["by"]["a"].append(2)
+
+    def state(self) -> dict[str, Any]:
+        torchs: list[Any] = [self.model, self.optimizer, self.scheduler]
+        if self.explicit:
+            torchs = [value.state_dict() for value in torchs]
+        return {"torch": torchs, "counter": self.counter, "epoch": self.epoch, "notes": self.notes, "rng": rng_state()}
+
+
+def content(flat: Flattened) -> tuple[bytes, list[tuple[str, bytes]]]:
+    return flat.tree, [(leaf.path, np.asarray(leaf.value).tobytes()) for leaf in flat.leaves]
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_what_is_held_is_what_was(explicit: bool) -> None:
+    training = Training(explicit)
+    before = content(flatten(training.state()))
+    held = HeldState(1, training.state())
+    training.work()
+    training.scheduler.step()
+    for group in training.optimizer.param_groups:
+        group["weight_decay"] = 0.5
+    assert content(flatten(training.state())) != before
+    assert content(held.flattened()) == before
+    assert content(held.flattened()) == before  # once more
+
+
+def test_the_list_of_tensors_is_kept_while_the_objects_are_the_same() -> None:
+    training = Training()
+    one = HeldState(1, training.state())
+    other = HeldState(2, training.state(), one.watched)
+    assert other.watched is one.watched
+    training.model = torch.nn.Sequential(torch.nn.Linear(4, 8))
+    assert HeldState(3, training.state(), one.watched).watched is not one.watched
+    fresh = torch.optim.AdamW(training.model.parameters())
+    watched = Watched([fresh])
+    training.model(torch.rand(2, 4)).sum().backward()
+    fresh.step()  # its state comes with its first step
+    assert not watched.is_of([fresh])
+
+
+def changed_in_place(training: Training) -> None:
+    with torch.no_grad():
+        training.model[0].weight.add_(1)
+
+
+def replaced(training: Training) -> None:
+    training.model[0].weight.data = torch.zeros(8, 4)
+
+
+def grown(training: Training) -> None:
+    training.model.register_buffer("late", torch.zeros(LARGE))
+
+
+def stepped(training: Training) -> None:
+    training.optimizer.step()
+
+
+@pytest.mark.parametrize("change", [changed_in_place, replaced, grown, stepped])
+def test_what_has_changed_is_not_given(change: Callable[[Training], None]) -> None:
+    training = Training()
+    held = HeldState(1, training.state())
+    training.work()
+    change(training)
+    with pytest.raises(NotHeld):
+        held.flattened()
+
+
+def test_a_large_tensor_beside_torchs_objects_must_not_change() -> None:
+    ema = torch.zeros(LARGE)
+    held = HeldState(1, {"ema": ema, "part": Slab(torch.ones(LARGE), (2 * LARGE,), (0,))})
+    assert held.flattened().leaves[0].value.data_ptr() == ema.data_ptr()
+    ema.add_(1)
+    with pytest.raises(NotHeld, match="ema was changed"):
+        held.flattened()
+
+
+def test_arrays_are_copied_up_to_a_limit() -> None:
+    grid = np.arange(10.0)
+    held = HeldState(1, {"grid": grid, "part": Slab(grid, (20,), (10,))})
+    grid += 1
+    first, part = (leaf.value for leaf in held.flattened().leaves)
+    assert first.tolist() == part.tolist() == list(range(10))
+    with pytest.raises(NotHeld, match="state/grid.*too large|grid is an array"):
+        HeldState(1, {"grid": np.zeros(MOST_COPIED // 8 + 1)})
+
+
+def test_tied_weights_stay_one() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    assert len(HeldState(1, {"model": model, "first": model[0].weight}).flattened().leaves) == 1
+
+
+# -- outlines ------------------------------------------------------------------------------------------------------
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+    | st.builds(lambda n: torch.arange(n), st.integers(0, 4)) | st.builds(lambda: Training().model),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    | st.tuples(inner, inner) | st.dictionaries(st.integers(), inner, max_size=3).map(OrderedDict),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(values)
+def test_an_outline_and_the_whole_tree_give_the_tree(state: Any) -> None:
+    whole = flatten(state).tree
+    assert filled(outline(state), whole) == whole
+
+
+def test_what_is_a_ranks_own_comes_from_its_outline() -> None:
+    one, other = Training(), Training()
+    other.epoch, other.counter.seen = 99, [7]
+    made = filled(outline(one.state()), flatten(other.state()).tree)
+    assert made == flatten(one.state()).tree
+
+
+def test_trees_of_another_shape_are_refused() -> None:
+    tensor = torch.ones(2)
+    for mine, others in (
+        ({"a": tensor}, {"b": tensor}), ([tensor], [tensor, tensor]), ({"a": [tensor]}, {"a": tensor}),
+        ([tensor], {"0": tensor}),
+    ):  # fmt: skip
+        with pytest.raises(CorruptCheckpoint, match="another shape"):
+            filled(outline(mine), flatten(others).tree)
+    with pytest.raises(CorruptCheckpoint, match="cannot be read"):
+        filled(b'{"a":', b"{}")

@@ -1,0 +1,233 @@
+"""What is saved when ranks cannot go on: the last finished step, whatever the training thread does meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, rng_state
+from resilio_hpc.ckpt.coordination import coordinator
+from resilio_hpc.ckpt.coordination.coordinator import Place
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.boundary_record import read_records, record_path
+from resilio_hpc.ckpt.state import overlap
+from resilio_hpc.ckpt.state.held_state import NotHeld
+from resilio_hpc.ckpt.state_saver import StateSaver
+from tests.support.waiting import PATIENCE_S, until
+
+
+class Launcher:
+    """A coordinator as under the launcher: arenas have names, and no process writes them."""
+
+    local_directory = peer_disks = read_ahead = None
+    memory_step = -1
+
+    def __init__(self, arenas: Path) -> None:
+        self.place = Place(0, 0, 4, 2, 5, "run")
+        self.arena_directory = arenas
+        self.taken: list[int] = []
+
+    def await_arenas(self) -> None:
+        pass
+
+    def restore_points(self) -> list[Any]:
+        return []
+
+    def restored(self, step: int, source: Any, seconds: float) -> None:
+        pass
+
+    def before_save(self, step: int) -> None:
+        pass
+
+    def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
+        self.taken.append(step)
+
+    def on_stage(self, callback: Any) -> None:
+        pass
+
+
+class Rank:
+    """A rank that trains a small model."""
+
+    def __init__(self, path: Path) -> None:
+        self.arenas = path / "arenas"
+        self.arenas.mkdir()
+        self.launcher = Launcher(self.arenas)
+        coordinator.use(self.launcher)  # type: ignore[arg-type]
+        self.checkpoint = Checkpointer(path / "checkpoints", layout=REPLICATED)
+        torch.manual_seed(3)
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.more: dict[str, Any] = {}
+        self.saver: StateSaver = self.checkpoint.saver(self.state)
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "rng": rng_state(), **self.more}
+
+    def work(self) -> None:
+        self.model(torch.rand(2, 3)).sum().backward()
+
+    def saved(self, step: int) -> Any:
+        (path,) = [one.path for one in arena.scan(self.arenas) if one.step == step]
+        with ArenaSource(path) as source:
+            return restore(source, None, self.checkpoint._pool)
+
+    def weight(self) -> list[float]:
+        return self.model.weight.detach().flatten().tolist()
+
+    def records(self) -> list[tuple[int, bool]]:
+        return [(one.step, one.is_early) for one in read_records(record_path(self.arenas, 0))]
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Rank]:
+    made = Rank(tmp_path)
+    yield made
+    coordinator.use(None)
+    overlap._fenced.discard(made.saver)
+
+
+def test_in_the_midst_of_a_step_the_one_before_is_saved(rank: Rank) -> None:
+    rank.saver.hold(4)
+    before, drawn = rank.weight(), rank.state()["rng"]
+    rank.work()
+    assert rank.saver.save_held() == 4
+    found = rank.saved(4)
+    assert found["model"]["weight"].flatten().tolist() == before
+    assert found["rng"] == drawn != rank.state()["rng"]
+    assert rank.launcher.taken == []  # the agent is told by the rank's link, not as of a save
+    rank.optimizer.step()
+    rank.saver.hold(5)
+    rank.saver(5)
+    assert rank.launcher.taken == [5]
+
+
+def test_a_rank_inside_of_its_optimizers_step_is_waited_for(rank: Rank) -> None:
+    rank.saver.hold(4)
+    rank.work()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def pause(*_: Any) -> None:
+        inside.set()
+        assert go_on.wait(PATIENCE_S)
+
+    rank.optimizer.register_step_post_hook(pause)
+    trainer = threading.Thread(target=lambda: (rank.optimizer.step(), rank.saver.hold(5)))
+    rank.saver._trainer = -1
+    trainer.start()
+    assert inside.wait(PATIENCE_S)
+    found: list[int] = []
+    salvage = threading.Thread(target=lambda: found.append(rank.saver.save_held()))
+    salvage.start()
+    go_on.set()
+    trainer.join()
+    salvage.join()
+    assert found == [5]
+    assert rank.saved(5)["model"]["weight"].flatten().tolist() == rank.weight()
+
+
+def test_the_training_thread_does_not_wait_for_itself(rank: Rank) -> None:
+    rank.saver.hold(4)
+    rank.work()
+    rank.optimizer.step()
+    with pytest.raises(NotHeld, match="an optimizer's step had begun"):
+        rank.saver.save_held()
+
+
+def test_an_optimizer_waits_for_a_snapshot_that_is_being_taken(rank: Rank) -> None:
+    rank.saver.hold(4)
+    before = rank.weight()
+    rank.work()
+    gate, arrived = threading.Event(), threading.Event()
+    take = rank.checkpoint.save_held
+
+    def slowly(held: Any) -> None:
+        arrived.set()
+        assert gate.wait(PATIENCE_S)
+        take(held)
+
+    rank.checkpoint.save_held = slowly  # type: ignore[method-assign]
+    salvage = threading.Thread(target=rank.saver.save_held)
+    salvage.start()
+    assert arrived.wait(PATIENCE_S)
+    stepped = threading.Event()
+    trainer = threading.Thread(target=lambda: (rank.optimizer.step(), stepped.set()))
+    trainer.start()
+    assert not stepped.wait(0.1)
+    gate.set()
+    for thread in (salvage, trainer):
+        thread.join(PATIENCE_S)
+    assert rank.saved(4)["model"]["weight"].flatten().tolist() == before != rank.weight()
+
+
+def test_records_are_left_at_the_boundary_and_before_the_optimizers_step(rank: Rank) -> None:
+    rank.saver.hold(4)
+    assert rank.records() == [(4, False)]
+    rank.work()
+    rank.optimizer.step()
+    assert rank.records() == [(4, False), (5, True)]
+    rank.saver.hold(5)
+    assert rank.records() == [(4, False), (5, True), (5, False)]
+
+
+def test_records_before_the_optimizers_step_end_where_more_happens_after_it(rank: Rank) -> None:
+    for step in (4, 5, 6):
+        rank.saver.hold(step)
+        rank.work()
+        rank.optimizer.step()
+        torch.rand(1)  # drawn behind the optimizer's step
+    rank.saver.hold(7)
+    assert [step for step, early in rank.records() if early] == [5]  # seen with the next boundary, and no more since
+
+
+def test_a_state_that_fails_in_the_midst_of_a_step_does_not_end_training(rank: Rank) -> None:
+    rank.saver.hold(4)
+    rank.work()
+    state = rank.saver._state
+    rank.saver._state = lambda: 1 / 0
+    rank.optimizer.step()
+    rank.saver._state = state
+    rank.saver.hold(5)
+    assert rank.saver.save_held() == 5
+
+
+def test_what_cannot_be_held_is_told_once_and_training_goes_on(rank: Rank, capsys: pytest.CaptureFixture[str]) -> None:
+    rank.more["grid"] = np.zeros(5_000_000)
+    rank.saver.hold(4)
+    rank.saver.hold(5)
+    assert capsys.readouterr().err.count("a failure will cost the steps since the last save: grid") == 1
+    with pytest.raises(NotHeld, match="array of numpy"):
+        rank.saver.save_held()
+    rank.more.clear()
+    rank.saver.hold(6)
+    assert rank.saver.save_held() == 6
+
+
+def test_a_state_without_torchs_objects_is_held_by_copies(rank: Rank) -> None:
+    state = {"grid": np.arange(4.0), "seen": [1]}
+    saver = rank.checkpoint.saver(state)
+    saver.hold(4)
+    state["grid"] += 1
+    state["seen"].append(2)
+    assert saver.save_held() == 4
+    found = rank.saved(4)
+    assert (found["grid"].tolist(), found["seen"]) == ([0.0, 1.0, 2.0, 3.0], [1])
+
+
+def test_both_arenas_pinned_is_said(rank: Rank) -> None:
+    for step in (2, 3):
+        rank.saver(step)
+    rank.saver.hold(4)
+    pins = [arena.lock_snapshot(held) for held in arena.scan(rank.arenas)]
+    assert len(pins) == 2
+    with pytest.raises(Exception, match="still being written to disk"):
+        rank.saver.save_held()
+    until(lambda: [one.step for one in arena.scan(rank.arenas)] == [2, 3], "the snapshots before")

@@ -1,0 +1,78 @@
+"""A rank's last save: asked for by its agent or because of an error, once, and never the reason of another end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from resilio_hpc.core.rank_link import HoldsSteps, LastStepMessage, LastStepSaved, SaveLastStep, SavingLastStep
+from resilio_hpc.train import last_step
+from resilio_hpc.train.last_step import LastStep, save_before_end, the_last_step
+from tests.support.waiting import until
+
+SAVED = [HoldsSteps(), SavingLastStep(), LastStepSaved(7)]
+
+
+class Link:
+    """What the agent hears."""
+
+    def __init__(self) -> None:
+        self.said: list[LastStepMessage] = []
+        self.one: LastStep = the_last_step(self.said.append)
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    yield Link()
+    last_step._last.clear()
+
+
+def test_an_agents_order_is_carried_out_in_another_thread(link: Link) -> None:
+    threads: list[str] = []
+
+    def save() -> int:
+        threads.append(threading.current_thread().name)
+        return 7
+
+    link.one.offer(save)
+    link.one.on_order(SaveLastStep())
+    until(lambda: link.said == SAVED, "the answer", lambda: link.said)
+    assert threads == ["resilio-last-step"]
+
+
+def test_it_is_saved_once(link: Link) -> None:
+    link.one.offer(lambda: 7)
+    save_before_end()
+    link.one.save()
+    assert link.said == SAVED
+    link.one.offer(lambda: 8)  # another loop
+    save_before_end()
+    assert link.said[3:] == [HoldsSteps(), SavingLastStep(), LastStepSaved(8)]
+
+
+def test_what_goes_wrong_is_an_answer(link: Link) -> None:
+    def fail() -> int:
+        raise MemoryError("no room")
+
+    link.one.offer(fail)
+    save_before_end()
+    assert link.said[-1] == LastStepSaved(-1, "MemoryError: no room")
+    save_before_end()  # it may be tried again
+    assert len(link.said) == 5
+
+
+def test_a_script_that_offers_nothing_is_not_asked_for_more(link: Link) -> None:
+    save_before_end()
+    link.one.save()
+    assert link.said == []
+
+
+def test_an_error_in_the_last_save_hides_no_other(link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    link.one.offer(interrupted)
+    save_before_end()
+    assert "the last finished step is not saved: KeyboardInterrupt()" in capsys.readouterr().err
