@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import time
@@ -15,7 +14,7 @@ from resilio_hpc.ckpt.coordination.find_coordinator import find_coordinator
 from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
-from resilio_hpc.ckpt.handle import OpenSaves, SaveHandle
+from resilio_hpc.ckpt.handle import OpenSaves, SaveHandle, tell_why_slower
 from resilio_hpc.ckpt.rank_arenas import RankArenas
 from resilio_hpc.ckpt.restore_points import RestorePoints
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
@@ -32,17 +31,6 @@ from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.native import why_portable
-
-
-@functools.cache
-def _tell_why_slower(why: str) -> None:
-    """Say once in a process that Python does the work of the C extensions."""
-    print(
-        f"resilio: no C extensions ({why}): checkpoints are the same, but saves and restores take longer."
-        " Install a wheel for this platform, or install again where there is a C compiler",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 class Checkpointer:
@@ -118,7 +106,7 @@ class Checkpointer:
         self._turns = Turns("Checkpointer")
         self._coordinator.on_stage(self._saves.reached)
         if why_portable and self.place.rank == 0:
-            _tell_why_slower(why_portable)
+            tell_why_slower(why_portable)
         if self._coordinator.memory_step >= 0:
             self._arenas.map_ahead(self._coordinator.memory_step)
 

@@ -1,7 +1,9 @@
-"""The result of ``Checkpointer.save``: the progress of that save."""
+"""The result of ``Checkpointer.save``: the progress of that save; and what is told of saves that take longer."""
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -128,3 +130,14 @@ def _stage(name: StageName) -> Stage:
     if name not in _ORDER:
         raise UsageError(f"stage {name!r} is none of memory, local, committed")
     return Stage(name)
+
+
+@functools.cache
+def tell_why_slower(why: str) -> None:
+    """Say once in a process that Python does the work of the C extensions."""
+    print(
+        f"resilio: no C extensions ({why}): checkpoints are the same, but saves and restores take longer."
+        " Install a wheel for this platform, or install again where there is a C compiler",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -6,8 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from resilio_hpc.ckpt.coordination.coordinator import Place
+from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
 from resilio_hpc.ckpt.state.outline import outline
@@ -15,14 +17,25 @@ from resilio_hpc.ckpt.state.overlap import fence_before_steps
 from resilio_hpc.ckpt.state.watched import Watched
 from resilio_hpc.core.errors import ResilioError
 
-if TYPE_CHECKING:
-    from resilio_hpc.ckpt.checkpointer import Checkpointer
-    from resilio_hpc.ckpt.handle import SaveHandle
-
 IN_STEP_S = 1.0
 """For how long a save waits for a rank that is inside of its optimizer's step, which waits for no other rank."""
 _LOOK_S = 0.005
 _IN_STEP = "an optimizer's step had begun"
+
+
+class SavesStates(Protocol):
+    """Takes snapshots of states: the Checkpointer."""
+
+    place: Place
+
+    def save(self, step: int, state: Any) -> SaveHandle:
+        """Take a snapshot, to be committed."""
+
+    def save_held(self, held: HeldState) -> None:
+        """Take a snapshot, and tell no other process. Raises CheckpointError, OSError."""
+
+    def record_writer(self) -> RecordWriter | None:
+        """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
 
 
 class StateSaver:
@@ -32,7 +45,7 @@ class StateSaver:
     go on, ``save_held`` saves it, from any thread, unless the next optimizer's step has begun.
     """
 
-    def __init__(self, checkpoint: Checkpointer, state: Any) -> None:
+    def __init__(self, checkpoint: SavesStates, state: Any) -> None:
         """``state``: what is saved, or a function that returns it and changes nothing."""
         self._checkpoint = checkpoint
         self._state: Callable[[], Any] = state if callable(state) else lambda: state

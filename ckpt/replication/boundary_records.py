@@ -17,7 +17,7 @@ import zmq
 from resilio_hpc.ckpt.format.manifest import REPLICATED
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.caller import SnapshotCaller
-from resilio_hpc.ckpt.replication.messages import Follow, RankBoundary, Records, WantRecords, asking, giving
+from resilio_hpc.ckpt.replication.messages import Follow, NewRecords, RankBoundary, WantRecords, asking, giving
 from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopy
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, Stamp, read_records, record_path
@@ -68,7 +68,7 @@ class RecordFeed:
         """Forget a caller."""
         self._followers.pop(caller, None)
 
-    def due(self) -> list[tuple[bytes, Records]]:
+    def due(self) -> list[tuple[bytes, NewRecords]]:
         """Return the answers to those for whom there is something new."""
         now = time.monotonic()
         if now < self._next_look:
@@ -78,7 +78,7 @@ class RecordFeed:
             records = self._new(follower) if follower.waits else ()
             if records:
                 follower.waits = False
-                found.append((caller, Records(records)))
+                found.append((caller, NewRecords(records)))
         if found:
             self._interval_s = min(LONGEST_S, max(SHORTEST_S, (now - self._changed_at) / _SHARE))
             self._changed_at = now
@@ -137,7 +137,7 @@ class PartnerRecords:
         while order is self._order and time.monotonic() < until:
             if asked.poll(_LOOK_MS):
                 found = giving.decode(asked.recv_multipart()[0])
-                if isinstance(found, Records):
+                if isinstance(found, NewRecords):
                     self._take(order, found.records)
                 return
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Extent, read_table
+from resilio_hpc.ckpt.format.outlines import filled
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, read_records, record_path
-from resilio_hpc.ckpt.state.outline_text import filled
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.native import copy_blocks, crc32c, map_shared
 

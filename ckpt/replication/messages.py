@@ -148,7 +148,7 @@ class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class WantRecords(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Request: the records of these ranks' boundaries that this caller has not got yet. Answer: Records, in time."""
+    """Request: the records of these ranks' boundaries that this caller has not got yet. Answer: NewRecords, in time."""
 
     ranks: tuple[int, ...]
 
@@ -186,7 +186,7 @@ class RankBoundary(msgspec.Struct, frozen=True, array_like=True):
     record: BoundaryRecord
 
 
-class Records(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+class NewRecords(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """New records, the oldest first."""
 
     records: tuple[RankBoundary, ...]
@@ -199,6 +199,6 @@ class Miss(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 Asked = Want | WantRecords | Release
-Given = Have | Records | Miss
+Given = Have | NewRecords | Miss
 asking: Codec[Asked] = Codec(Asked)
 giving: Codec[Given] = Codec(Given)

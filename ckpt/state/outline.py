@@ -1,6 +1,6 @@
 """A state without its tensors and torch's objects: what is a rank's own where ranks hold the same tensors.
 
-With another rank's saved state, which has the tensors, it gives this rank's (``outline_text``).
+With another rank's saved state, which has the tensors, it gives this rank's (``format.outlines``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.ckpt.state import overlap, tensors, tree
-from resilio_hpc.ckpt.state.outline_text import LEFT_OUT
+from resilio_hpc.ckpt.state.paths import LEFT_OUT
 from resilio_hpc.ckpt.state.slab import Slab
 
 

@@ -7,6 +7,9 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
+LEFT_OUT = {"$left out": 0}
+"""In an outline, the place of a tensor or of one of torch's objects."""
+
 
 def component(key: Any) -> str:
     """Return one component of a path, unique among the keys of one dict; a legal name of an HDF5 link."""

@@ -48,7 +48,7 @@ Save = Callable[[int], Waitable | None]
 
 
 @runtime_checkable
-class HoldsSteps(Protocol):
+class StepHolder(Protocol):
     """A save that can be made up for later; ``ckpt.Checkpointer.saver`` returns one."""
 
     def hold(self, step: int) -> None:
@@ -125,9 +125,9 @@ class Run:
         if stop:
             raise SystemExit(0)
 
-    def _holder_of(self, save: object) -> HoldsSteps | None:
+    def _holder_of(self, save: object) -> StepHolder | None:
         """Return what can save the last finished step, if the launcher may ask for that."""
-        if self._last_step is None or not isinstance(save, HoldsSteps):
+        if self._last_step is None or not isinstance(save, StepHolder):
             return None
         self._last_step.offer(save.save_held)
         return save

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.ckpt import Slab, rng_state
+from resilio_hpc.ckpt.format.outlines import filled
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
 from resilio_hpc.ckpt.state.outline import outline
-from resilio_hpc.ckpt.state.outline_text import filled
 from resilio_hpc.ckpt.state.tree import Flattened, flatten
 from resilio_hpc.ckpt.state.watched import MOST_COPIED, Watched
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -139,7 +139,7 @@ def test_arrays_are_copied_up_to_a_limit() -> None:
     grid += 1
     first, part = (leaf.value for leaf in held.flattened().leaves)
     assert first.tolist() == part.tolist() == list(range(10))
-    with pytest.raises(NotHeld, match="state/grid.*too large|grid is an array"):
+    with pytest.raises(NotHeld, match="grid is an array"):
         HeldState(1, {"grid": np.zeros(MOST_COPIED // 8 + 1)})
 
 

@@ -42,7 +42,9 @@ class Agent:
         self.others: list[int] = []
         self.now = 100.0
         context: Any = SimpleNamespace(
-            arena_dir=self.arenas, local_dir=path, record=lambda kind, **fields: self.events.append({"e": kind} | fields)
+            arena_dir=self.arenas,
+            local_dir=path,
+            record=lambda kind, **fields: self.events.append({"e": kind} | fields),
         )
         self.ranks: Any = SimpleNamespace(local=self.local, last_step_saved=self.ends)
         self.saves = LastStepSaves(context, self.ranks, self.tell, self.make_lost, lambda: self.now)

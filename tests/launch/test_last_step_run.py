@@ -92,7 +92,11 @@ def test_a_failure_costs_the_step_that_it_interrupts(tmp_path: Path, where: str)
     lines, events = launch(tmp_path, where)
     (last,) = [event.fields for event in events if event.kind == "last_step"]
     finished = STRUCK + (where == "in the optimizer")
-    assert (last["step"], last["saved"], last["made"]) == (finished, 3 if where == "raises" else 2, [1][: where != "raises"])
+    assert (last["step"], last["saved"], last["made"]) == (
+        finished,
+        3 if where == "raises" else 2,
+        [1][: where != "raises"],
+    )
     first = [event.fields for event in events if event.kind == "first_step"][-1]
     assert (first["restored"], first["source"]) == (finished, "memory")
     steps = [int(line[1]) for line in lines if line[:1] == ["STEP"]]

@@ -295,7 +295,5 @@ class NodeRanks:
         self.store.lost()
         self.all_stopped()
 
-    def _failure(
-        self, kind: str, text: str, at: float, rank: int = 0, bad: m.RestorePoint | None = None
-    ) -> m.RankFailed:
-        return self.reports.node_failure(self.local, self._prepared, (kind, text), at, rank, bad)
+    def _failure(self, kind: str, why: str, at: float, of: int = 0, bad: m.RestorePoint | None = None) -> m.RankFailed:
+        return self.reports.node_failure(self.local, self._prepared, (kind, why), at, of, bad)

@@ -28,7 +28,7 @@ from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.launch.agent.copies_under_way import CopyUnderWay, RestoreUnderWay
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
-from resilio_hpc.launch.agent.partner_records import PartnerRecords
+from resilio_hpc.launch.agent.partner_records import RecordsFollowed
 from resilio_hpc.launch.agent.replica_schedule import ReplicaSchedule
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.process.child_link import ChildLink
@@ -57,7 +57,7 @@ class PartnerCopies:
         used = not self._keeps_all and node.options.mode != Mode.OBSERVE
         self._replicas = ReplicaSchedule(node.arena_dir, used, clock)
         self._held: dict[tuple[int, int], int] = {}  # (rank, step) → world size
-        self._records = PartnerRecords(self._say)
+        self._records = RecordsFollowed(self._say)
         self._number = 0
         self._copy: tuple[int, CopyUnderWay] | None = None
         self._restore: RestoreUnderWay | None = None

@@ -8,7 +8,7 @@ from resilio_hpc.ckpt.replication.messages import CanMake, Follow, Request
 from resilio_hpc.launch.protocol.message_parts import Partner
 
 
-class PartnerRecords:
+class RecordsFollowed:
     """Whose records are taken, and the question which snapshots can be made of them."""
 
     def __init__(self, say: Callable[[Request], None]) -> None:

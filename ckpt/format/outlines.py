@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from resilio_hpc.ckpt.state.paths import LEFT_OUT
 from resilio_hpc.core.errors import CorruptCheckpoint
-
-LEFT_OUT = {"$left out": 0}
-"""Stands for a tensor, or for one of torch's objects."""
 
 
 def filled(outlined: bytes, whole: bytes) -> bytes:
