@@ -47,7 +47,7 @@ def train(until: float) -> None:
     same = random.Random(run.round)  # what they do together
     flag = torch.zeros(1)
     for step in run.steps(restored[0] if restored else 0, 10_000_000,
-                          save=lambda done: checkpointer.save(done, state), every=20):  # fmt: skip
+                          save=checkpointer.saver(state), every=20):  # fmt: skip
         time.sleep(min(0.04 * draw.lognormvariate(0.0, 0.7) * (10 if draw.random() < 0.01 else 1), 1.0))
         state["x"] += 1
         flag[0] = float(time.time() > until)

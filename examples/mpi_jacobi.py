@@ -93,7 +93,7 @@ def main() -> None:
     restored = checkpoint.restore(state)
     start = restored[0] if restored else 0
     planted = run.round == 0 and run.rank == 1
-    for step in run.steps(start, args.steps, save=lambda done: checkpoint.save(done, state), every=args.every):
+    for step in run.steps(start, args.steps, save=checkpoint.saver(state), every=args.every):
         began = time.monotonic()
         if planted and step == args.abort_at:
             MPI.COMM_WORLD.Abort(5)

@@ -149,7 +149,7 @@ def main() -> None:
         set_rng_state(restored[1]["random"])
     train.warm_up_ddp(model, lambda: loss_of(start).backward())  # <- the same gradient buckets in every life
 
-    for step in run.steps(start, args.steps, save=lambda step: checkpoint.save(step, state()), every=args.every):  # <-
+    for step in run.steps(start, args.steps, save=checkpoint.saver(state), every=args.every):  # <-
         began = time.monotonic()
         loss = loss_of(step)
         optimizer.zero_grad()

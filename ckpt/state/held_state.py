@@ -23,6 +23,8 @@ from resilio_hpc.ckpt.state.watched import (
     Watched,
     groups_of,
     is_module,
+    is_scaler,
+    is_schedule,
     key_of,
     torch_objects,
 )
@@ -43,6 +45,7 @@ class HeldState:
         self.watched = watched if watched is not None and watched.is_of(objects) else Watched(objects)
         self._copied: dict[Key, Any] = {key_of(one): one.detach().clone() for one in self.watched.small}
         self._groups: dict[int, Groups] = {id(one): groups_of(one) for one in objects if overlap.is_optimizer(one)}
+        self._schedules: dict[int, Any] = {}  # by id: their states
         self._others: list[tuple[Any, str]] = []  # other tensors that must not change
         self._room = MOST_COPIED - self.watched.copied_bytes
         self._state = self._hold(state, ())
@@ -87,7 +90,10 @@ class HeldState:
             return containers.alike(value, [self._hold(item, (*path, at)) for at, item in enumerate(value)])
         if tensors.is_tensor(value) or type(value) is Slab:
             return self._hold_tensor(value, path)
-        if is_module(value) or overlap.is_optimizer(value):
+        if is_module(value) or overlap.is_optimizer(value) or is_scaler(value):
+            return value
+        if is_schedule(value):
+            self._schedules[id(value)] = self._hold(value.state_dict(), path)
             return value
         if tree.has_state(value):
             return self._hold(value.state_dict(), path)
@@ -124,6 +130,8 @@ class HeldState:
 
     def _state_of(self, value: Any) -> Any:
         """Return the state of one of torch's objects as it was at the boundary."""
+        if id(value) in self._schedules:
+            return self._schedules[id(value)]
         state = value.state_dict()
         groups = self._groups.get(id(value))
         if groups is not None:

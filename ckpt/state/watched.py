@@ -33,6 +33,18 @@ def is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
+def is_schedule(value: Any) -> bool:
+    """Return whether it is a learning rate's schedule of torch, which is the same on all ranks."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.optim.lr_scheduler.LRScheduler)
+
+
+def is_scaler(value: Any) -> bool:
+    """Return whether it is a GradScaler of torch, which changes after an optimizer's step alone."""
+    amp = sys.modules.get("torch.amp")
+    return isinstance(value, getattr(amp, "GradScaler", ()))
+
+
 class Watched:
     """The tensors of some modules and optimizers.
 

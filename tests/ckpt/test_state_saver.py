@@ -188,6 +188,24 @@ def test_records_before_the_optimizers_step_end_where_more_happens_after_it(rank
     assert [step for step, early in rank.records() if early] == [5]  # seen with the next boundary, and no more since
 
 
+def test_schedules_and_scalers_are_the_same_on_all_ranks(rank: Rank) -> None:
+    schedule = torch.optim.lr_scheduler.StepLR(rank.optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    rank.more.update(schedule=schedule, scaler=scaler)
+    for step in (4, 5):
+        rank.saver.hold(step)
+        rank.work()
+        rank.optimizer.step()
+        schedule.step()  # behind the optimizer's step, as is usual
+    rank.saver.hold(6)
+    assert [step for step, early in rank.records() if early] == [6]
+    rate = schedule.last_epoch
+    schedule.step()
+    assert rank.saver.save_held() == 6
+    found = rank.saved(6)
+    assert (found["schedule"]["last_epoch"], found["scaler"]["scale"]) == (rate, 8.0)
+
+
 def test_a_state_that_fails_in_the_midst_of_a_step_does_not_end_training(rank: Rank) -> None:
     rank.saver.hold(4)
     rank.work()

@@ -19,7 +19,7 @@ run = train.attach()
 state = {"weights": [0.0]}
 checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
 restored = checkpoint.restore(state)
-for step in run.steps(restored[0] if restored else 0, 40, save=lambda step: checkpoint.save(step, state), every=5):
+for step in run.steps(restored[0] if restored else 0, 40, save=checkpoint.saver(state), every=5):
     time.sleep(0.05)
 """
 LONG = TRAIN.replace("40, save", "100000, save")
