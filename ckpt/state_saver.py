@@ -12,8 +12,8 @@ from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
-from resilio_hpc.ckpt.state.outline import outline
 from resilio_hpc.ckpt.state.overlap import fence_before_steps
+from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.watched import Watched
 from resilio_hpc.core.errors import ResilioError
 
@@ -88,7 +88,7 @@ class StateSaver:
             self._drop(_IN_STEP)
         if self._trusts_early and self._records is not None:
             try:
-                self._early = outline(self._state())
+                self._early = own_part(self._state())
             except Exception:  # noqa: BLE001 - the state's own code, in the midst of a step: its boundary will tell
                 self._trusts_early = False
             else:
@@ -119,9 +119,9 @@ class StateSaver:
             self._is_opened = True
             self._records = self._checkpoint.record_writer()
         if self._records is not None:
-            outlined = held.outline()
-            self._records.write(held.step, outlined, False)
-            self._trusts_early = self._trusts_early and self._early in (None, outlined)
+            part = held.own_part()
+            self._records.write(held.step, part, False)
+            self._trusts_early = self._trusts_early and self._early in (None, part)
             self._early = None
 
     def _tell(self, why: str) -> None:

@@ -18,7 +18,8 @@ from resilio_hpc.ckpt.format.manifest import REPLICATED
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.caller import SnapshotCaller
 from resilio_hpc.ckpt.replication.messages import Follow, NewRecords, RankBoundary, WantRecords, asking, giving
-from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopy
+from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopies, ReplicaCopy
+from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, Stamp, read_records, record_path
 from resilio_hpc.core import wire
@@ -91,7 +92,7 @@ class RecordFeed:
         for rank in follower.ranks:
             known = follower.known.setdefault(rank, set())
             for record in read_records(record_path(self._arenas, rank), known):
-                size += len(record.outline)
+                size += len(record.part)
                 if size <= MOST_BYTES:
                     found.append(RankBoundary(rank, record))
                     known.add(record.stamp)
@@ -103,9 +104,9 @@ class RecordFeed:
 class PartnerRecords:
     """The records of another node's ranks, and the snapshots that can be made of them. For use from any thread."""
 
-    def __init__(self, context: zmq.Context[Any], keys: wire.Keys, arenas: Path) -> None:
-        """``arenas``: this node's own snapshots."""
-        self._context, self._keys, self._arenas = context, keys, arenas
+    def __init__(self, context: zmq.Context[Any], keys: wire.Keys, arenas: Path, replicas: ReplicaCopies) -> None:
+        """``arenas``: this node's own snapshots; ``replicas``: copies, which tell what of another rank is its own."""
+        self._context, self._keys, self._arenas, self._replicas = context, keys, arenas, replicas
         self._lock = threading.Lock()
         self._records: dict[int, list[BoundaryRecord]] = {}
         self._order = Follow("", [])
@@ -163,7 +164,8 @@ class PartnerRecords:
         if holder is None or record is None:
             return None
         try:
-            return lost_ranks.replica(holder, rank, record)
+            own = {path for path in self._replicas.own_paths(rank) if not is_batch_statistic(path)}
+            return lost_ranks.replica(holder, rank, record, own)
         except (CheckpointError, OSError):
             return None
 

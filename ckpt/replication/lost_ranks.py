@@ -14,11 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.ckpt.format.manifest import REPLICATED, Extent, read_table
-from resilio_hpc.ckpt.format.outlines import filled
+from resilio_hpc.ckpt.format.manifest import REPLICATED, Extent, RankTable, read_table
+from resilio_hpc.ckpt.format.own_parts import decode_part, filled, with_own
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
-from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy
+from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy, owned
+from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, read_records, record_path
@@ -32,7 +33,10 @@ Places = dict[int, int]
 
 
 class _Own(msgspec.Struct, frozen=True):
-    """What is a lost rank's own: its header, and behind the holder's bytes its tree and table, each with its place."""
+    """What is a lost rank's own: its header; and its tree, small tensors and table, each with its place.
+
+    They lie behind the holder's bytes.
+    """
 
     header: Header
     parts: tuple[tuple[int, bytes], ...]
@@ -73,11 +77,14 @@ def record_of(
     return max(found, key=lambda record: record.order, default=None)
 
 
-def replica(holder: arena.HeldSnapshot, rank: int, record: BoundaryRecord) -> ReplicaCopy:
-    """Return a lost rank's snapshot as a copy that relies on the holder's. Raises CheckpointError, OSError."""
+def replica(holder: arena.HeldSnapshot, rank: int, record: BoundaryRecord, known: Collection[str]) -> ReplicaCopy:
+    """Return a lost rank's snapshot as a copy that relies on the holder's.
+
+    ``known``: paths of tensors that were not the same on both. Raises CheckpointError, OSError.
+    """
     file = _locked(holder)
     try:
-        own = _own(file, holder, (rank, 0), record)
+        own = _own(file, holder, (rank, 0), record, known)
     finally:
         os.close(file)
     size = holder.size_bytes - PAGE
@@ -95,8 +102,13 @@ def _locked(holder: arena.HeldSnapshot) -> int:
     return file
 
 
-def _own(file: int, holder: arena.HeldSnapshot, place: tuple[int, int], record: BoundaryRecord) -> _Own:
-    """Return what is a rank's own beside the holder's snapshot. ``place``: rank and local rank."""
+def _own(
+    file: int, holder: arena.HeldSnapshot, place: tuple[int, int], record: BoundaryRecord, known: Collection[str]
+) -> _Own:
+    """Return what is a rank's own beside the holder's snapshot.
+
+    ``place``: rank and local rank; ``known``: paths of tensors that were not the same on both.
+    """
     header = arena.header_of(file)
     if header is None or record.world_size != header.world_size or header.layout != REPLICATED:
         raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is another one")
@@ -108,24 +120,31 @@ def _own(file: int, holder: arena.HeldSnapshot, place: tuple[int, int], record: 
     its_tree = bytes(source[table.tree.offset :][: table.tree.size_bytes])
     if crc32c(its_tree) != table.tree.crc32c:
         raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is damaged")
-    tree = filled(record.outline, its_tree)
+    part = decode_part(record.part)
+    if others := set(known) - {tensor.path for tensor in part.tensors}:
+        raise CheckpointError(f"{min(others)} is another tensor on each rank, and not in what the lost rank left")
+    tree = filled(part.outline, its_tree)
     tree_at = -(-header.size_bytes // 64) * 64
+    tensors_at = -(-(tree_at + len(tree)) // 64) * 64
+    records, tensors = with_own(table, part, tensors_at)
     extent = Extent(tree_at, len(tree), crc32c(tree))
-    data = msgspec.json.encode(msgspec.structs.replace(table, tree=extent))
-    table_at = -(-(tree_at + len(tree)) // 64) * 64
+    data = msgspec.json.encode(RankTable(extent, tuple(records)))
+    table_at = -(-(tensors_at + len(tensors)) // 64) * 64
     rank, local_rank = place
     mine = replace(header, rank=rank, local_rank=local_rank, size_bytes=table_at + len(data))
     mine = replace(mine, table_offset=table_at, table_size=len(data), table_crc32c=crc32c(data))
-    return _Own(mine, ((tree_at, tree), (table_at, data)))
+    parts = ((tree_at, tree), (tensors_at, tensors), (table_at, data))
+    return _Own(mine, tuple(part for part in parts if part[1]))
 
 
 def _make(
     directory: Path, spill: Path, holder: arena.HeldSnapshot, place: tuple[int, int], record: BoundaryRecord
 ) -> None:
     """Make a rank's snapshot in its arena: the holder's tensors, and the rank's own tree."""
+    known = _differing(directory, holder, place[0])
     file = _locked(holder)
     try:
-        own = _own(file, holder, place, record)
+        own = _own(file, holder, place, record, known)
         header = own.header
         owner = Owner(
             *place, header.world_size, header.local_world_size, header.round, header.layout, header.run_id
@@ -137,6 +156,19 @@ def _make(
             pair.close()
     finally:
         os.close(file)
+
+
+def _differing(directory: Path, holder: arena.HeldSnapshot, rank: int) -> set[str]:
+    """Return which tensors of a rank were others than the holder's when both were saved last."""
+    for step in sorted({held.step for held in arena.scan(directory)} - {holder.step}, reverse=True):
+        found = {one.held.rank: one.table.tensors for one in owned(directory, step, holder.world_size)}
+        if found.keys() >= {rank, holder.rank}:
+            pairs = zip(found[rank], found[holder.rank], strict=False)
+            return {
+                mine.path for mine, its in pairs
+                if (mine.path, mine.checksums) != (its.path, its.checksums) and not is_batch_statistic(mine.path)
+            }  # fmt: skip
+    return set()
 
 
 def _fill(pair: ArenaPair, own: _Own, source: memoryview) -> None:

@@ -203,6 +203,18 @@ class ReplicaCopies:
             copy = self._copies.get((rank, step))
         return copy if copy is not None and copy.header.world_size == world_size else None
 
+    def own_paths(self, rank: int) -> set[str]:
+        """Return which tensors of a rank no snapshot of this node has, by its newest copy; empty without one."""
+        with self._lock:
+            copy = max((copy for (its, _), copy in self._copies.items() if its == rank), default=None,
+                       key=lambda copy: copy.header.step)  # fmt: skip
+        if copy is None:
+            return set()
+        kept = {part.offset: part for part in copy.parts if part.holder < 0}
+        table = kept[copy.header.table_offset]
+        tensors = checked_table(copy.header, copy.kept[table.at : table.at + table.size]).tensors
+        return {record.path for record in tensors if record.offset in kept}
+
     def keep(self, copies: Collection[tuple[int, int]]) -> None:
         """Drop all but these, by rank and step."""
         with self._lock:

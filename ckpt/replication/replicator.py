@@ -51,7 +51,7 @@ class Replicator:
         copies.mkdir(mode=0o700, exist_ok=True)
         replicas = ReplicaCopies()
         self._made: list[CanBeMade] = []
-        self._feed, self._records = RecordFeed(arenas), PartnerRecords(self._context, keys, arenas)
+        self._feed, self._records = RecordFeed(arenas), PartnerRecords(self._context, keys, arenas, replicas)
         self._giver = SnapshotGiver(socket, serve.host, (arenas, copies), replicas, (self._feed, self._records))
         self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill), replicas, serve.silent_s)
 

@@ -22,11 +22,11 @@ from resilio_hpc.native import crc32c
 
 _MAGIC = b"RESIL-BR"
 _VERSION = 1
-_HEADER = struct.Struct("<8s2I q 4I")  # magic, version, is early, step, world size, round, size and CRC of the outline
+_HEADER = struct.Struct("<8s2I q 4I")  # magic, version, is early, step, world size, round, size and CRC of the part
 _CRC = struct.Struct("<I")  # of the header
 _SLOTS = 3
 ROOM = 1 << 20
-"""Bytes for one record: a larger outline is not recorded."""
+"""Bytes for one record: more is not recorded."""
 
 
 Stamp = tuple[int, int, bool, int]
@@ -34,7 +34,7 @@ Stamp = tuple[int, int, bool, int]
 
 
 class BoundaryRecord(Struct, frozen=True, array_like=True):
-    """A rank's outline (see ``ckpt.state.outline``) after ``step`` steps.
+    """What is a rank's own after ``step`` steps, as ``ckpt.state.own_part`` encodes it.
 
     ``is_early``: made before the optimizer's step that ends step number ``step``, not at the boundary.
     """
@@ -43,7 +43,7 @@ class BoundaryRecord(Struct, frozen=True, array_like=True):
     world_size: Count
     round: Count
     is_early: bool
-    outline: bytes
+    part: bytes
 
     @property
     def order(self) -> tuple[int, int, bool]:
@@ -53,7 +53,7 @@ class BoundaryRecord(Struct, frozen=True, array_like=True):
     @property
     def stamp(self) -> Stamp:
         """Return what tells this record from others of its rank."""
-        return self.round, self.step, self.is_early, crc32c(self.outline)
+        return self.round, self.step, self.is_early, crc32c(self.part)
 
 
 def record_path(directory: Path, rank: int) -> Path:
@@ -76,15 +76,15 @@ class RecordWriter:
         finally:
             os.close(file)
 
-    def write(self, step: int, outline: bytes, is_early: bool) -> None:
-        """Replace the oldest record; do nothing for an outline that is too large."""
+    def write(self, step: int, part: bytes, is_early: bool) -> None:
+        """Replace the oldest record; do nothing for a part that is too large."""
         start = (2 if is_early else step % 2) * ROOM
-        if len(outline) > ROOM - _HEADER.size - _CRC.size:
+        if len(part) > ROOM - _HEADER.size - _CRC.size:
             return
-        header = _HEADER.pack(_MAGIC, _VERSION, is_early, step, *self._place, len(outline), crc32c(outline))
+        header = _HEADER.pack(_MAGIC, _VERSION, is_early, step, *self._place, len(part), crc32c(part))
         body = start + len(header) + _CRC.size
         self._map[start : start + len(header)] = bytes(len(header))  # what is written over is valid no more
-        self._map[body : body + len(outline)] = outline
+        self._map[body : body + len(part)] = part
         self._map[start:body] = header + _CRC.pack(crc32c(header))
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ def _read(file: int, at: int, known: Collection[Stamp]) -> BoundaryRecord | None
     magic, version, early, step, world, round_number, size, crc = _HEADER.unpack(header)
     if magic != _MAGIC or version != _VERSION or size > ROOM or step < 0 or (round_number, step, early, crc) in known:
         return None
-    outline = os.pread(file, size, at + len(start))
-    if len(outline) != size or crc32c(outline) != crc:
+    part = os.pread(file, size, at + len(start))
+    if len(part) != size or crc32c(part) != crc:
         return None
-    return BoundaryRecord(step, world, round_number, bool(early), outline)
+    return BoundaryRecord(step, world, round_number, bool(early), part)

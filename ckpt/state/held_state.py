@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers, overlap, tensors, tree
-from resilio_hpc.ckpt.state.outline import outline
+from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.paths import joined
 from resilio_hpc.ckpt.state.slab import Slab, slab_of
 from resilio_hpc.ckpt.state.watched import (
@@ -51,9 +51,9 @@ class HeldState:
         self._state = self._hold(state, ())
         self._versions = self.watched.versions(), [tensor._version for tensor, _ in self._others]
 
-    def outline(self) -> bytes:
-        """Return what a lost rank needs besides another rank's copy (see ``outline``)."""
-        return outline(self._state)
+    def own_part(self) -> bytes:
+        """Return what a lost rank needs besides another rank's copy."""
+        return own_part(self._state)
 
     def flattened(self) -> tree.Flattened:
         """Return the state as it was, its large tensors where they are. Raises NotHeld where one has changed."""

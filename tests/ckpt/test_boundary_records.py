@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
@@ -23,7 +24,7 @@ from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import ROOM, BoundaryRecord, RecordWriter, read_records, record_path
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
-from resilio_hpc.ckpt.state.outline import outline
+from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core.errors import CheckpointError
 from tests.support.ckpt.replicator_process import POOL, Replicator
@@ -39,7 +40,7 @@ def memory() -> Iterator[Path]:
 
 
 def steps(directory: Path, rank: int = 0) -> list[tuple[int, bool, bytes]]:
-    return [(one.step, one.is_early, one.outline) for one in read_records(record_path(directory, rank))]
+    return [(one.step, one.is_early, one.part) for one in read_records(record_path(directory, rank))]
 
 
 def test_the_last_two_boundaries_and_what_came_before_the_optimizer_are_there(memory: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_writer_killed_at_any_instant_leaves_whole_records(memory: Path) -> No
         writer.join()
         found = steps(memory)
         assert len(found) >= 2
-        assert all(outline == b"%08d" % step * 5000 for step, _, outline in found)
+        assert all(part == b"%08d" % step * 5000 for step, _, part in found)
 
 
 # -- snapshots of lost ranks ---------------------------------------------------------------------------------------
@@ -110,7 +111,8 @@ def test_a_writer_killed_at_any_instant_leaves_whole_records(memory: Path) -> No
 def state(rank: int, step: int) -> dict[str, Any]:
     """A state of data parallel training: ranks have the same weights, and their own plain values."""
     draw = np.random.default_rng(step)
-    return {"w": draw.random(300_000), "b": draw.random(3), "own": {"rank": rank, "step": step, "rng": b"%d" % rank}}
+    own = {"rank": rank, "step": step, "rng": b"%d" % rank}
+    return {"w": draw.random(300_000), "b": draw.random(3), "own": own, "generator": torch.full((50,), rank * step)}
 
 
 def save(node: Path, rank: int, step: int, layout: Literal["own", "replicated"] = "replicated", life: int = 0) -> None:
@@ -121,7 +123,7 @@ def save(node: Path, rank: int, step: int, layout: Literal["own", "replicated"] 
 def record(node: Path, rank: int, *done: int, early: bool = False, life: int = 0) -> RecordWriter:
     writer = RecordWriter(node, rank, WORLD, life)
     for step in done:
-        writer.write(step, outline(state(rank, step)), early)
+        writer.write(step, own_part(state(rank, step)), early)
     return writer
 
 
@@ -139,7 +141,8 @@ def restored(node: Path, rank: int, step: int) -> Any:
 
 def is_state(found: Any, rank: int, step: int) -> bool:
     wanted = state(rank, step)
-    return found["own"] == wanted["own"] and all((found[name] == wanted[name]).all() for name in ("w", "b"))
+    names = ("w", "b", "generator")
+    return found["own"] == wanted["own"] and all(bool((found[name] == wanted[name]).all()) for name in names)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -179,6 +182,23 @@ def test_tensors_that_are_each_ranks_own_are_not_given_to_another(memory: Path) 
     assert complete(memory) == (-1, [])
     save(memory, 1, 6, layout="own")
     assert complete(memory) == (6, [])
+
+
+def test_a_large_tensor_that_was_another_on_each_rank_is_not_taken_from_one(memory: Path) -> None:
+    def large(rank: int, step: int) -> dict[str, Any]:
+        return {**state(rank, step), "noise": np.full(50_000, rank)}
+
+    def save_large(rank: int, step: int) -> None:
+        pair = ArenaPair(memory, Owner(rank, rank, WORLD, 2, 0, "replicated", "run"), memory / "spill")
+        Snapshot(pair, step, flatten(large(rank, step)), POOL).finish()
+
+    for rank in (0, 1):
+        save_large(rank, 5)
+    RecordWriter(memory, 1, WORLD, 0).write(6, own_part(large(1, 6)), False)
+    save_large(0, 6)
+    with pytest.raises(CheckpointError, match="noise is another tensor on each rank"):
+        complete(memory)
+    assert [(one.rank, one.step) for one in arena.scan(memory)] == [(0, 5), (0, 6), (1, 5)]
 
 
 def test_a_damaged_holder_is_an_error_and_nothing_is_made(memory: Path) -> None:
@@ -227,7 +247,7 @@ def test_a_lost_nodes_ranks_go_on_from_their_replicas_step(start: Start) -> None
         save(other.arenas, rank, 7)
     until(lambda: can_make(other, 7) == [0, 1], "the records of both ranks", lambda: can_make(other, 7))
     for rank, writer in enumerate(writers):
-        writer.write(8, outline(state(rank, 8)), True)
+        writer.write(8, own_part(state(rank, 8)), True)
     for rank in (2, 3):
         save(other.arenas, rank, 8)
     until(lambda: can_make(other, 8) == [0, 1], "the newer records")

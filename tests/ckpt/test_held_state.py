@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.ckpt import Slab, rng_state
-from resilio_hpc.ckpt.format.outlines import filled
+from resilio_hpc.ckpt.format.manifest import Extent, RankTable, TensorRecord
+from resilio_hpc.ckpt.format.own_parts import OwnPart, decode_part, filled, with_own
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
-from resilio_hpc.ckpt.state.outline import outline
+from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.tree import Flattened, flatten
 from resilio_hpc.ckpt.state.watched import MOST_COPIED, Watched
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -163,14 +165,37 @@ values = st.recursive(
 @given(values)
 def test_an_outline_and_the_whole_tree_give_the_tree(state: Any) -> None:
     whole = flatten(state).tree
-    assert filled(outline(state), whole) == whole
+    assert filled(decode_part(own_part(state)).outline, whole) == whole
 
 
 def test_what_is_a_ranks_own_comes_from_its_outline() -> None:
     one, other = Training(), Training()
     other.epoch, other.counter.seen = 99, [7]
-    made = filled(outline(one.state()), flatten(other.state()).tree)
+    made = filled(decode_part(own_part(one.state())).outline, flatten(other.state()).tree)
     assert made == flatten(one.state()).tree
+
+
+def test_small_tensors_outside_of_torchs_objects_are_a_ranks_own() -> None:
+    weight = torch.ones(300)
+    state = {"model": Training().model, "generator": torch.get_rng_state(), "mean": np.ones((2, 3), np.float32),
+             "large": torch.zeros(1 << 16), "none": torch.zeros(0), "w": weight, "same": weight}  # fmt: skip
+    part = decode_part(own_part(state))
+    assert [tensor.path for tensor in part.tensors] == ["generator", "mean", "w", "same"]
+    assert part.tensors[0].data == torch.get_rng_state().numpy().tobytes()
+    table = RankTable(Extent(0, 0, 0), tuple(
+        TensorRecord(leaf.path, leaf.kind, leaf.dtype, leaf.shape, 0, leaf.size_bytes, (7,) * bool(leaf.size_bytes))
+        for leaf in flatten(state).leaves
+    ))  # fmt: skip
+    records, data = with_own(table, part, 128)
+    moved = {record.path: record for record in records if record.offset}
+    assert sorted(moved) == ["generator", "mean", "w"]
+    assert all(record.offset % 64 == 0 and record.checksums != (7,) for record in moved.values())
+    assert data[moved["w"].offset - 128 :][:1200] == weight.numpy().tobytes()
+    other = msgspec.structs.replace(part.tensors[0], shape=(4, 4))
+    with pytest.raises(CorruptCheckpoint, match="generator: this rank's tensor is another one"):
+        with_own(table, OwnPart(b"", (other,)), 128)
+    with pytest.raises(CorruptCheckpoint, match="cannot be read"):
+        decode_part(b"\x92\xc4")
 
 
 def test_trees_of_another_shape_are_refused() -> None:
@@ -180,6 +205,6 @@ def test_trees_of_another_shape_are_refused() -> None:
         ([tensor], {"0": tensor}),
     ):  # fmt: skip
         with pytest.raises(CorruptCheckpoint, match="another shape"):
-            filled(outline(mine), flatten(others).tree)
+            filled(decode_part(own_part(mine)).outline, flatten(others).tree)
     with pytest.raises(CorruptCheckpoint, match="cannot be read"):
         filled(b'{"a":', b"{}")

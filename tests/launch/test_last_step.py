@@ -15,7 +15,7 @@ import pytest
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
-from resilio_hpc.ckpt.state.outline import outline
+from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import rank_link
 from resilio_hpc.events.event_text import words
@@ -71,7 +71,7 @@ class Agent:
         Snapshot(pair, step, flatten({"w": np.full(9, step), "rank": rank}), POOL).finish()
 
     def record(self, rank: int, step: int) -> None:
-        RecordWriter(self.arenas, rank, 2, 5).write(step, outline({"w": np.zeros(9), "rank": rank}), False)
+        RecordWriter(self.arenas, rank, 2, 5).write(step, own_part({"w": np.full(9, step), "rank": rank}), False)
 
     def saved(self, rank: int, step: int) -> None:
         self.snapshot(rank, step)

@@ -57,7 +57,7 @@ class Node:
         self.gatekeeper = wire.Gatekeeper(self.context, KEYS, wire.Counters())
         asked, port = wire.listen_anywhere(self.context, KEYS, HOST)
         self.endpoint = f"{HOST}:{port}"
-        self.records = RecordFeed(self.arenas), PartnerRecords(self.context, KEYS, self.arenas)
+        self.records = RecordFeed(self.arenas), PartnerRecords(self.context, KEYS, self.arenas, self.replicas)
         self.giver = SnapshotGiver(
             asked, HOST, (self.arenas, self.copies), self.replicas, self.records, **self.limits
         )  # fmt: skip
