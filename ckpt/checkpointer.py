@@ -154,14 +154,17 @@ class Checkpointer:
         return StateSaver(self, state)
 
     def save_held(self, held: HeldState) -> None:
-        """Take a snapshot of a state that was held at a boundary, and tell no other process.
+        """Take a snapshot of a state that was held at a boundary, unless there is one, and tell no other process.
 
         Raises CheckpointError, OSError.
         """
         with self._turns.turn():
             world.check_place(self.place)
             self._settle()
-            Snapshot(self._arenas.open(), held.step, held.flattened(), self._pool, device=self._arenas.device).finish()
+            pair, state = self._arenas.open(), held.flattened()
+            if pair.has(held.step):
+                return
+            Snapshot(pair, held.step, state, self._pool, device=self._arenas.device, is_last=True).finish()
 
     def record_writer(self) -> RecordWriter | None:
         """Return where this rank records its boundaries; None where no other rank holds the same tensors."""

@@ -195,7 +195,7 @@ class AgentCoordinator:
     def _is_here(self) -> bool:
         if self.arena_directory is None or self._point is None:
             return True
-        slots = (arena.slot_path(self.arena_directory, self.place.rank, number) for number in (0, 1))
+        slots = (arena.slot_path(self.arena_directory, self.place.rank, number) for number in (0, 1, arena.LAST))
         held = (arena.read_header(path) for path in slots)
         return any(header is not None and header.step == self._point.step for header in held)
 

@@ -23,12 +23,12 @@ from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, Stamp, read_records, record_path
 from resilio_hpc.core import wire
+from resilio_hpc.core.directory_watch import DirectoryWatch
 from resilio_hpc.core.errors import CheckpointError, WireError
 
 KEPT = 4  # of each rank: the last boundaries, and what was recorded before their optimizer steps
 MOST_BYTES = 8 << 20  # of one answer
-SHORTEST_S, LONGEST_S = 0.01, 0.25  # between two looks at the files of ranks
-_SHARE = 10  # looks in a step
+LOOK_S = 0.05  # between two looks at the files of ranks, where the kernel does not tell of changes
 _SILENT_S = 5.0  # a question is asked again
 _REST_S = 0.5  # after an error
 _LOOK_MS = 100
@@ -49,21 +49,25 @@ class RecordFeed:
     def __init__(self, arenas: Path) -> None:
         self._arenas = arenas
         self._followers: dict[bytes, _Follower] = {}
-        self._next_look = 0.0
-        self._changed_at = time.monotonic()
-        self._interval_s = SHORTEST_S
+        self._watch = DirectoryWatch(arenas)
+        self._is_asked = False
+
+    @property
+    def fd(self) -> int | None:
+        """Return a descriptor that can be read when there may be something new."""
+        return self._watch.fd
 
     @property
     def wait_s(self) -> float | None:
-        """Return after how many seconds to look again; None: no caller waits."""
-        if not any(follower.waits for follower in self._followers.values()):
-            return None
-        return max(0.0, self._next_look - time.monotonic())
+        """Return after how many seconds to look again; None: ``fd`` tells."""
+        waits = self._watch.fd is None and any(follower.waits for follower in self._followers.values())
+        return LOOK_S if waits else None
 
     def want(self, caller: bytes, message: WantRecords) -> None:
         """Take a question."""
         follower = self._followers.setdefault(caller, _Follower())
         follower.ranks, follower.waits = message.ranks, True
+        self._is_asked = True
 
     def release(self, caller: bytes) -> None:
         """Forget a caller."""
@@ -71,19 +75,16 @@ class RecordFeed:
 
     def due(self) -> list[tuple[bytes, NewRecords]]:
         """Return the answers to those for whom there is something new."""
-        now = time.monotonic()
-        if now < self._next_look:
+        changed = self._watch.changed()
+        if not (changed or self._is_asked):
             return []
+        self._is_asked = False
         found = []
         for caller, follower in self._followers.items():
             records = self._new(follower) if follower.waits else ()
             if records:
                 follower.waits = False
                 found.append((caller, NewRecords(records)))
-        if found:
-            self._interval_s = min(LONGEST_S, max(SHORTEST_S, (now - self._changed_at) / _SHARE))
-            self._changed_at = now
-        self._next_look = now + self._interval_s
         return found
 
     def _new(self, follower: _Follower) -> tuple[RankBoundary, ...]:

@@ -172,7 +172,7 @@ def _differing(directory: Path, holder: arena.HeldSnapshot, rank: int) -> set[st
 
 
 def _fill(pair: ArenaPair, own: _Own, source: memoryview) -> None:
-    slot, room, sequence = pair.reserve(own.header.step, own.header.size_bytes)
+    slot, room, sequence = pair.reserve(own.header.step, own.header.size_bytes, is_last=True)
     try:
         with room:
             for start in range(PAGE, len(source), _PIECE_BYTES):

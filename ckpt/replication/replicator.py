@@ -74,8 +74,9 @@ class Replicator:
         """Wait for work and do it, except for standard input. Return True when that can be read."""
         poller = zmq.Poller()
         listener = self._giver.listener.fileno()
-        for watched in (stdin, self._gatekeeper.socket, self._giver.socket, listener, self._taker.wakes):
-            poller.register(watched, zmq.POLLIN)
+        for watched in (stdin, self._gatekeeper.socket, self._giver.socket, listener, self._taker.wakes, self._feed.fd):
+            if watched is not None:
+                poller.register(watched, zmq.POLLIN)
         wait_s = self._feed.wait_s
         ready = dict(poller.poll(_TICK_MS if wait_s is None else min(_TICK_MS, 1 + int(wait_s * 1000))))
         if self._gatekeeper.socket in ready:

@@ -1,8 +1,8 @@
 """Snapshot arenas: files in shared memory that hold a rank's state, whole, whatever kills the rank.
 
 Each rank owns two files, ``rank<R>.slot0`` and ``rank<R>.slot1``, and writes to the one that does not hold its newest
-snapshot. The first page of a file is its header; a state word on that page says ``empty``, ``writing`` or ``whole``.
-It becomes ``whole`` last, after the header, so a rank that dies at any instant leaves its former snapshot.
+snapshot. The last finished step, saved when ranks cannot go on, has a third file, ``slot2``: other ranks may need the
+older snapshots. The first page of a file is its header; a state word there says ``empty``, ``writing`` or ``whole``. It becomes ``whole`` last, after the header, so a rank that dies at any instant leaves its former snapshot.
 
 A writer of a slot holds an exclusive flock on it, a reader from outside (``pin``) a shared one; the kernel
 drops both with their holders. A slot may be a symbolic link to a file on disk, where shared memory was full.
@@ -37,7 +37,9 @@ _VERSION = 2  # 1 had blocks of 16 MiB
 # table offset, table size, whole size, run id
 _FIELDS = struct.Struct("<8s2I q Q 6I 3Q 128s")
 _CRC = struct.Struct("<I")
-_NAME = re.compile(r"rank(\d{1,9})\.slot([01])")
+_NAME = re.compile(r"rank(\d{1,9})\.slot([012])")
+LAST = 2
+"""The slot of the last finished step."""
 _LAYOUTS: tuple[Layout, ...] = ("own", "replicated")
 
 
@@ -100,7 +102,7 @@ def page(header: Header) -> bytes:
 
 
 def slot_path(directory: Path, rank: int, slot: int) -> Path:
-    """Return the path of slot 0 or 1 of a rank."""
+    """Return the path of slot 0, 1 or 2 (``LAST``) of a rank."""
     return directory / f"rank{rank}.slot{slot}"
 
 

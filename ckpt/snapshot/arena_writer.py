@@ -1,4 +1,4 @@
-"""A rank's side of its two arenas: the slot that a step is written to, and the one that holds a step."""
+"""A rank's side of its arenas: the slot that a step is written to, and the one that holds a step."""
 
 from __future__ import annotations
 
@@ -47,15 +47,22 @@ class ArenaPair:
         self.owner = owner
         self._lock = threading.Lock()
         self._is_asked = False  # of the mapping under way
+        self._place = spill, on_disk, lock_pages
         self._slots = [
-            Slot(
-                None if directory is None else arena.slot_path(directory, owner.rank, number),
-                spill,
-                on_disk,
-                lock_pages,
-            )
+            self._open(None if directory is None else arena.slot_path(directory, owner.rank, number))
             for number in (0, 1)
         ]
+        self._last_path = None if directory is None else arena.slot_path(directory, owner.rank, arena.LAST)
+        self._last: Slot | None = None
+        if self._last_path is not None and self._last_path.exists():
+            self._last = self._open(self._last_path)
+
+    def _open(self, path: Path | None) -> Slot:
+        return Slot(path, *self._place)
+
+    @property
+    def _all(self) -> list[Slot]:
+        return self._slots if self._last is None else [*self._slots, self._last]
 
     @property
     def on_disk(self) -> bool:
@@ -67,16 +74,20 @@ class ArenaPair:
         """Return why memory had no room, as far as this life knows."""
         return next((slot.why_on_disk for slot in self._slots if slot.why_on_disk), "as before")
 
-    def reserve(self, step: int, size: int) -> tuple[Slot, memoryview, int]:
+    def reserve(self, step: int, size: int, is_last: bool = False) -> tuple[Slot, memoryview, int]:
         """Lock the slot for ``step``; return it, its memory (state ``writing``), and the new sequence number.
 
-        Raises OSError, with the place, when there is no room, SaveRefused when both slots are pinned.
+        ``is_last``: ranks cannot go on; other snapshots stay. Raises OSError, with the place, when there is no room,
+        SaveRefused when both slots are pinned.
         """
         with self._lock:
-            headers = [slot.header for slot in self._slots]
+            headers = [slot.header for slot in self._all]
             sequence = 1 + max((header.sequence for header in headers if header is not None), default=0)
-            for number in sorted((0, 1), key=lambda number: _worth(headers[number], step)):
-                slot = self._slots[number]
+            slots = sorted(self._slots, key=lambda slot: _worth(slot.header, step))
+            if is_last and self._last_path is not None:
+                self._last = self._last or self._open(self._last_path)
+                slots = [self._last]
+            for slot in slots:
                 if not slot.lock():
                     continue
                 try:
@@ -95,12 +106,27 @@ class ArenaPair:
 
         The same step again, or a later one of a life that was rolled back.
         """
-        others = [(other.path, other.header) for other in self._slots if other is not slot]
+        others = [(other.path, other.header) for other in self._all if other is not slot]
         slot.finish(header)  # from here on a rank for which it was fetched may save into the other slot
         slot.unlock()
         for path, held in others:
             if held is not None and held.step >= header.step:
                 arena.mark_empty(path, held.step)
+        self._let_last_go()
+
+    def _let_last_go(self) -> None:
+        """Remove the last finished step of an earlier life, once both other slots hold later ones."""
+        last = self._last
+        if last is None or last.path is None or not last.lock():
+            return
+        held, steps = last.header, [header.step for slot in self._slots if (header := slot.header) is not None]
+        if held is None or (len(steps) == len(self._slots) and min(steps) > held.step):
+            with self._lock:
+                last.path.unlink(missing_ok=True)
+                last.close()
+                self._last = None
+        else:
+            last.unlock()
 
     def abandon(self, slot: Slot) -> None:
         """Empty a reserved slot that could not be filled."""
@@ -109,7 +135,7 @@ class ArenaPair:
 
     def drop_after(self, step: int) -> None:
         """Forget every snapshot later than ``step``, of a life that is over: training goes on from ``step``."""
-        for slot in self._slots:
+        for slot in self._all:
             held = slot.header
             if held is not None and held.step > step:
                 arena.mark_empty(slot.path, held.step)
@@ -144,6 +170,11 @@ class ArenaPair:
         found = self._holder(step)
         return None if found is None else found[0].path
 
+    def has(self, step: int) -> bool:
+        """Return whether an arena holds ``step``, saved in this round."""
+        found = self._holder(step)
+        return found is not None and found[1].round == self.owner.round
+
     def map_held(self, step: int) -> None:
         """Map the snapshot of ``step``, if there is one, until ``memory`` asks for it; may run beside the script."""
         with self._lock:
@@ -164,13 +195,13 @@ class ArenaPair:
             return memoryview(b"") if slot.map is None else slot.map[: slot.present_bytes]
 
     def _holder(self, step: int) -> tuple[Slot, Header] | None:
-        held = [(slot, header) for slot in self._slots if (header := slot.header) is not None and header.step == step]
+        held = [(slot, header) for slot in self._all if (header := slot.header) is not None and header.step == step]
         return max(held, key=lambda found: found[1].sequence, default=None)
 
     def close(self) -> None:
         """Close both; the snapshots stay."""
         with self._lock:
-            for slot in self._slots:
+            for slot in self._all:
                 slot.close()
 
 

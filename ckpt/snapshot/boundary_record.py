@@ -69,12 +69,13 @@ class RecordWriter:
         self._place = world_size, round_number
         path = record_path(directory, rank)
         path.unlink(missing_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.truncate(file, _SLOTS * ROOM)
-            self._map = mmap.mmap(file, _SLOTS * ROOM)
-        finally:
-            os.close(file)
+            os.truncate(self._file, _SLOTS * ROOM)
+            self._map = mmap.mmap(self._file, _SLOTS * ROOM)
+        except OSError:
+            os.close(self._file)
+            raise
 
     def write(self, step: int, part: bytes, is_early: bool) -> None:
         """Replace the oldest record; do nothing for a part that is too large."""
@@ -85,11 +86,7 @@ class RecordWriter:
         body = start + len(header) + _CRC.size
         self._map[start : start + len(header)] = bytes(len(header))  # what is written over is valid no more
         self._map[body : body + len(part)] = part
-        self._map[start:body] = header + _CRC.pack(crc32c(header))
-
-    def close(self) -> None:
-        """Let the file go."""
-        self._map.close()
+        os.pwrite(self._file, header + _CRC.pack(crc32c(header)), start)  # a call, which wakes those that watch
 
 
 def read_records(path: Path, known: Collection[Stamp] = ()) -> list[BoundaryRecord]:

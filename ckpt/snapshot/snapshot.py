@@ -97,11 +97,13 @@ class Snapshot:
         pool: ThreadPoolExecutor,
         overlapped: bool = False,
         device: Device = CUDA,
+        is_last: bool = False,
     ) -> None:
         """Take the snapshot.
 
-        ``overlapped``: tensors on devices, and tensors that only an optimizer's step changes, are copied in the
-        background from here on. Raises OSError or CheckpointError; then the former snapshot is unchanged.
+        ``is_last``: see ``ArenaPair.reserve``. ``overlapped``: tensors on devices, and tensors that only an optimizer's
+        step changes, are copied in the background from here on. Raises OSError or CheckpointError; then the former
+        snapshot is unchanged.
         """
         self._pair, self._step, self._state, self._pool = pair, step, state, pool
         leaves = state.leaves
@@ -118,7 +120,7 @@ class Snapshot:
         self._plan = plan(leaves, len(state.tree))
         self._checksums = [[0] * len(blocks(leaf.held_bytes)) for leaf in leaves]
         self._copies: list[Begun] = []
-        self._slot, self._room, self._sequence = pair.reserve(step, self._plan.room_bytes)
+        self._slot, self._room, self._sequence = pair.reserve(step, self._plan.room_bytes, is_last)
         self._devices = DeviceCopies(device, self._room, pool)
         try:
             late = set(self._late)

@@ -109,11 +109,13 @@ class Run:
         saved_at, handle = -1, None
         stop = start < total and self._stop_here(start)
         holder = self._holder_of(save)
+        if holder is not None and start < total:
+            holder.hold(start)
         while start < total and not stop:
-            if holder is not None:
-                holder.hold(start)
             yield start
             start += 1
+            if holder is not None:
+                holder.hold(start)  # first: a rank may be killed while it saves
             self._report(start)
             stop = start < total and self._stop_here(start)
             if save is not None and every and start % every == 0 and not stop:

@@ -1,0 +1,174 @@
+"""How many steps random faults cost where ranks hold the same tensors, and whether the result is that of no fault.
+
+    python benchmarks/last_step.py --faults 100 --results benchmarks/last_step.jsonl
+    python benchmarks/last_step.py --results benchmarks/last_step.jsonl --faults 0     # only the table
+
+Ranks of several nodes, all on this machine, train in steps of some 60 ms and save every 40. A rank, drawn by chance, is
+killed or stopped at an instant drawn by chance: in a collective, in an optimizer's step, in a save, in a recovery. Each
+run ends after some faults; it is compared, bit for bit, with one that had none. Each fault is a line of --results; the
+same command goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from resilio_hpc.core.ledger import Event, read_ledger
+
+SCRIPT = Path(__file__).with_name("replicated_training.py")
+PER_RUN = 12  # faults
+LIMIT_S = 120.0
+KINDS = {"rank killed": 7, "rank stopped": 1, "rank killed in a recovery": 2}  # and how often of ten
+
+
+class Run:
+    """One run of the launcher."""
+
+    def __init__(self, path: Path, options: argparse.Namespace, *more: str) -> None:
+        self.path = path
+        self.ledger = path / "run" / "ledger"
+        self.stamps, self.result, self.enough = path / "stamps", path / "result.json", path / "enough"
+        path.mkdir()
+        argv = [
+            *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-environment-check"),
+            *("--nproc-per-node", str(options.ranks), "--max-restarts", "100", str(SCRIPT)),
+            *("--stamps", str(self.stamps), "--result", str(self.result), "--enough", str(self.enough), *more),
+        ]  # fmt: skip
+        environment = {**os.environ, "RESILIO_LOCAL_NODES": str(options.nodes), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            argv, cwd=path, env=environment, stdout=subprocess.DEVNULL, stderr=(path / "log").open("wb")
+        )
+
+    def events(self, kind: str) -> list[Event]:
+        return [event for event in read_ledger(self.ledger) if event.kind == kind] if self.ledger.is_dir() else []
+
+    def until(self, reached: Any, what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not reached():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise RuntimeError(f"{what}: {(self.path / 'log').read_text()[-2000:]}")
+            time.sleep(0.01)
+
+    def pids(self) -> list[int]:
+        """Return the ranks of the newest round."""
+        found = self.events("ranks")
+        newest = max((event.fields["round"] for event in found), default=-1)
+        return [int(pid) for one in found if one.fields["round"] == newest for pid in one.fields["pids"].values()]
+
+    def trains(self) -> bool:
+        """Return whether all ranks of the newest round have done a step."""
+        newest = [self.events(kind)[-1].fields["round"] for kind in ("start", "first_step")]
+        return newest[0] == newest[1]
+
+    def finished(self, number: int) -> int:
+        """Return the most steps that a rank had finished in a round, as the ranks' stamps say."""
+        found = [path.read_bytes().split() for path in self.stamps.glob(f"{number}.*")]
+        return max((int(steps[-1]) for steps in found if steps), default=-1)
+
+    def end(self) -> dict[str, Any]:
+        """Let it end, and return its result."""
+        self.enough.touch()
+        self.process.wait(LIMIT_S)
+        ended: dict[str, Any] = json.loads(self.result.read_text())
+        return ended
+
+
+def strike(run: Run, kind: str, draw: random.Random) -> None:
+    """Do one thing to a rank, at an instant by chance."""
+    time.sleep(draw.uniform(0.5, 3.0))
+    os.kill(draw.choice(run.pids()), signal.SIGSTOP if kind == "rank stopped" else signal.SIGKILL)
+    if kind == "rank killed in a recovery":
+        time.sleep(draw.uniform(0.0, 0.5))
+        for pid in draw.sample(run.pids(), 1):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended meanwhile: then this is one fault
+
+
+def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults: int) -> list[dict[str, Any]]:
+    """Strike some times; return what each cost, and whether the result is right."""
+    run = Run(path / "struck", options)
+    found: list[dict[str, Any]] = []
+    try:
+        run.until(lambda: run.events("first_step"), "the first step")
+        for _ in range(faults):
+            kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
+            before = len(run.events("recovered"))
+            strike(run, kind, draw)
+            run.until(lambda before=before: len(run.events("recovered")) > before, f"recovery from: {kind}")
+            time.sleep(0.7)  # of two faults the second may still come
+            recovered = run.events("recovered")[-1].fields
+            run.until(run.trains, "training again")
+            number = run.events("start")[-1].fields["round"]
+            first = run.events("first_step")[-1].fields
+            lost = max(run.finished(one) for one in range(number)) - first["restored"]
+            found.append({
+                "kind": kind, "lost": lost, "source": first["source"], "recovery_s": recovered["recovery_s"],
+                "ranks": f"{options.nodes}x{options.ranks}", "time": round(time.time()),
+            })  # fmt: skip
+            print(json.dumps(found[-1]), flush=True)
+        ended = run.end()
+    finally:
+        if run.process.poll() is None:
+            run.process.send_signal(signal.SIGINT)
+            run.process.wait(LIMIT_S)
+    calm = Run(path / "calm", options, "--steps", str(ended["steps"]), "--step-s", "0")
+    calm.process.wait(600)
+    right = json.loads(calm.result.read_text()) == ended
+    return [{**one, "right": right} for one in found]
+
+
+def table(rows: list[dict[str, Any]], console: Console) -> None:
+    """Print what is in the results."""
+    kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        kinds[f"{row['ranks']}: {row['kind']}"].append(row)
+    shown = Table("nodes x ranks: fault", "faults", "result right", "steps lost: 0", "1", "more", "recovery, median s")
+    for kind, some in sorted(kinds.items()):
+        lost = [row["lost"] for row in some]
+        counts = [sum(one == 0 for one in lost), sum(one == 1 for one in lost), sum(one > 1 for one in lost)]
+        right, seconds = sum(row["right"] for row in some), median(row["recovery_s"] for row in some)
+        shown.add_row(kind, str(len(some)), str(right), *map(str, counts), f"{seconds:.2f}")
+    console.print(shown)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=24, help="as many in all, with those in --results")
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="of each node")
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    results: Path | None = options.results
+    rows = [json.loads(line) for line in results.read_text().splitlines()] if results and results.exists() else []
+    place = f"{options.nodes}x{options.ranks}"
+    while sum(row["ranks"] == place for row in rows) < options.faults:
+        draw = random.Random(f"{options.seed} {place} {len(rows)}")
+        with tempfile.TemporaryDirectory(prefix="resilio-last-step-") as name:
+            new = one_run(Path(name), options, draw, min(PER_RUN, options.faults))
+        rows += new
+        if results is not None:
+            with results.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in new)
+    table(rows, Console(width=120))
+
+
+if __name__ == "__main__":
+    main()
