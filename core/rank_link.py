@@ -136,6 +136,12 @@ class Resume(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → rank: the pause is over, or will not come: go on."""
 
 
+class SaveAt(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: save when ``step`` steps are finished, and go on."""
+
+    step: int
+
+
 class SaveProgress(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → rank: the save of ``step`` reached ``stage``: LOCAL, COMMITTED or FAILED (see ``error``)."""
 
@@ -149,7 +155,7 @@ RankMessage = (
     Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Section | Stopped | Finished
     | LastStepMessage
 )  # fmt: skip
-AgentMessage = StopAt | StopConfirmed | PauseConfirmed | Resume | SaveProgress | SaveLastStep
+AgentMessage = StopAt | StopConfirmed | PauseConfirmed | Resume | SaveAt | SaveProgress | SaveLastStep
 
 to_agent: StructCodec[RankMessage] = StructCodec(RankMessage, "a message from a rank")
 to_rank: StructCodec[AgentMessage] = StructCodec(AgentMessage, "a message from an agent")

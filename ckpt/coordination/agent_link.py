@@ -37,7 +37,7 @@ _LOOK_S = 0.01
 Message = TypeVar(
     "Message",
     rank_link.StopAt, rank_link.StopConfirmed, rank_link.PauseConfirmed, rank_link.Resume, rank_link.SaveProgress,
-    rank_link.SaveLastStep,
+    rank_link.SaveLastStep, rank_link.SaveAt,
 )  # fmt: skip
 
 

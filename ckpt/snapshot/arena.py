@@ -2,7 +2,8 @@
 
 Each rank owns two files, ``rank<R>.slot0`` and ``rank<R>.slot1``, and writes to the one that does not hold its newest
 snapshot. The last finished step, saved when ranks cannot go on, has a third file, ``slot2``: other ranks may need the
-older snapshots. The first page of a file is its header; a state word there says ``empty``, ``writing`` or ``whole``. It becomes ``whole`` last, after the header, so a rank that dies at any instant leaves its former snapshot.
+older snapshots. The first page of a file is its header; a state word there says ``empty``, ``writing`` or ``whole``.
+It becomes ``whole`` last, after the header, so a rank that dies at any instant leaves its former snapshot.
 
 A writer of a slot holds an exclusive flock on it, a reader from outside (``pin``) a shared one; the kernel
 drops both with their holders. A slot may be a symbolic link to a file on disk, where shared memory was full.

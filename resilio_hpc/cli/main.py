@@ -35,6 +35,7 @@ COMMANDS = (
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),
     Command("metrics", "resilio_hpc.cli.metrics", "what the nodes of a run use: processors, memory, GPUs"),
     Command("timeouts", "resilio_hpc.cli.timeouts", "how long a run may stall: learned limits, and how to set them"),
+    Command("checkpoint", "resilio_hpc.cli.checkpoint", "have a run save now, and go on"),
     Command("chain", "resilio_hpc.cli.chain", "the jobs of a chain: how they stand, stop them, allow more"),
     Command("clean", "resilio_hpc.cli.clean", "removes what killed launches left on this node"),
     Command("ckpt", "resilio_hpc.cli.ckpt.ckpt", "list, show and verify checkpoints"),

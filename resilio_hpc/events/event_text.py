@@ -84,6 +84,12 @@ def _fetched(found: Any) -> str:
     return "".join(f"; rank {names(who)} from {where}" for where, who in ranks.items())
 
 
+def _checkpoint_made(f: Fields) -> str:
+    if f.text("why"):
+        return f"no checkpoint as ordered: {f.text('why')}"
+    return f"the checkpoint that was ordered is committed: step {f.whole('step')}, after {seconds(f.number('seconds'))}"
+
+
 def _last_step(f: Fields) -> str:
     node, step = f.text("node", "?"), f.whole("step")
     if step is None or step < 0:
@@ -169,6 +175,10 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     ),
     "copy_failed": lambda f: f"{f.text('node', '?')} has no copy of step {f.whole('step')}: {f.text('error')}",
     "last_step": _last_step,
+    "checkpoint_ordered": lambda f: (
+        f"{f.text('by') or 'a user'} orders a checkpoint; the ranks are at step {f.whole('step')}"
+    ),
+    "checkpoint_made": _checkpoint_made,
     "fetched": lambda f: (
         f"{f.text('node', '?')} has fetched what its ranks restore "
         f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"

@@ -27,6 +27,7 @@ from resilio_hpc.core.rank_link import (
     Finished,
     PauseConfirmed,
     Resume,
+    SaveAt,
     SaveLastStep,
     Section,
     StopAt,
@@ -85,6 +86,7 @@ class Run:
     _stopping: bool = field(default=False, repr=False)
     _last_step: LastStep | None = field(default=None, repr=False)
     _section: str = field(default="", repr=False)
+    _save_at: int = field(default=-1, repr=False)  # a step to be saved on a user's order
     _patience_s: float = field(default=_PATIENCE_S, repr=False)
 
     @property
@@ -118,7 +120,8 @@ class Run:
                 holder.hold(start)  # first: a rank may be killed while it saves
             self._report(start)
             stop = start < total and self._stop_here(start)
-            if save is not None and every and start % every == 0 and not stop:
+            is_due = (every and start % every == 0) or start == self._save_at
+            if save is not None and is_due and not stop:
                 with self.section(CHECKPOINT):
                     saved_at, handle = start, save(start)
         if save is not None and (saved_at != start or handle is not None):
@@ -190,6 +193,9 @@ class Run:
         """Leave training on purpose after ``completed`` steps: exiting with 0 is right from here on."""
         if self._link is not None:
             self._link.send(Stopped(completed) if self._stopping else Finished(completed))
+
+    def _on_save_at(self, message: SaveAt) -> None:
+        self._save_at = message.step
 
     def _report(self, completed: int) -> None:
         if self._link is not None:
@@ -286,6 +292,7 @@ def _attach(
         link.subscribe(Resume, stop.on_resume)
         link.on_close(stop.on_lost)
         run._last_step = the_last_step(link.send)
+        link.subscribe(SaveAt, run._on_save_at)
         link.subscribe(SaveLastStep, run._last_step.on_order)
         run._link, run._stop = link, stop
         _leave_signals_to_the_agent()

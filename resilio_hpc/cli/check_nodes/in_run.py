@@ -13,8 +13,8 @@ from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.events.event_text import words
-from resilio_hpc.launch.rundir import test_order
-from resilio_hpc.launch.rundir.test_order import TestOrder
+from resilio_hpc.launch.rundir import user_orders
+from resilio_hpc.launch.rundir.user_orders import UserOrder
 from resilio_hpc.slurm.client.hostlist import compress
 from resilio_hpc.slurm.runs import run_names
 
@@ -31,11 +31,11 @@ def test(options: argparse.Namespace) -> int:
     if given:
         raise UsageError(f"--{given[0].replace('_', '-')} is not for --run, which tests the run's own nodes")
     run = run_names.run_path(options.run)
-    order = TestOrder(secrets.token_hex(8), options.replace, getpass.getuser())
+    order = UserOrder("test", secrets.token_hex(8), getpass.getuser(), options.replace)
     try:
         reader = LedgerReader(run / "ledger")
         reader.read_new()  # what is older is no answer
-        test_order.write(run, order)
+        user_orders.write(run, order)
     except OSError as error:
         raise UsageError(f"{run}: the order cannot be given: {error.strerror}") from None
     tested = _await(run, reader, order, options)
@@ -48,7 +48,7 @@ def test(options: argparse.Namespace) -> int:
     return {"fine": 0, "found": 1}.get(f.text("outcome"), 3)
 
 
-def _await(run: Path, reader: LedgerReader, order: TestOrder, options: argparse.Namespace) -> Event:
+def _await(run: Path, reader: LedgerReader, order: UserOrder, options: argparse.Namespace) -> Event:
     """Return the event with the result; show the others on the way. Raises ResilioError."""
     quiet, until, begun = options.quiet or options.json or bool(options.print), time.monotonic() + TAKEN_S, False
     result: Event | None = None
@@ -67,6 +67,6 @@ def _await(run: Path, reader: LedgerReader, order: TestOrder, options: argparse.
         if result is not None and (not pauses or time.monotonic() > until):
             return result
         if not begun and time.monotonic() > until:
-            test_order.remove(run, order.mark)
+            user_orders.remove(run, order.kind, order.mark)
             raise ResilioError(f"no controller took the order within {TAKEN_S:.0f} s: does {run} run now?")
         time.sleep(LOOK_S)

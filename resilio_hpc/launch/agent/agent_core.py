@@ -257,6 +257,7 @@ class AgentCore:
             case (
                 m.PersistStep() | m.CommitStep() | m.KeepCopies() | m.ProposeStop() | m.ConfirmStop()
                 | m.TerminateRanks() | m.LookAtRanks() | m.PauseRanks() | m.ResumeRanks()
+                | m.SaveAtStep()
             ):  # fmt: skip
                 self.ranks.during_round(message)
             case _:

@@ -10,7 +10,7 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
-RankOrder = m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks
+RankOrder = m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks | m.SaveAtStep
 
 
 class StopState:
@@ -63,6 +63,9 @@ def carry_out(
             local.resume()
             for rank in local.attached:
                 services.tell_rank(rank, rank_link.Resume())
+        case m.SaveAtStep():
+            for rank in local.attached:
+                services.tell_rank(rank, rank_link.SaveAt(message.step))
         case m.TerminateRanks():
             if not local.terminating:
                 local.terminating = True

@@ -9,6 +9,7 @@ from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller import replica_placement
 from resilio_hpc.launch.controller.commits import CommitTracker
 from resilio_hpc.launch.controller.intents import Intend, StepAbandoned, StepCommitted
+from resilio_hpc.launch.controller.ordered_saves import OrderedSaves
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import QueryHistory
@@ -35,6 +36,7 @@ class CheckpointPhase:
         # of each step on its way: seconds for which training waited for its snapshot
         self._blocked_s: dict[int, float] = {}
         self._saves_began: dict[int, float] = {}  # step → when its first snapshot was whole, monotonic
+        self.ordered = OrderedSaves(run, out, self._saves_began.__contains__)
 
     def awaits(self, step: int) -> int:
         """Return the step that is, or will be, made durable; -1 without one.
@@ -65,7 +67,11 @@ class CheckpointPhase:
                 self._persist(self._commits.snapshot_whole(member.node, restore.step))
 
     def tick(self) -> None:
-        """Repeat orders that have no answer: whatever lost them, a round must not go on without commits."""
+        """Repeat orders that have no answer: whatever lost them, a round must not go on without commits.
+
+        A user's order goes on.
+        """
+        self.ordered.tick()
         if self._run.now() >= self._next_again:
             self._order_persist(self._commits.unwritten)
             self._order_commit()
@@ -141,7 +147,8 @@ class CheckpointPhase:
         run, began = self._run, self._saves_began.get(step)
         if began is not None:
             run.save_s = max(run.save_s * 0.8, run.now() - began)
-        self._saves_began = {s: t for s, t in self._saves_began.items() if s > step}
+        for known in [known for known in self._saves_began if known <= step]:
+            del self._saves_began[known]
 
     def _given_up(self, step: int, error: str) -> None:
         following = self._commits.abandon(step)

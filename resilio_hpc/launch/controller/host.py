@@ -192,7 +192,7 @@ class ControllerHost:
         if reply is not None and not self._superseded(reply["epoch"]):
             self._guard.pulse_written(asked)
             self._take_changes(reply)
-            self._tests.ordered(reply.get("test"))
+            self._tests.ordered(reply.get("orders"))
 
     def _take_changes(self, reply: dict[str, Any]) -> None:
         """Pass on the user's limits and the job's end, which may change while the job runs."""

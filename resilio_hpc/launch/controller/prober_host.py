@@ -19,9 +19,9 @@ from resilio_hpc.launch.controller.intents import PauseAndTest
 from resilio_hpc.launch.controller.state import Action, EndTest, RunTest, StartTest, TestAction
 from resilio_hpc.launch.process.child_link import ChildLink
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.rundir import test_order
+from resilio_hpc.launch.rundir import user_orders
 from resilio_hpc.launch.rundir.storage import Storage
-from resilio_hpc.launch.rundir.test_order import TestOrder
+from resilio_hpc.launch.rundir.user_orders import UserOrder
 
 EXTRA_S = 120.0  # for which a checker may live longer than its test: it waits until ranks pause
 POLICY_VARIABLE = "RESILIO_PAIR_POLICY"  # a file with a site's values in place of pair_policy.toml's
@@ -58,26 +58,28 @@ class ProberHost:
         self._link = ChildLink("diagnose.in_run", log)
         self._test: StartTest | None = None
         self._why_not = ""
-        self._ordered = ""  # the mark of the last order
-        self._taken: list[TestOrder] = []
+        self._ordered: dict[str, str] = {}  # the marks of the last orders, by kind
+        self._taken: list[UserOrder] = []
 
     def begin(self, controller: Controller) -> None:
         """Serve another controller."""
         self.close()
         self._controller = controller
 
-    def ordered(self, data: object) -> None:
-        """Take what the run directory has of a user's order; it is removed before it is carried out."""
-        order = test_order.parse(data)
-        if order is None or order.mark == self._ordered:
-            return
-        self._ordered = order.mark
+    def ordered(self, found: dict[str, Any] | None) -> None:
+        """Take what the run directory has of a user's orders; each is removed before it is carried out."""
+        for kind in user_orders.KINDS:
+            order = user_orders.parse(kind, (found or {}).get(kind))
+            if order is not None and order.mark != self._ordered.get(kind):
+                self._ordered[kind] = order.mark
+                self._take(order)
 
+    def _take(self, order: UserOrder) -> None:
         def taken(reply: dict[str, Any] | None) -> None:
             if reply is not None and reply["taken"]:
                 self._taken.append(order)
 
-        self._storage.request("take_test", taken, mark=order.mark)
+        self._storage.request("take_order", taken, kind=order.kind, mark=order.mark)
 
     def carry_out(self, action: TestAction) -> None:
         """Start, run or end a test."""
@@ -115,6 +117,8 @@ class ProberHost:
             return []
         if self._taken:
             order = self._taken.pop(0)
+            if order.kind == "checkpoint":
+                return controller.let(lambda: controller.checkpoints.ordered.begin(order.mark, order.by))
             by = f" by {order.by}" if order.by else ""
             asked = PauseAndTest(f"ordered{by}", order.replace, order.mark)
             return controller.let(lambda: controller.tests.begin(asked))

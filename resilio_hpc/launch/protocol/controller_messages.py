@@ -169,6 +169,14 @@ class ResumeRanks(Struct, frozen=True):
     round: Count
 
 
+class SaveAtStep(Struct, frozen=True):
+    """Let ranks save when they have finished ``step`` steps, and go on; those that are past it do nothing."""
+
+    epoch: Count
+    round: Count
+    step: Count
+
+
 class BeginProbe(Struct, frozen=True):
     """Start a checker on this node, which does what the coordinator of a test orders (``diagnose.messages``).
 
@@ -265,6 +273,7 @@ ToAgent = (
     | TerminateRanks
     | PauseRanks
     | ResumeRanks
+    | SaveAtStep
     | BeginProbe
     | EndProbe
     | LookAtRanks

@@ -28,7 +28,7 @@ from resilio_hpc.core.json_fields import Fields, parse_object
 from resilio_hpc.core.terminal import plain
 from resilio_hpc.launch.process.process_tree import die_with_parent, outlive_warnings
 from resilio_hpc.launch.protocol.vote import EpochRecord
-from resilio_hpc.launch.rundir import chain_order, limit_files, notify_targets, run_directory, test_order, time_limit
+from resilio_hpc.launch.rundir import chain_order, limit_files, notify_targets, run_directory, time_limit, user_orders
 from resilio_hpc.launch.rundir.holder import Pulse, pulse_file
 from resilio_hpc.launch.rundir.log_spool import Drain
 
@@ -134,13 +134,16 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
                 write_atomic(run_path / "status.json", json.dumps(request["status"]).encode(), durable=False)
             reply["end_time"] = time_limit.read_end_time(run_path, job)
             reply |= {"limit_order": _believed(limit_files.read_order, run_path)}
-            reply["test"] = _believed(test_order.read_raw, run_path)
+            reply["orders"] = {
+                kind: _believed(lambda path, kind=kind: user_orders.read_raw(path, kind), run_path)  # type: ignore[misc]
+                for kind in user_orders.KINDS
+            }
         elif operation == "keep_limits":
             kept = limit_files.parse(request["limits"], limit_files.KeptLimits)
             if reply["epoch"] <= kept.epoch:
                 limit_files.write_kept(run_path, kept)
-        elif operation == "take_test":
-            reply["taken"] = test_order.remove(run_path, request["mark"])
+        elif operation == "take_order":
+            reply["taken"] = user_orders.remove(run_path, request["kind"], request["mark"])
         elif operation == "end_time":
             reply["end_time"] = time_limit.read_end_time(run_path, request["job"])
         elif operation == "past":

@@ -249,6 +249,8 @@ class Training:
         elif isinstance(message, rank_link.Resume):
             self.pause_confirmed.pop(agent.node, None)
             self.resumed.add(agent.node)
+        elif isinstance(message, rank_link.SaveAt | rank_link.SaveLastStep):
+            pass  # they save every few steps
         elif message.step == self.target and self.saving and message.stage == "committed":
             self.world.after(0.0, self._end_stopped)
         elif message.step == self.target and self.saving and message.stage == "failed":
