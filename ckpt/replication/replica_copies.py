@@ -129,13 +129,13 @@ def read_ranges(held: arena.HeldSnapshot, ranges: Sequence[Range]) -> bytes | No
     return page + data if same and arena.unpack(page) == header else None
 
 
-def may_have_replicas(directory: Path) -> bool:
+def may_have_replicas(directory: Path, least_bytes: int = LEAST_BYTES) -> bool:
     """Return whether snapshots of this node are worth it, and say that other ranks may hold the same.
 
-    They do by their layout, or as slabs.
+    They do by their layout, or as slabs. ``least_bytes``: of a snapshot that is worth it.
     """
     for held in arena.scan(directory)[-1:]:
-        if held.size_bytes < LEAST_BYTES:
+        if held.size_bytes < least_bytes:
             return False
         header = arena.read_header(held.path)
         if header is not None and header.layout == "replicated":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from resilio_hpc.ckpt.replication.replica_copies import may_have_replicas
+from resilio_hpc.ckpt.replication.replica_copies import LEAST_BYTES, may_have_replicas
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.message_parts import Partner
 from resilio_hpc.launch.workers.local_round import LocalRound
@@ -49,7 +49,8 @@ class ReplicaSchedule:
         """Return True once: there are snapshots now, and other ranks may hold the same."""
         if self.found is not None or local is None or local.snapshot_whole < 0 or local.nodes < 2:
             return False
-        self.found = may_have_replicas(self._arena_dir)
+        holds_steps = any(rank.holds_steps for rank in local.ranks.values())  # of small states, too, none is lost
+        self.found = may_have_replicas(self._arena_dir, 0 if holds_steps else LEAST_BYTES)
         return self.found
 
     def begin_fetch(self) -> bool:
