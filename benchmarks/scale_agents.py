@@ -274,7 +274,7 @@ class SimulatedAgent:
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """No process listens."""
 
-    def save_last_step(self, local: LocalRound) -> bool:
+    def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
         return False
 
     def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:

@@ -82,7 +82,7 @@ class Checkpointer:
         if not is_number(patience_s, above=0):
             raise UsageError(f"patience_s is a number of seconds above 0, not {patience_s!r}")
         self.directory = coordinator.checkpoint_directory(remote, os.environ)
-        self._layout: Layout = layout or "own"
+        self.layout: Layout = layout or "own"
         retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._coordinator = coordinator.current() or find_coordinator(
             self.directory, os.environ, retention, patience_s, local, (gb_per_s or 0.0) * 1e9, local_keep
@@ -90,8 +90,8 @@ class Checkpointer:
         self.place = self._coordinator.place
         world.check_place(self.place)
         spill = None if local is None else directory_path(local, "local")
-        self._arenas = RankArenas(self._coordinator, self._layout, spill, memory, self._warn)
-        self._points = RestorePoints(self._coordinator, self.directory, self._layout, self._arenas, self._warn)
+        self._arenas = RankArenas(self._coordinator, self.layout, spill, memory, self._warn)
+        self._points = RestorePoints(self._coordinator, self.directory, self.layout, self._arenas, self._warn)
         self._structure: tuple[int, frozenset[Any]] | None = None
         self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(copy_threads(self.place.local_world_size), "resilio-copy")
@@ -169,7 +169,7 @@ class Checkpointer:
     def record_writer(self) -> RecordWriter | None:
         """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
         place, directory = self.place, self._coordinator.arena_directory
-        if directory is None or self._layout != REPLICATED:
+        if directory is None or self.layout != REPLICATED:
             return None
         return RecordWriter(directory, place.rank, place.world_size, place.round)
 

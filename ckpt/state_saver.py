@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from resilio_hpc.ckpt.coordination.coordinator import Place
+from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
@@ -27,6 +28,7 @@ class SavesStates(Protocol):
     """Takes snapshots of states: the Checkpointer."""
 
     place: Place
+    layout: Layout
 
     def save(self, step: int, state: Any) -> SaveHandle:
         """Take a snapshot, to be committed."""
@@ -41,13 +43,15 @@ class SavesStates(Protocol):
 class StateSaver:
     """Saves a state: ``saver(step)``. ``Checkpointer.saver`` makes it.
 
-    ``run.steps`` holds the state at each boundary (``hold``), which copies only what is small. Where the ranks cannot
-    go on, ``save_held`` saves it, from any thread, unless the next optimizer's step has begun.
+    ``shared``: other ranks have the same tensors. ``run.steps`` holds the state at each boundary (``hold``), which
+    copies only what is small. Where the ranks cannot go on, ``save_held`` saves it, from any thread, unless the next
+    optimizer's step has begun.
     """
 
     def __init__(self, checkpoint: SavesStates, state: Any) -> None:
         """``state``: what is saved, or a function that returns it and changes nothing."""
         self._checkpoint = checkpoint
+        self.shared = checkpoint.layout == REPLICATED
         self._state: Callable[[], Any] = state if callable(state) else lambda: state
         self._held: HeldState | None = None
         self._why_not = "no step has begun"

@@ -9,8 +9,25 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from resilio_hpc.core.rank_link import HoldsSteps, LastStepMessage, LastStepSaved, SaveLastStep, SavingLastStep
+
+
+@runtime_checkable
+class StepHolder(Protocol):
+    """A save that can be made up for later; ``ckpt.Checkpointer.saver`` returns one.
+
+    ``shared``: other ranks have the same tensors.
+    """
+
+    shared: bool
+
+    def hold(self, step: int) -> None:
+        """Take note that ``step`` steps are finished, and the next one begins."""
+
+    def save_held(self) -> int:
+        """Save the step that was held last, and return its number. From any thread."""
 
 
 class LastStep:
@@ -23,11 +40,11 @@ class LastStep:
         self._lock = threading.Lock()
         self._is_saved = False
 
-    def offer(self, save_held: Callable[[], int]) -> None:
-        """Take what saves the last finished step and returns its number."""
+    def offer(self, save_held: Callable[[], int], shared: bool) -> None:
+        """Take what saves the last finished step and returns its number. ``shared``: see ``HoldsSteps``."""
         with self._lock:
             self._save, self._is_saved = save_held, False
-        self._send(HoldsSteps())
+        self._send(HoldsSteps(shared))
 
     def on_order(self, _: SaveLastStep) -> None:
         """Save in a thread of its own: the training thread waits for ranks that are lost."""

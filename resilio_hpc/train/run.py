@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from resilio_hpc.ckpt.coordination import agent_link, world
 from resilio_hpc.core import gloo_groups
@@ -35,7 +35,7 @@ from resilio_hpc.core.rank_link import (
     Stopped,
 )
 from resilio_hpc.train.agreed_stop import AgreedStop
-from resilio_hpc.train.last_step import LastStep, the_last_step
+from resilio_hpc.train.last_step import LastStep, StepHolder, the_last_step
 
 
 class Waitable(Protocol):
@@ -46,18 +46,6 @@ class Waitable(Protocol):
 
 
 Save = Callable[[int], Waitable | None]
-
-
-@runtime_checkable
-class StepHolder(Protocol):
-    """A save that can be made up for later; ``ckpt.Checkpointer.saver`` returns one."""
-
-    def hold(self, step: int) -> None:
-        """Take note that ``step`` steps are finished, and the next one begins."""
-
-    def save_held(self) -> int:
-        """Save the step that was held last, and return its number. From any thread."""
-
 
 CHECKPOINT = "checkpoint"  # the section of saves between steps
 _PATIENCE_S = 10.0  # before a user is told what the end of training waits for
@@ -134,7 +122,7 @@ class Run:
         """Return what can save the last finished step, if the launcher may ask for that."""
         if self._last_step is None or not isinstance(save, StepHolder):
             return None
-        self._last_step.offer(save.save_held)
+        self._last_step.offer(save.save_held, save.shared)
         return save
 
     def step_done(self, completed: int) -> bool:

@@ -31,7 +31,7 @@ STATE = m.RoundState(1, 5, m.world_of((m.Member("n1", 0, "n1", 2, 0),)), 0, 0, (
 class Agent:
     """Two ranks of one node in round 5, which have saved step 3."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shared: bool = True) -> None:
         self.path = path
         self.arenas = path / "arenas"
         self.arenas.mkdir()
@@ -49,7 +49,7 @@ class Agent:
         self.ranks: Any = SimpleNamespace(local=self.local, last_step_saved=self.ends)
         self.saves = LastStepSaves(context, self.ranks, self.tell, self.make_lost, lambda: self.now)
         for rank in (0, 1):
-            self.says(rank, rank_link.HoldsSteps())
+            self.says(rank, rank_link.HoldsSteps(shared))
             self.snapshot(rank, 3)
 
     def tell(self, rank: int, message: rank_link.AgentMessage) -> None:
@@ -101,9 +101,9 @@ def agent() -> Iterator[Agent]:
 def test_ranks_that_live_save_and_a_lost_ones_snapshot_is_made(agent: Agent) -> None:
     agent.record(1, 4)
     agent.dies(1)
-    assert agent.saves.begin(agent.local)
+    assert agent.saves.begin(agent.local, "shared")
     assert agent.asked == [0]
-    assert agent.saves.begin(agent.local)  # the order came twice
+    assert agent.saves.begin(agent.local, "shared")  # the order came twice
     assert agent.asked == [0]
     assert agent.waits()
     agent.saved(0, 4)
@@ -113,21 +113,21 @@ def test_ranks_that_live_save_and_a_lost_ones_snapshot_is_made(agent: Agent) -> 
     assert words("last_step", event | {"node": "n1"}).startswith(
         "n1 has saved step 4, the last finished one, in 0.00 s, that of rank 1 from another rank's"
     )
-    assert not agent.saves.begin(agent.local)  # once for a round
+    assert not agent.saves.begin(agent.local, "shared")  # once for a round
 
 
 def test_ranks_that_ended_by_themselves_have_saved_already(agent: Agent) -> None:
     for rank in (0, 1):
         agent.saved(rank, 4)
         agent.dies(rank)
-    assert agent.saves.begin(agent.local)
+    assert agent.saves.begin(agent.local, "shared")
     assert agent.asked == []
     assert (agent.ended()["step"], agent.events[0]["saved"]) == (4, 2)
 
 
 def test_a_rank_that_does_not_answer_is_not_waited_for(agent: Agent) -> None:
     agent.record(1, 4)
-    agent.saves.begin(agent.local)
+    agent.saves.begin(agent.local, "shared")
     agent.saved(0, 4)
     assert agent.waits()
     agent.now += ANSWER_S + 0.01
@@ -135,7 +135,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(agent: Agent) -> None:
 
 
 def test_a_rank_that_is_saving_gets_more_time(agent: Agent) -> None:
-    agent.saves.begin(agent.local)
+    agent.saves.begin(agent.local, "shared")
     agent.saved(0, 4)
     agent.says(1, rank_link.SavingLastStep())
     agent.now += LIMIT_S - 1
@@ -149,7 +149,7 @@ def test_a_rank_that_is_saving_gets_more_time(agent: Agent) -> None:
 
 
 def test_why_it_is_not_possible_is_told(agent: Agent) -> None:
-    agent.saves.begin(agent.local)
+    agent.saves.begin(agent.local, "shared")
     agent.says(0, rank_link.LastStepSaved(-1, "NotHeld: an optimizer's step had begun"))
     agent.dies(1)
     event = agent.ended()
@@ -157,13 +157,21 @@ def test_why_it_is_not_possible_is_told(agent: Agent) -> None:
     assert agent.others == [3]  # what was saved before, the other node's ranks may have had later
 
 
+def test_where_it_would_not_help_ranks_are_ended_at_once(agent: Agent, tmp_path: Path) -> None:
+    assert not agent.saves.begin(agent.local, "none")  # the world changes
+    own = Agent(tmp_path, shared=False)
+    assert not own.saves.begin(own.local, "shared")  # a rank is lost, and no other has what it had
+    assert own.saves.begin(own.local, "all")
+    assert agent.saves.begin(agent.local, "shared")
+
+
 def test_scripts_that_cannot_save_are_ended_at_once(agent: Agent) -> None:
     local = LocalRound("n1", STATE, m.Member("n1", 0, "n1", 2, 0), None)
-    assert not agent.saves.begin(local)
+    assert not agent.saves.begin(local, "all")
 
 
 def test_ranks_that_are_ended_otherwise_meanwhile_are_left_alone(agent: Agent) -> None:
-    agent.saves.begin(agent.local)
+    agent.saves.begin(agent.local, "shared")
     agent.ranks.local = None  # the run ends, or this node's lease has
     agent.saves.tick()
     agent.now += 10 * LIMIT_S
@@ -174,7 +182,7 @@ def test_ranks_that_are_ended_otherwise_meanwhile_are_left_alone(agent: Agent) -
 def test_another_node_that_does_not_answer_holds_nothing_up(agent: Agent) -> None:
     calls: list[Callable[[], None]] = []
     agent.saves._make_lost = lambda step, then: calls.append(then)
-    agent.saves.begin(agent.local)
+    agent.saves.begin(agent.local, "shared")
     for rank in (0, 1):
         agent.saved(rank, 4)
     until(lambda: agent.saves.tick() or calls, "the question")

@@ -12,7 +12,7 @@ from resilio_hpc.train import last_step
 from resilio_hpc.train.last_step import LastStep, save_before_end, the_last_step
 from tests.support.waiting import until
 
-SAVED = [HoldsSteps(), SavingLastStep(), LastStepSaved(7)]
+SAVED = [HoldsSteps(True), SavingLastStep(), LastStepSaved(7)]
 
 
 class Link:
@@ -36,27 +36,27 @@ def test_an_agents_order_is_carried_out_in_another_thread(link: Link) -> None:
         threads.append(threading.current_thread().name)
         return 7
 
-    link.one.offer(save)
+    link.one.offer(save, True)
     link.one.on_order(SaveLastStep())
     until(lambda: link.said == SAVED, "the answer", lambda: link.said)
     assert threads == ["resilio-last-step"]
 
 
 def test_it_is_saved_once(link: Link) -> None:
-    link.one.offer(lambda: 7)
+    link.one.offer(lambda: 7, True)
     save_before_end()
     link.one.save()
     assert link.said == SAVED
-    link.one.offer(lambda: 8)  # another loop
+    link.one.offer(lambda: 8, True)  # another loop
     save_before_end()
-    assert link.said[3:] == [HoldsSteps(), SavingLastStep(), LastStepSaved(8)]
+    assert link.said[3:] == [HoldsSteps(True), SavingLastStep(), LastStepSaved(8)]
 
 
 def test_what_goes_wrong_is_an_answer(link: Link) -> None:
     def fail() -> int:
         raise MemoryError("no room")
 
-    link.one.offer(fail)
+    link.one.offer(fail, True)
     save_before_end()
     assert link.said[-1] == LastStepSaved(-1, "MemoryError: no room")
     save_before_end()  # it may be tried again
@@ -73,6 +73,6 @@ def test_an_error_in_the_last_save_hides_no_other(link: Link, capsys: pytest.Cap
     def interrupted() -> int:
         raise KeyboardInterrupt
 
-    link.one.offer(interrupted)
+    link.one.offer(interrupted, True)
     save_before_end()
     assert "the last finished step is not saved: KeyboardInterrupt()" in capsys.readouterr().err

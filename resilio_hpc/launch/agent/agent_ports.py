@@ -24,7 +24,7 @@ class ServicePorts(Protocol):
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and their descendants → ``all_stopped``; stores of older rounds end too."""
 
-    def save_last_step(self, local: LocalRound) -> bool:
+    def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
         """Have the step saved that the ranks finished last → ``last_step_saved``; False: they cannot do so."""
 
     def judge(self, cause: m.Cause | None) -> None:

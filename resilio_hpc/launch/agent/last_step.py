@@ -16,6 +16,7 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.core.bounded import begin
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
 
@@ -49,11 +50,13 @@ class LastStepSaves:
         self._found: Made | None = None  # what this node's ranks have
         self._asked_at = 0.0  # for the ranks of the other node
 
-    def begin(self, local: LocalRound) -> bool:
+    def begin(self, local: LocalRound, worth: m.LastStep) -> bool:
         """Ask ranks to save. Return whether their end has to wait for ``NodeRanks.last_step_saved``."""
         if local is self._local:
             return True
-        if local is self._done or not any(rank.holds_steps for rank in local.ranks.values()):
+        holds = [rank.holds_steps for rank in local.ranks.values() if rank.holds_steps is not None]
+        is_worth = worth == "all" or (worth == "shared" and any(one.shared for one in holds))
+        if local is self._done or not holds or not is_worth:
             return False
         self._local, self._making, self._found, self._begun = local, None, None, self._clock()
         for rank in self._awaited(local):
@@ -65,7 +68,7 @@ class LastStepSaves:
         waited = self._clock() - self._begun
         return [
             rank for rank in local.ranks.values()
-            if rank.holds_steps and not rank.done and rank.last_saved is None
+            if rank.holds_steps is not None and not rank.done and rank.last_saved is None
             and waited < (LIMIT_S if rank.saves_last else ANSWER_S)
         ]  # fmt: skip
 

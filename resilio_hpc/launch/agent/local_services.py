@@ -138,9 +138,9 @@ class LocalServices:
         self._environment.ranks_stop(how.for_good)
         self._ranks.stop(how, keep_stores_from)
 
-    def save_last_step(self, local: LocalRound) -> bool:
+    def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
         """Have the step saved that the ranks finished last, where they can do so."""
-        return self._last_step.begin(local)
+        return self._last_step.begin(local, worth)
 
     def judge(self, cause: m.Cause | None) -> None:
         """Take what ended the last round: the console shows no echoes of it."""

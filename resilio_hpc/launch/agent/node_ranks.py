@@ -92,7 +92,8 @@ class NodeRanks:
             self.store.ask(message.round)
         if self._started_round == message.round:
             return  # a repeated, late order: this round runs already
-        if self.local is not None and not self.stop.under_way and self._ports.services.save_last_step(self.local):
+        ranks = None if self.stop.under_way else self.local
+        if ranks is not None and self._ports.services.save_last_step(ranks, message.last_step):
             return
         if self.alive or self.stop.under_way:
             self._stop_ranks(StopHow(self._graces.failure))

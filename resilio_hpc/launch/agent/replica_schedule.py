@@ -49,8 +49,8 @@ class ReplicaSchedule:
         """Return True once: there are snapshots now, and other ranks may hold the same."""
         if self.found is not None or local is None or local.snapshot_whole < 0 or local.nodes < 2:
             return False
-        holds_steps = any(rank.holds_steps for rank in local.ranks.values())  # of small states, too, none is lost
-        self.found = may_have_replicas(self._arena_dir, 0 if holds_steps else LEAST_BYTES)
+        holds_steps = any(rank.holds_steps is not None for rank in local.ranks.values())
+        self.found = may_have_replicas(self._arena_dir, 0 if holds_steps else LEAST_BYTES)  # steps of small states, too
         return self.found
 
     def begin_fetch(self) -> bool:

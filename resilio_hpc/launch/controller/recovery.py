@@ -106,6 +106,13 @@ class Recovery(Struct):
         is_rank = first.kind in RANK_KINDS
         return Cause(first.node, first.rank if is_rank else -1, is_consequence(first), place_of(first.traceback))
 
+    @property
+    def loses_state(self) -> bool:
+        """Return whether the state of a rank is lost with what ended the last round: it did not end by itself."""
+        failures, lost, restarted = self._told
+        by_itself = all(failure.kind in ("exit", "early_exit") for failure in self.failures[failures:])
+        return not by_itself or len(self.lost_nodes) > lost or len(self.restarted_agents) > restarted
+
     def last_failure(self) -> RankFailure | None:
         """Return the rank failure that ended the last round, if one did."""
         return self._origin(self._told[0])

@@ -39,6 +39,7 @@ class Rounds:
         self._intend = intend
         self._checkpoints = checkpoints
         self._store_port: int | None = None
+        self._last_step: m.LastStep = "none"
         self._may_have_ranks: set[str] = set()  # nodes that must have stopped theirs before the next round starts
         self._start: m.Start | None = None
         self._next_again = run.now()
@@ -56,7 +57,9 @@ class Rounds:
         run.has_prepared = True
         if run.members and run.config.test_replacements:
             run.in_doubt |= {node for node in nodes if not run.is_member(node)}
+        size, lost = run.world_size, run.recovery is not None and run.recovery.loses_state
         run.set_members(members)
+        self._last_step = "none" if run.world_size != size else "shared" if lost else "all"
         run.round += 1
         self._store_port = None
         run.enter(Phase.PREPARING)
@@ -73,7 +76,7 @@ class Rounds:
         run = self._run
         opens_store = node == run.members[0].node
         cause = run.recovery.cause(certain=True) if run.recovery is not None else None
-        self._out.send(node, m.Prepare(run.epoch, run.round, opens_store, cause))
+        self._out.send(node, m.Prepare(run.epoch, run.round, opens_store, cause, self._last_step))
 
     def stopped(self, agent: KnownAgent, message: m.RanksStopped) -> None:
         """Take note that a node's old ranks are gone."""

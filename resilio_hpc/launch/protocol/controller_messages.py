@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -55,16 +55,22 @@ class UpdateVoters(Struct, frozen=True):
     membership: Membership
 
 
+LastStep = Literal["none", "shared", "all"]
+"""Of a restart with other ranks: none; where the state of a rank is lost: if other ranks have the same; else: all."""
+
+
 class Prepare(Struct, frozen=True):
     """Stop every rank of earlier rounds; with ``open_store``, open the store of this round as well.
 
-    ``cause``: what ended the round before, where that is certain already.
+    ``cause``: what ended the round before, where that is certain already; ``last_step``: whether it helps that ranks
+    save the step that they finished last.
     """
 
     epoch: Count
     round: Count
     open_store: bool
     cause: Cause | None = None
+    last_step: LastStep = "none"
 
 
 class Start(Struct, frozen=True):

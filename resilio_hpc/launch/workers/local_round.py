@@ -42,7 +42,7 @@ class LocalRank(Struct):
     ended_well_at: float | None = None  # Unix seconds
     bad_copy: tuple[m.RestorePoint, str] | None = None  # the copy that could not be restored, and why
     snapshots: dict[int, tuple[int, float]] = field(default_factory=dict)
-    holds_steps: bool = False  # it can still save the last finished step
+    holds_steps: rank_link.HoldsSteps | None = None  # it can still save the last finished step
     saves_last: bool = False  # it does so
     last_saved: rank_link.LastStepSaved | None = None
 
@@ -137,7 +137,7 @@ class LocalRound:
         elif isinstance(message, rank_link.StopAck):
             return self._stop_answer(local, message)
         elif isinstance(message, rank_link.HoldsSteps):
-            rank.holds_steps = True
+            rank.holds_steps = message
         elif isinstance(message, rank_link.SavingLastStep):
             rank.saves_last = True
         elif isinstance(message, rank_link.LastStepSaved):

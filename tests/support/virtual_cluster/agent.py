@@ -331,7 +331,7 @@ class VirtualAgent(Process):
         if message.partner is not None:
             self.copies.keep(message, message.partner, world_size)
 
-    def save_last_step(self, local: LocalRound) -> bool:
+    def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
         return False
 
     def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
