@@ -161,10 +161,11 @@ class Checkpointer:
         with self._turns.turn():
             world.check_place(self.place)
             self._settle()
-            pair, state = self._arenas.open(), held.flattened()
-            if pair.has(held.step):
-                return
-            Snapshot(pair, held.step, state, self._pool, device=self._arenas.device, is_last=True).finish()
+            self._arenas.save_held(held, self._pool)
+
+    def mark_boundary(self, held: HeldState) -> None:
+        """Note what devices have done before a state that is held."""
+        self._arenas.mark_boundary(held)
 
     def record_writer(self) -> RecordWriter | None:
         """Return where this rank records its boundaries; None where no other rank holds the same tensors."""

@@ -9,6 +9,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.device_copy import CUDA, Device
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.expected import expected_bytes
+from resilio_hpc.ckpt.state.held_state import HeldState
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 
@@ -78,6 +81,21 @@ class RankArenas:
         if not self._prefaulted:
             self._prefaulted = True
             arenas.prefault_beside()
+
+    def mark_boundary(self, held: HeldState) -> None:
+        """Note which work of devices a state that is held comes after."""
+        watched = held.watched
+        if watched.places is None:
+            places = [self.device.place(tensor) for tensor in (*watched.tensors, *watched.small)]
+            watched.places = [place for place in dict.fromkeys(places) if place is not None]
+        held.boundaries = {where: self.device.boundary(where) for where in watched.places}
+
+    def save_held(self, held: HeldState, pool: ThreadPoolExecutor) -> None:
+        """Take a snapshot of a state that was held, unless there is one. Raises CheckpointError, OSError."""
+        pair = self.open()
+        if not pair.has(held.step):
+            with self.device.beside(held.boundaries):
+                Snapshot(pair, held.step, held.flattened(), pool, device=self.device, is_last=True).finish()
 
     def prepare(self, state: Any, trains: bool) -> None:
         """Make arenas ready by the time of the first saves: one under the launcher, else both while it trains."""

@@ -33,6 +33,9 @@ class SavesStates(Protocol):
     def save(self, step: int, state: Any) -> SaveHandle:
         """Take a snapshot, to be committed."""
 
+    def mark_boundary(self, held: HeldState) -> None:
+        """Note what devices have done before."""
+
     def save_held(self, held: HeldState) -> None:
         """Take a snapshot, and tell no other process. Raises CheckpointError, OSError."""
 
@@ -73,6 +76,7 @@ class StateSaver:
         self._trainer = threading.get_ident()
         try:
             held = HeldState(step, self._state(), self._watched)
+            self._checkpoint.mark_boundary(held)
             self._record_boundary(held)
         except (ResilioError, RuntimeError, OSError) as error:
             self._drop(str(error))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -71,6 +71,17 @@ class Device(Protocol):
         """Let later work of the current stream wait for ``mark``."""
         ...
 
+    def boundary(self, where: Any) -> Any:
+        """Return the end of the current stream's work so far, for ``beside``."""
+        ...
+
+    def beside(self, boundaries: Mapping[Any, Any]) -> contextlib.AbstractContextManager[None]:
+        """Let this thread's copies follow what came before these ``boundary``, by device, and nothing that came later.
+
+        A collective that waits for a lost rank never ends.
+        """
+        ...
+
     def lock_pages(self, memory: memoryview) -> Callable[[], None] | None:
         """Lock the pages, so that the device writes straight into them.
 
@@ -123,6 +134,26 @@ class Cuda:
 
         assert isinstance(mark, _Recorded)
         torch.cuda.current_stream(where).wait_event(mark.event)
+
+    def boundary(self, where: Any) -> Any:
+        """See Device."""
+        import torch
+
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(where))
+        return event
+
+    @contextlib.contextmanager
+    def beside(self, boundaries: Mapping[Any, Any]) -> Iterator[None]:
+        """See Device."""
+        import torch
+
+        with contextlib.ExitStack() as streams:
+            for where, event in boundaries.items():
+                stream = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
+                stream.wait_event(event)
+                streams.enter_context(torch.cuda.stream(stream))
+            yield
 
     def lock_pages(self, memory: memoryview) -> Callable[[], None] | None:
         """See Device."""

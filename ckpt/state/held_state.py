@@ -41,6 +41,7 @@ class HeldState:
     def __init__(self, step: int, state: Any, watched: Watched | None = None) -> None:
         """Hold it; ``watched``: of the one before. Raises NotHeld, UsageError."""
         self.step = step
+        self.boundaries: dict[Any, Any] = {}  # by device: what its copies have to wait for
         objects = torch_objects(state)
         self.watched = watched if watched is not None and watched.is_of(objects) else Watched(objects)
         self._copied: dict[Key, Any] = {key_of(one): one.detach().clone() for one in self.watched.small}

@@ -59,6 +59,7 @@ class Watched:
         self.paths: list[str] = []
         self.small: list[Any] = []
         self.copied_bytes = 0
+        self.places: list[Any] | None = None  # the devices of all these, once they were looked for
         seen: set[int] = set()
         for optimizer in (value for value in objects if overlap.is_optimizer(value)):
             self._add_optimizer(optimizer, seen)

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.restore import restore
 from resilio_hpc.ckpt.snapshot.device_copy import parts
+from resilio_hpc.ckpt.state import overlap
 from resilio_hpc.core.errors import CheckpointError
 from tests.ckpt.test_overlap import WIDTH, Training, copies_held
 from tests.support.ckpt.fake_device import FakeDevice
@@ -184,3 +187,23 @@ def test_memory_that_cannot_be_locked_is_said_once(tmp_path: Path, capfd: pytest
         checkpoint.save(step, training.state()).wait("committed", 60)
     assert capfd.readouterr().err.count("no pages are locked here: copies from the device take longer") == 1
     assert WIDTH in restored_values(tmp_path)[0].shape
+
+
+def test_the_last_step_is_copied_beside_a_collective_that_never_ends(device: FakeDevice, tmp_path: Path) -> None:
+    training, checkpoint = on_device(Training(), device), checkpointer(tmp_path, device)
+    saver = checkpoint.saver(training.state)
+    saver.hold(1)
+    before = saved_values(training)
+    training.backward()  # its running statistics change, of which the boundary has copies
+    device.is_stuck = True
+    assert saver.save_held() == 1
+    pair = checkpoint._arenas.pair
+    assert pair is not None
+    path = pair.held(1)
+    assert path is not None
+    with ArenaSource(path) as source:
+        found = restore(source, None, checkpoint._pool)
+    model, optimizer = found["model"], found["optimizer"]
+    values = [*model.values(), *[v for one in optimizer["state"].values() for v in one.values()]]
+    assert same(before, values)
+    overlap._fenced.discard(saver)

@@ -7,9 +7,10 @@ which nobody waits in time sees what came later, and the snapshot is wrong. What
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ class FakeDevice:
         self._queue: list[Callable[[], None] | None] = []
         self._begun = 0
         self._followed = False
+        self.is_stuck = False
+        """The current stream waits for a collective that never ends."""
+        self._is_beside = False
         self._lock = threading.Lock()
         self.locked: list[tuple[int, int]] = []
         self.largest_strided = 0
@@ -51,6 +55,7 @@ class FakeDevice:
 
     def follow(self, where: Any) -> None:
         assert where == "fake:0"
+        assert self._is_beside or not self.is_stuck, "it would wait for ever"
         self._followed = True
 
     def copy(self, part: Any, target: memoryview) -> None:
@@ -79,6 +84,17 @@ class FakeDevice:
     def hold(self, where: Any, mark: Mark) -> None:
         assert where == "fake:0" and isinstance(mark, FakeMark)
         self.run_until(mark.after)
+
+    def boundary(self, where: Any) -> Any:
+        assert where == "fake:0" and not self.is_stuck
+        return self
+
+    @contextlib.contextmanager
+    def beside(self, boundaries: Mapping[Any, Any]) -> Iterator[None]:
+        assert boundaries == {"fake:0": self}
+        self._is_beside = True
+        yield
+        self._is_beside = False
 
     def run_until(self, number: int) -> None:
         with self._lock:
