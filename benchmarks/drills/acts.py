@@ -15,7 +15,8 @@ from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
-from resilio_hpc.launch.rundir import test_order
+from resilio_hpc.launch.rundir import user_orders
+from resilio_hpc.launch.rundir.user_orders import UserOrder
 
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
 
@@ -110,7 +111,7 @@ class Actor:
         self._throttle = Throttle(self._cluster, self.slowed)
 
     def _test_nodes(self, *_: object) -> None:
-        test_order.write(self._run, test_order.TestOrder("drill", replace=True, by="drill"))
+        user_orders.write(self._run, UserOrder("test", "drill", "drill", replace=True))
 
     @staticmethod
     def _each(do: Callable[[str], None], nodes: Sequence[str]) -> None:
