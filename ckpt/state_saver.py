@@ -78,9 +78,10 @@ class StateSaver:
             held = HeldState(step, self._state(), self._watched)
             self._checkpoint.mark_boundary(held)
             self._record_boundary(held)
-        except (ResilioError, RuntimeError, OSError) as error:
-            self._drop(str(error))
-            self._tell(str(error))
+        except Exception as error:  # noqa: BLE001 - of the state's own code, too; a save will raise it
+            why = str(error) if isinstance(error, ResilioError) else f"{type(error).__name__}: {error}"
+            self._drop(why)
+            self._tell(why)
             return
         with self._lock:
             self._held, self._why_not, self._watched = held, "", held.watched

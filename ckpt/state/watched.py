@@ -13,7 +13,7 @@ from typing import Any
 
 from resilio_hpc.ckpt.state import containers, overlap, tensors
 
-MOST_COPIED = 16 << 20
+MOST_COPIED = 4 << 20  # copied in a millisecond
 """Bytes of tensors that are copied at each boundary; others must not change until the next optimizer's step."""
 
 Key = tuple[int, int]

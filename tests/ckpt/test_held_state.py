@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc.ckpt import Slab, rng_state
@@ -21,6 +22,7 @@ from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.tree import Flattened, flatten
 from resilio_hpc.ckpt.state.watched import MOST_COPIED, Watched
 from resilio_hpc.core.errors import CorruptCheckpoint
+from tests.support.ckpt.forked_ranks import in_ranks, join
 
 LARGE = MOST_COPIED // 4 + 1000  # floats that are not copied
 
@@ -162,6 +164,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(values)
 def test_an_outline_and_the_whole_tree_give_the_tree(state: Any) -> None:
     whole = flatten(state).tree
@@ -208,3 +211,42 @@ def test_trees_of_another_shape_are_refused() -> None:
             filled(decode_part(own_part(mine)).outline, flatten(others).tree)
     with pytest.raises(CorruptCheckpoint, match="cannot be read"):
         filled(b'{"a":', b"{}")
+
+
+def _sharded(room: Path, rank: int) -> dict[str, Any]:
+    """Hold the state of an FSDP2 model, and look at it in the midst of a step and behind it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    join(room, rank, 2)
+    mesh = init_device_mesh("cpu", (2,))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer}
+
+    def local(flat: Flattened) -> list[torch.Tensor]:
+        values = [leaf.value for leaf in flat.leaves]
+        return [value.to_local() if hasattr(value, "to_local") else value for value in values]
+
+    model(torch.rand(4, 8)).sum().backward()
+    optimizer.step()
+    before = [value.clone() for value in local(flatten(state))]
+    held = HeldState(1, state)
+    loss = model(torch.rand(4, 8)).sum()  # its parameters are gathered
+    found = [value.clone() for value in local(held.flattened())]
+    loss.backward()
+    optimizer.step()
+    try:
+        held.flattened()
+        refused = ""
+    except NotHeld as error:
+        refused = str(error)
+    return {"same": all(map(torch.equal, before, found)), "tensors": len(found), "refused": refused}
+
+
+def test_a_sharded_model_is_held_while_its_parameters_are_gathered(tmp_path: Path) -> None:
+    for said in in_ranks(lambda rank: _sharded(tmp_path, rank), tmp_path):
+        assert (said["same"], said["tensors"]) == (True, 4 + 3 * 4)
+        assert "was changed" in said["refused"]
