@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.core import rank_link
@@ -22,6 +22,7 @@ from resilio_hpc.launch.workers.node_context import NodeContext
 
 ANSWER_S = 1.0  # a rank that is stopped, or holds Python's lock, does not answer
 LIMIT_S = 30.0  # for ranks that save, and as much for the snapshots of lost ranks
+SOON_S = 0.05  # the agent may stand still for so long
 OTHERS_S = 3.0  # for the replicator to see what can be made for another node's ranks
 
 Made = tuple[int, list[int]]
@@ -84,6 +85,8 @@ class LastStepSaves:
                 places = {rank.rank: rank.local_rank for rank in local.ranks.values()}
                 directory, spill = self._node.arena_dir, self._node.local_dir / "lost-ranks"
                 self._making = begin(lambda: lost_ranks.complete(directory, spill, places, local.number))
+                if wait([self._making], SOON_S).done:  # mostly it is little work
+                    self._made(local, self._making)
         elif self._found is not None:
             if self._clock() - self._asked_at > OTHERS_S:
                 self._end(local, *self._found, "the replicator does not answer")
