@@ -30,6 +30,16 @@ class StepHolder(Protocol):
         """Save the step that was held last, and return its number. From any thread."""
 
 
+_OF_A_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset",
+    "Broken pipe",
+    "Socket closed",
+    "NCCL",
+    "remote process",
+)
+
+
 class LastStep:
     """Saves the last finished step, once."""
 
@@ -39,11 +49,12 @@ class LastStep:
         self._save: Callable[[], int] | None = None
         self._lock = threading.Lock()
         self._is_saved = False
+        self.shared = False
 
     def offer(self, save_held: Callable[[], int], shared: bool) -> None:
         """Take what saves the last finished step and returns its number. ``shared``: see ``HoldsSteps``."""
         with self._lock:
-            self._save, self._is_saved = save_held, False
+            self._save, self._is_saved, self.shared = save_held, False, shared
         self._send(HoldsSteps(shared))
 
     def on_order(self, _: SaveLastStep) -> None:
@@ -73,10 +84,16 @@ def the_last_step(send: Callable[[LastStepMessage], None]) -> LastStep:
     return _last[0]
 
 
-def save_before_end() -> None:
-    """Save the last finished step before this process ends because of an error."""
+def save_before_end(error: BaseException) -> None:
+    """Save the last finished step before this process ends because of an error.
+
+    Where a connection broke, another rank is lost. Then it helps only where ranks have the same tensors, and else it
+    would be in the way of the restart.
+    """
+    is_echo = any(text in str(error) for text in _OF_A_LOST_PEER)
     try:
         for one in _last:
-            one.save()
-    except BaseException as error:  # noqa: BLE001 - the process ends because of another error, which is to be seen
-        print(f"resilio: the last finished step is not saved: {error!r}", file=sys.stderr)
+            if one.shared or not is_echo:
+                one.save()
+    except BaseException as other:  # noqa: BLE001 - the process ends because of another error, which is to be seen
+        print(f"resilio: the last finished step is not saved: {other!r}", file=sys.stderr)

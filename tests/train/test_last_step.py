@@ -15,6 +15,9 @@ from tests.support.waiting import until
 SAVED = [HoldsSteps(True), SavingLastStep(), LastStepSaved(7)]
 
 
+ERROR = ValueError("a mistake")
+
+
 class Link:
     """What the agent hears."""
 
@@ -44,11 +47,11 @@ def test_an_agents_order_is_carried_out_in_another_thread(link: Link) -> None:
 
 def test_it_is_saved_once(link: Link) -> None:
     link.one.offer(lambda: 7, True)
-    save_before_end()
+    save_before_end(ERROR)
     link.one.save()
     assert link.said == SAVED
     link.one.offer(lambda: 8, True)  # another loop
-    save_before_end()
+    save_before_end(ERROR)
     assert link.said[3:] == [HoldsSteps(True), SavingLastStep(), LastStepSaved(8)]
 
 
@@ -57,14 +60,14 @@ def test_what_goes_wrong_is_an_answer(link: Link) -> None:
         raise MemoryError("no room")
 
     link.one.offer(fail, True)
-    save_before_end()
+    save_before_end(ERROR)
     assert link.said[-1] == LastStepSaved(-1, "MemoryError: no room")
-    save_before_end()  # it may be tried again
+    save_before_end(ERROR)  # it may be tried again
     assert len(link.said) == 5
 
 
 def test_a_script_that_offers_nothing_is_not_asked_for_more(link: Link) -> None:
-    save_before_end()
+    save_before_end(ERROR)
     link.one.save()
     assert link.said == []
 
@@ -74,5 +77,17 @@ def test_an_error_in_the_last_save_hides_no_other(link: Link, capsys: pytest.Cap
         raise KeyboardInterrupt
 
     link.one.offer(interrupted, True)
-    save_before_end()
+    save_before_end(ERROR)
     assert "the last finished step is not saved: KeyboardInterrupt()" in capsys.readouterr().err
+
+
+def test_where_a_peer_is_lost_tensors_of_one_rank_are_not_saved(link: Link) -> None:
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4711")
+    link.one.offer(lambda: 7, False)
+    save_before_end(lost)
+    assert link.said == [HoldsSteps(False)]
+    save_before_end(ERROR)
+    assert link.said[1:] == SAVED[1:]
+    link.one.offer(lambda: 8, True)
+    save_before_end(lost)
+    assert link.said[-1] == LastStepSaved(8)

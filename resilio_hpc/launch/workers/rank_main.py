@@ -47,7 +47,7 @@ def run(kind: str, argv: Sequence[str]) -> None:
             _run_file(argv[0], main)
     except SystemExit as end:
         if end.code not in (None, 0):
-            _save_last_step()
+            _save_last_step(end)
         _leave_mpi(end.code)
         raise
     except BaseException as error:  # noqa: BLE001 - the last handler of the process
@@ -145,7 +145,7 @@ def _end(error: BaseException, main: types.ModuleType) -> None:
         traceback.print_exc()
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, shown)
-    _save_last_step()
+    _save_last_step(error)
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = lambda *_: None  # it was shown already; the interpreter finalises and then dies of SIGINT
         raise KeyboardInterrupt from None
@@ -153,11 +153,11 @@ def _end(error: BaseException, main: types.ModuleType) -> None:
     sys.exit(1)
 
 
-def _save_last_step() -> None:
+def _save_last_step(error: BaseException) -> None:
     """Save the last finished step, where the script has said how: this rank may be the only one that has its part."""
     module = sys.modules.get("resilio_hpc.train.last_step")
     if module is not None:
-        module.save_before_end()
+        module.save_before_end(error)
 
 
 def _leave_mpi(code: object) -> None:
