@@ -1,4 +1,4 @@
-"""The result of ``Checkpointer.save``: the progress of that save; and what is told of saves that take longer."""
+"""The result of ``Checkpointer.save``: the progress of that save; and why saves may take longer."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
 from resilio_hpc.ckpt.state.overlap import fence_before_steps
 from resilio_hpc.ckpt.state.own_part import own_part
+from resilio_hpc.ckpt.state.tree import has_state
 from resilio_hpc.ckpt.state.watched import Watched
 from resilio_hpc.core.errors import ResilioError
 
@@ -55,7 +56,8 @@ class StateSaver:
         """``state``: what is saved, or a function that returns it and changes nothing."""
         self._checkpoint = checkpoint
         self.shared = checkpoint.layout == REPLICATED
-        self._state: Callable[[], Any] = state if callable(state) else lambda: state
+        is_function = callable(state) and not has_state(state)  # a module can be called, too
+        self._state: Callable[[], Any] = state if is_function else lambda: state
         self._held: HeldState | None = None
         self._why_not = "no step has begun"
         self._lock = threading.Lock()
@@ -101,7 +103,7 @@ class StateSaver:
             except Exception:  # noqa: BLE001 - the state's own code, in the midst of a step: its boundary will tell
                 self._trusts_early = False
             else:
-                self._records.write(held.step + 1, self._early, True)
+                self._write(held.step + 1, self._early, True)
 
     def save_held(self) -> int:
         """Take a snapshot of the last finished step, and return its number. Raises CheckpointError, OSError.
@@ -126,12 +128,24 @@ class StateSaver:
         """Leave in shared memory what is this rank's own, where other ranks hold the same tensors."""
         if not self._is_opened:
             self._is_opened = True
-            self._records = self._checkpoint.record_writer()
+            try:
+                self._records = self._checkpoint.record_writer()
+            except OSError as error:
+                self._tell(str(error))
         if self._records is not None:
             part = held.own_part()
-            self._records.write(held.step, part, False)
+            self._write(held.step, part, False)
             self._trusts_early = self._trusts_early and self._early in (None, part)
             self._early = None
+
+    def _write(self, step: int, part: bytes, is_early: bool) -> None:
+        """Write a record. Where there is no room, there are none from then on, and training goes on."""
+        if self._records is not None:
+            try:
+                self._records.write(step, part, is_early)
+            except OSError as error:
+                self._records = None
+                self._tell(f"shared memory: {error}")
 
     def _tell(self, why: str) -> None:
         if not self._is_told and self._checkpoint.place.rank == 0:  # one line for all ranks

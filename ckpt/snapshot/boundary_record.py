@@ -9,7 +9,7 @@ This module needs neither torch nor h5py: the agent uses it.
 
 from __future__ import annotations
 
-import mmap
+import errno
 import os
 import struct
 from collections.abc import Collection
@@ -70,23 +70,24 @@ class RecordWriter:
         path = record_path(directory, rank)
         path.unlink(missing_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.truncate(self._file, _SLOTS * ROOM)
-            self._map = mmap.mmap(self._file, _SLOTS * ROOM)
-        except OSError:
-            os.close(self._file)
-            raise
 
     def write(self, step: int, part: bytes, is_early: bool) -> None:
-        """Replace the oldest record; do nothing for a part that is too large."""
+        """Replace the oldest record; do nothing for a part that is too large. Raises OSError.
+
+        By calls, since a write to mapped memory would end the rank where shared memory is full.
+        """
         start = (2 if is_early else step % 2) * ROOM
         if len(part) > ROOM - _HEADER.size - _CRC.size:
             return
         header = _HEADER.pack(_MAGIC, _VERSION, is_early, step, *self._place, len(part), crc32c(part))
         body = start + len(header) + _CRC.size
-        self._map[start : start + len(header)] = bytes(len(header))  # what is written over is valid no more
-        self._map[body : body + len(part)] = part
-        os.pwrite(self._file, header + _CRC.pack(crc32c(header)), start)  # a call, which wakes those that watch
+        for data, at in (
+            (bytes(len(header)), start),  # what is written over is valid no more
+            (part, body),
+            (header + _CRC.pack(crc32c(header)), start),
+        ):
+            if os.pwrite(self._file, data, at) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read_records(path: Path, known: Collection[Stamp] = ()) -> list[BoundaryRecord]:

@@ -104,7 +104,7 @@ def test_in_the_midst_of_a_step_the_one_before_is_saved(rank: Rank) -> None:
     found = rank.saved(4)
     assert found["model"]["weight"].flatten().tolist() == before
     assert found["rng"] == drawn != rank.state()["rng"]
-    assert rank.launcher.taken == []  # the agent is told by the rank's link, not as of a save
+    assert rank.launcher.taken == []  # the rank's link tells the agent, and not as of a save
     rank.optimizer.step()
     rank.saver.hold(5)
     rank.saver(5)
@@ -264,3 +264,21 @@ def test_a_step_that_was_saved_is_not_saved_again(rank: Rank) -> None:
     rank.saver(4)
     assert rank.saver.save_held() == 4
     assert not arena.slot_path(rank.arenas, 0, arena.LAST).exists()
+
+
+def test_a_module_is_a_state_and_no_function(rank: Rank) -> None:
+    assert rank.checkpoint.saver(rank.model)._state() is rank.model
+
+
+def test_without_room_for_records_training_goes_on(rank: Rank, capsys: pytest.CaptureFixture[str]) -> None:
+    class Full:
+        def write(self, step: int, part: bytes, is_early: bool) -> None:
+            raise OSError(28, "No space left on device")
+
+    rank.saver.hold(4)
+    rank.saver._records = Full()  # type: ignore[assignment]
+    rank.work()
+    rank.optimizer.step()
+    rank.saver.hold(5)
+    assert "No space left on device" in capsys.readouterr().err
+    assert rank.saver.save_held() == 5
