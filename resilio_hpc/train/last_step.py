@@ -30,6 +30,7 @@ class StepHolder(Protocol):
         """Save the step that was held last, and return its number. From any thread."""
 
 
+ORDER_S = 0.5
 _OF_A_LOST_PEER = (
     "Connection closed by peer",
     "Connection reset",
@@ -49,6 +50,7 @@ class LastStep:
         self._save: Callable[[], int] | None = None
         self._lock = threading.Lock()
         self._is_saved = False
+        self._is_ordered = threading.Event()
         self.shared = False
 
     def offer(self, save_held: Callable[[], int], shared: bool) -> None:
@@ -59,7 +61,13 @@ class LastStep:
 
     def on_order(self, _: SaveLastStep) -> None:
         """Save in a thread of its own: the training thread waits for ranks that are lost."""
+        self._is_ordered.set()
         threading.Thread(target=self.save, name="resilio-last-step", daemon=True).start()
+
+    def await_order(self) -> None:
+        """Wait for the agent's order, which comes soon after a rank's end was seen, if it comes."""
+        if self._save is not None:
+            self._is_ordered.wait(ORDER_S)
 
     def save(self) -> None:
         """Save, unless that was done."""
@@ -87,13 +95,14 @@ def the_last_step(send: Callable[[LastStepMessage], None]) -> LastStep:
 def save_before_end(error: BaseException) -> None:
     """Save the last finished step before this process ends because of an error.
 
-    Where a connection broke, another rank is lost. Then it helps only where ranks have the same tensors, and else it
-    would be in the way of the restart.
+    Where a connection broke, another rank has ended. Where ranks do not have the same tensors, it helps only if that
+    one has saved, too. The agent knows: it orders the save, or ends this rank.
     """
     is_echo = any(text in str(error) for text in _OF_A_LOST_PEER)
     try:
         for one in _last:
-            if one.shared or not is_echo:
-                one.save()
+            if is_echo and not one.shared:
+                one.await_order()
+            one.save()
     except BaseException as other:  # noqa: BLE001 - the process ends because of another error, which is to be seen
         print(f"resilio: the last finished step is not saved: {other!r}", file=sys.stderr)

@@ -81,13 +81,19 @@ def test_an_error_in_the_last_save_hides_no_other(link: Link, capsys: pytest.Cap
     assert "the last finished step is not saved: KeyboardInterrupt()" in capsys.readouterr().err
 
 
-def test_where_a_peer_is_lost_tensors_of_one_rank_are_not_saved(link: Link) -> None:
+def test_where_a_peer_has_ended_the_agents_order_is_waited_for(link: Link) -> None:
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4711")
     link.one.offer(lambda: 7, False)
-    save_before_end(lost)
+    waits = threading.Thread(target=save_before_end, args=(lost,))
+    waits.start()
     assert link.said == [HoldsSteps(False)]
-    save_before_end(ERROR)
+    link.one.on_order(SaveLastStep())
+    waits.join()
+    until(lambda: len(link.said) == 3, "the answer", lambda: link.said)
     assert link.said[1:] == SAVED[1:]
-    link.one.offer(lambda: 8, True)
-    save_before_end(lost)
-    assert link.said[-1] == LastStepSaved(8)
+
+
+def test_without_an_order_all_ranks_may_live_and_it_is_saved(link: Link) -> None:
+    link.one.offer(lambda: 7, False)
+    save_before_end(RuntimeError("Connection reset by peer"))
+    assert link.said[1:] == SAVED[1:]
