@@ -6,6 +6,7 @@ saved the step that they finished last, each lost rank's snapshot is made of the
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from resilio_hpc.ckpt.format.manifest import REPLICATED
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.caller import SnapshotCaller
 from resilio_hpc.ckpt.replication.messages import Follow, NewRecords, RankBoundary, WantRecords, asking, giving
-from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopies, ReplicaCopy
+from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopies
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, Stamp, read_records, record_path
@@ -149,26 +150,24 @@ class PartnerRecords:
                 kept = [*self._records.get(rank, ()), record]
                 self._records[rank] = sorted(kept, key=lambda one: one.order)[-KEPT:]
 
-    def can_make(self, step: int, world_size: int) -> list[int]:
-        """Return the ranks whose snapshot of a step can be made here."""
+    def make(self, step: int, world_size: int) -> list[int]:
+        """Make replica copies of a step for all ranks for which it is possible; return these ranks."""
         holder = self._holder(step, world_size)
-        if holder is None:
-            return []
         with self._lock:
-            ranks = list(self._records)
-        return [rank for rank in ranks if self._record(rank, holder) is not None]
+            ranks = [] if holder is None else list(self._records)
+        return [rank for rank in ranks if holder is not None and self._make(rank, holder)]
 
-    def copy(self, rank: int, step: int, world_size: int) -> ReplicaCopy | None:
-        """Return the snapshot of a rank, None where it cannot be made."""
-        holder = self._holder(step, world_size)
-        record = self._record(rank, holder) if holder is not None else None
-        if holder is None or record is None:
-            return None
+    def _make(self, rank: int, holder: arena.HeldSnapshot) -> bool:
+        record = self._record(rank, holder)
+        if record is None:
+            return False
         try:
             own = {path for path in self._replicas.own_paths(rank) if not is_batch_statistic(path)}
-            return lost_ranks.replica(holder, rank, record, own)
-        except (CheckpointError, OSError):
-            return None
+            self._replicas.put(lost_ranks.replica(holder, rank, record, own))
+        except (CheckpointError, OSError) as error:
+            print(f"resilio: no snapshot of rank {rank} of step {holder.step}: {error}", file=sys.stderr, flush=True)
+            return False
+        return True
 
     def _holder(self, step: int, world_size: int) -> arena.HeldSnapshot | None:
         """Return a snapshot of this node whose tensors all ranks have."""

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.ckpt.format.manifest import REPLICATED, Extent, RankTable, read_table
+from resilio_hpc.ckpt.format.manifest import REPLICATED, Extent, RankTable
 from resilio_hpc.ckpt.format.own_parts import decode_part, filled, with_own
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
-from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy, owned
+from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy, checked_table, owned
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
@@ -113,10 +113,7 @@ def _own(
     if header is None or record.world_size != header.world_size or header.layout != REPLICATED:
         raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is another one")
     source = map_shared(file, holder.size_bytes, False)
-    data = bytes(source[header.table_offset :][: header.table_size])
-    if crc32c(data) != header.table_crc32c:
-        raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is damaged")
-    table = read_table(data, header.size_bytes)
+    table = checked_table(header, bytes(source[header.table_offset :][: header.table_size]))
     its_tree = bytes(source[table.tree.offset :][: table.tree.size_bytes])
     if crc32c(its_tree) != table.tree.crc32c:
         raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is damaged")

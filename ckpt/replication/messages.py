@@ -74,8 +74,8 @@ class Follow(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     ranks: list[int]
 
 
-class CanMake(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → replicator: which of the followed ranks could get a snapshot of ``step`` here? Answer: CanBeMade."""
+class MakeLost(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator: make copies of ``step`` for the followed ranks, which may be lost. Answer: LostMade."""
 
     number: int
     step: int
@@ -116,8 +116,8 @@ class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     no_replicas: bool = False
 
 
-class CanBeMade(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """replicator → agent: snapshots of these ranks are made when they are asked for."""
+class LostMade(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent: copies of that step are here for these ranks."""
 
     number: int
     step: int
@@ -125,8 +125,8 @@ class CanBeMade(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=Tru
     ranks: list[int]
 
 
-Request = ServeSnapshots | Fetch | Begin | Cancel | Follow | CanMake
-Answer = Serving | StillFetching | Fetched | FetchFailed | CanBeMade
+Request = ServeSnapshots | Fetch | Begin | Cancel | Follow | MakeLost
+Answer = Serving | StillFetching | Fetched | FetchFailed | LostMade
 
 decode_request = LineDecoder[Request](Request, "a request to the replicator").decode
 decode_answer = LineDecoder[Answer](Answer, "an answer of the replicator").decode

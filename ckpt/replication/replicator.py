@@ -20,11 +20,11 @@ from resilio_hpc.ckpt.replication.client import SnapshotTaker
 from resilio_hpc.ckpt.replication.messages import (
     Answer,
     Begin,
-    CanBeMade,
     Cancel,
-    CanMake,
     Fetch,
     Follow,
+    LostMade,
+    MakeLost,
     Request,
     ServeSnapshots,
     Serving,
@@ -50,9 +50,9 @@ class Replicator:
         arenas, copies = Path(serve.arenas), Path(serve.copies)
         copies.mkdir(mode=0o700, exist_ok=True)
         replicas = ReplicaCopies()
-        self._made: list[CanBeMade] = []
+        self._made: list[LostMade] = []
         self._feed, self._records = RecordFeed(arenas), PartnerRecords(self._context, keys, arenas, replicas)
-        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies), replicas, (self._feed, self._records))
+        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies), replicas, self._feed)
         self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill), replicas, serve.silent_s)
 
     def take(self, request: Request) -> None:
@@ -66,9 +66,9 @@ class Replicator:
             self._giver.begin(request.life)
         elif isinstance(request, Follow):
             self._records.follow(request)
-        elif isinstance(request, CanMake):
-            ranks = self._records.can_make(request.step, request.world_size)
-            self._made.append(CanBeMade(request.number, request.step, request.world_size, ranks))
+        elif isinstance(request, MakeLost):
+            ranks = self._records.make(request.step, request.world_size)
+            self._made.append(LostMade(request.number, request.step, request.world_size, ranks))
 
     def serve_once(self, stdin: int) -> bool:
         """Wait for work and do it, except for standard input. Return True when that can be read."""

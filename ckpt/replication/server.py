@@ -15,7 +15,7 @@ from typing import Protocol
 import zmq
 
 from resilio_hpc.ckpt.format.pages import PAGE
-from resilio_hpc.ckpt.replication.boundary_records import PartnerRecords, RecordFeed
+from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
 from resilio_hpc.ckpt.replication.messages import (
     ANY,
     TOKEN_BYTES,
@@ -146,17 +146,17 @@ class SnapshotGiver:
         host: str,
         directories: Sequence[Path],
         replicas: ReplicaCopies,
-        records: tuple[RecordFeed, PartnerRecords],
+        feed: RecordFeed,
         forgotten_s: float = FORGOTTEN_S,
         stalled_s: float = STALLED_S,
     ) -> None:
         """Take the sockets; ``asked``: a ROUTER that listens. ``host``: where readers connect.
 
-        ``directories``: of arenas; ``replicas``: copies that rely on these; ``records``: of boundaries, here and of the
-        partner.
+        ``directories``: of arenas; ``replicas``: copies that rely on these; ``feed``: the records of this node's
+        ranks.
         """
         self._replicas = replicas
-        self._feed, self._records = records
+        self._feed = feed
         self._forgotten_s, self._stalled_s = forgotten_s, stalled_s
         self.socket = asked
         self.listener = socket.create_server((host, 0), backlog=_MAX_KEPT)
@@ -253,7 +253,7 @@ class SnapshotGiver:
             file = arena.lock_snapshot(snapshot)
             if file is not None:
                 return _PinnedArena(file, snapshot.size_bytes)
-        copy = None if want.table or want.ranges else self._replicas.get(*wanted) or self._records.copy(*wanted)
+        copy = None if want.table or want.ranges else self._replicas.get(*wanted)
         with contextlib.suppress(CheckpointError):
             return OpenedCopy(copy) if copy is not None else None
         return None

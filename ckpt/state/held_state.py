@@ -59,7 +59,7 @@ class HeldState:
     def flattened(self) -> tree.Flattened:
         """Return the state as it was, its large tensors where they are. Raises NotHeld where one has changed."""
         found = tree.flatten(self._state, self._state_of)
-        self.check()
+        self._check()
         if moved := self.watched.moved():
             raise NotHeld(f"{moved} was replaced by another tensor")
         known = {key_of(copied) for copied in self._copied.values()} | {key_of(other) for other, _ in self._others}
@@ -69,7 +69,7 @@ class HeldState:
                 raise NotHeld(f"{leaf.path} has come into the state, or was replaced, since the last finished step")
         return found
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise NotHeld where a tensor that was not copied has changed since."""
         watched, others = self._versions
         for before, now, path in zip(watched, self.watched.versions(), self.watched.paths, strict=True):

@@ -17,7 +17,7 @@ import torch
 
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
-from resilio_hpc.ckpt.replication.messages import CanBeMade, CanMake, Fetch, Fetched, FetchFailed, Follow, WantRecords
+from resilio_hpc.ckpt.replication.messages import Fetch, Fetched, FetchFailed, Follow, LostMade, MakeLost, WantRecords
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.restore import restore
 from resilio_hpc.ckpt.snapshot import arena
@@ -222,20 +222,20 @@ Start = Callable[[], Replicator]
 
 @pytest.fixture
 def start(memory: Path) -> Iterator[Start]:
-    made: list[Replicator] = []
+    started: list[Replicator] = []
 
     def make() -> Replicator:
-        made.append(Replicator(memory / str(len(made))))
-        return made[-1]
+        started.append(Replicator(memory / str(len(started))))
+        return started[-1]
 
     yield make
-    for replicator in made:
+    for replicator in started:
         replicator.close()
 
 
-def can_make(node: Replicator, step: int) -> list[int]:
-    answer = node.ask(CanMake(1, step, WORLD))
-    assert isinstance(answer, CanBeMade)
+def made(node: Replicator, step: int) -> list[int]:
+    answer = node.ask(MakeLost(1, step, WORLD))
+    assert isinstance(answer, LostMade)
     return sorted(answer.ranks)
 
 
@@ -245,13 +245,13 @@ def test_a_lost_nodes_ranks_go_on_from_their_replicas_step(start: Start) -> None
     writers = [record(one.arenas, rank, 7) for rank in (0, 1)]
     for rank in (2, 3):
         save(other.arenas, rank, 7)
-    until(lambda: can_make(other, 7) == [0, 1], "the records of both ranks", lambda: can_make(other, 7))
+    until(lambda: made(other, 7) == [0, 1], "the records of both ranks", lambda: made(other, 7))
     for rank, writer in enumerate(writers):
         writer.write(8, own_part(state(rank, 8)), True)
     for rank in (2, 3):
         save(other.arenas, rank, 8)
-    until(lambda: can_make(other, 8) == [0, 1], "the newer records")
-    assert can_make(other, 9) == []
+    until(lambda: made(other, 8) == [0, 1], "the newer records")
+    assert made(other, 9) == []
     os.kill(one.process.pid, signal.SIGKILL)  # the node is lost
     for step in (7, 8):
         fetch = Fetch(
@@ -268,15 +268,15 @@ def test_records_are_followed_over_the_death_of_a_replicator(start: Start, memor
     other.send(Follow(one.endpoint, [0]))
     record(one.arenas, 0, 7)
     save(other.arenas, 2, 7)
-    until(lambda: can_make(other, 7) == [0], "the record")
+    until(lambda: made(other, 7) == [0], "the record")
     another = start()  # on the same node, at another port
     record(another.arenas, 0, 8)
     save(other.arenas, 2, 8)
     other.send(Follow(another.endpoint, [0]))
-    until(lambda: can_make(other, 8) == [0], "the record of the new one")
-    assert can_make(other, 7) == [0]  # what came before stays
+    until(lambda: made(other, 8) == [0], "the record of the new one")
+    assert made(other, 7) == [0]  # what came before stays
     other.send(Follow(another.endpoint, [1]))
-    until(lambda: can_make(other, 8) == [], "another rank is followed")
+    until(lambda: made(other, 8) == [], "another rank is followed")
 
 
 def test_a_caller_gets_each_record_once_and_others_are_not_kept_waiting(memory: Path) -> None:

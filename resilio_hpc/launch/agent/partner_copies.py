@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from resilio_hpc.ckpt.replication.messages import (
     Begin,
-    CanBeMade,
     Cancel,
     Fetch,
     Fetched,
     FetchFailed,
+    LostMade,
     Request,
     ServeSnapshots,
     Serving,
@@ -204,7 +204,7 @@ class PartnerCopies:
                 continue
             if isinstance(answer, Serving):
                 self.port = answer.port
-            elif isinstance(answer, CanBeMade):
+            elif isinstance(answer, LostMade):
                 self._held |= {(rank, answer.step): answer.world_size for rank in answer.ranks}
                 self._records.answered(answer.number)
             elif self._copy is not None and answer.number == self._copy[0]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from resilio_hpc.ckpt.replication.messages import CanMake, Follow, Request
+from resilio_hpc.ckpt.replication.messages import Follow, MakeLost, Request
 from resilio_hpc.launch.protocol.message_parts import Partner
 
 
 class RecordsFollowed:
-    """Whose records are taken, and the question which snapshots can be made of them."""
+    """Whose records are taken, and the order to make copies of them."""
 
     def __init__(self, say: Callable[[Request], None]) -> None:
         """``say``: sends a request to the replicator, if it runs."""
@@ -31,12 +31,12 @@ class RecordsFollowed:
             self._say(Follow(partner.endpoint, list(ranks)))
 
     def ask(self, step: int, then: Callable[[], None]) -> bool:
-        """Ask what can be made of a step; ``then`` is called with the answer. False: there is no partner."""
+        """Have copies of a step made; ``then`` is called with the answer. False: there is no partner."""
         if self._partner is None:
             return False
         self._number += 1
         self._then = then
-        self._say(CanMake(self._number, step, self._world_size))
+        self._say(MakeLost(self._number, step, self._world_size))
         return True
 
     def answered(self, number: int) -> None:

@@ -108,7 +108,8 @@ class OrderedSaves:
 
     def _over(self, order: _Order, why: str) -> None:
         run = self._run
-        self._order = None if order is self._order else self._order
+        if order is self._order:
+            self._order = None
         step = -1 if why else run.committed
         self._out.record(
             "checkpoint_made", asked=order.mark, by=order.by, step=step, seconds=round(run.now() - order.began, 3),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from resilio_hpc.ckpt.replication.boundary_records import PartnerRecords, RecordFeed
+from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
 from resilio_hpc.ckpt.replication.client import SnapshotTaker
 from resilio_hpc.ckpt.replication.messages import (
     Answer,
@@ -57,9 +57,8 @@ class Node:
         self.gatekeeper = wire.Gatekeeper(self.context, KEYS, wire.Counters())
         asked, port = wire.listen_anywhere(self.context, KEYS, HOST)
         self.endpoint = f"{HOST}:{port}"
-        self.records = RecordFeed(self.arenas), PartnerRecords(self.context, KEYS, self.arenas, self.replicas)
         self.giver = SnapshotGiver(
-            asked, HOST, (self.arenas, self.copies), self.replicas, self.records, **self.limits
+            asked, HOST, (self.arenas, self.copies), self.replicas, RecordFeed(self.arenas), **self.limits
         )  # fmt: skip
         self.takes()
 
