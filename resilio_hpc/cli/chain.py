@@ -14,7 +14,6 @@ import msgspec
 from resilio_hpc.cli.ckpt.change import count
 from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.parser import Parser
-from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.terminal import local_time
@@ -79,13 +78,6 @@ def main(argv: Sequence[str]) -> int:
     return chosen(options)
 
 
-def _run_path(options: argparse.Namespace) -> Path:
-    path = run_argument.run_of(options)
-    if not (path / "run.json").exists():
-        raise UsageError(f"{path} is no run directory (it has no run.json): name the one that resilio-launch names")
-    return trusted_files.run_directory(path)
-
-
 def _look(run_path: Path) -> ChainStatus:
     status = chain_status.status_of(str(run_path), chain_status.fetch(run_path, which()))
     if not status.parts:
@@ -94,7 +86,7 @@ def _look(run_path: Path) -> ChainStatus:
 
 
 def _status(options: argparse.Namespace) -> int:
-    status = _look(_run_path(options))
+    status = _look(run_argument.directory_of(options))
     if options.json:
         print(msgspec.json.encode(status).decode(), flush=True)
     else:
@@ -103,13 +95,13 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    run_path = _run_path(options)
+    run_path = run_argument.directory_of(options)
     outcome = chain_control.stop(run_path, lambda: _look(run_path), getpass.getuser(), time.time(), options.dry_run)
     return _tell(outcome, options.json)
 
 
 def _extend(options: argparse.Namespace) -> int:
-    run_path = _run_path(options)
+    run_path = run_argument.directory_of(options)
     limit = chain_order.NO_LIMIT if options.no_limit else options.max
     outcome = chain_control.extend(
         run_path, lambda: _look(run_path), getpass.getuser(), time.time(), own_environment(os.environ), limit,

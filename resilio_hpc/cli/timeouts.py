@@ -11,7 +11,6 @@ from pathlib import Path
 
 from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.parser import Parser
-from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.terminal import columns, local_time, show
@@ -54,10 +53,7 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(argv)
-    path = run_argument.run_of(options)
-    if not (path / "run.json").exists():
-        raise UsageError(f"{path} is no run directory (it has no run.json): name the one that resilio-launch names")
-    path = trusted_files.run_directory(path)
+    path = run_argument.directory_of(options)
     kept, order = limit_files.read_kept(path), limit_files.read_order(path)
     if options.changes:
         known = {entry.name.removeprefix(SECTION) for entry in kept.limits if entry.name.startswith(SECTION)}

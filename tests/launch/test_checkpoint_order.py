@@ -69,3 +69,15 @@ def test_an_order_is_committed_and_training_goes_on(run: Path) -> None:
     again = checkpoint(run, "--json")
     assert json.loads(again.stdout)["step"] > step
     assert checkpoint(run, "--no-wait").stdout.startswith("ordered;")
+
+
+def test_a_run_that_has_ended_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "run.json").write_text("{}")
+    for kind in ("launch", "launch_ends"):
+        with (tmp_path / "ledger" / "1.jsonl").open("a") as file:
+            file.write(json.dumps({"v": 1, "time": 1.0, "writer": "1", "event": kind}) + "\n")
+    done = checkpoint(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "does not run now: its last job has ended" in done.stderr
+    assert not (tmp_path / "links").exists()

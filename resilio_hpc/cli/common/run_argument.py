@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.runs import run_names
 
@@ -19,6 +21,14 @@ def add(parser: argparse.ArgumentParser, optional: bool = False) -> None:
 def run_of(options: argparse.Namespace) -> Path:
     """Return the path of the run that the argument names; say which it is where none was named. Raises UsageError."""
     return newest_run() if options.run is None else run_names.run_path(options.run)
+
+
+def directory_of(options: argparse.Namespace) -> Path:
+    """Return the run's directory, which is there and the user's own. Raises UsageError, Untrusted."""
+    path = run_of(options)
+    if not (path / "run.json").exists():
+        raise UsageError(f"{path} is no run directory (it has no run.json): name the one that resilio-launch names")
+    return trusted_files.run_directory(path)
 
 
 def newest_run() -> Path:
