@@ -47,10 +47,12 @@ def break_down():
 
 committed = os.path.join(os.environ["RESILIO_RUN_DIR"], "checkpoints", "latest")
 for step in run.steps(start, int(sys.argv[1]), save=lambda done: checkpoint.save(done, state), every=5):
-    if run.rank == 1 and sees.endswith(os.environ["BAD_GPU"]) and step >= start + 10:
+    if sees.endswith(os.environ["BAD_GPU"]) and step >= start + 10:
+        # Both ranks wait: a rank that went on would overwrite the snapshot that its peer waits for.
         while not os.path.lexists(committed):
             time.sleep(0.01)
-        break_down()
+        if run.rank == 1:
+            break_down()
     time.sleep(0.02)
 """
 LAUNCHER = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch")
