@@ -28,8 +28,11 @@ _IN_STEP = "an optimizer's step had begun"
 class SavesStates(Protocol):
     """Takes snapshots of states: the Checkpointer."""
 
-    place: Place
     layout: Layout
+
+    @property
+    def place(self) -> Place:
+        """Return the place of this process."""
 
     def save(self, step: int, state: Any) -> SaveHandle:
         """Take a snapshot, to be committed."""
