@@ -30,8 +30,14 @@ def break_all(environment: Mapping[str, str]) -> None:
 def leave_groups() -> None:
     """Destroy torch's process groups, which are broken, so that others can be made. In the thread that used them."""
     distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if distributed is None or not distributed.is_available():
+        return
+    if distributed.is_initialized():
         distributed.destroy_process_group()
+    # groups are named by a counter, and one that could not be made has counted: new processes begin at 0
+    world = getattr(distributed.distributed_c10d, "_world", None)
+    if world is not None:
+        world.group_count = 0
 
 
 def _abort_nccl() -> None:
