@@ -37,7 +37,7 @@ _BEYOND_REPAIR = ("CUDA error", "HIP error", "device-side assert")
 """In errors after which a process can use its device no more."""
 
 
-class RoundOver(BaseException):  # noqa: N818 - like KeyboardInterrupt, no error
+class RoundOver(BaseException):
     """Raised in the training thread when its ranks cannot go on. ``except Exception`` does not catch it."""
 
 
@@ -101,7 +101,7 @@ class Reentry:
                 return self._attempt(call)
             except RoundOver:
                 pass
-            except Exception as error:  # noqa: BLE001 - whatever ended the function, the next round enters it again
+            except Exception as error:
                 if not self._waits_after(error):
                     raise
                 traceback.clear_frames(error.__traceback__)

@@ -34,8 +34,8 @@ from resilio_hpc.core.rank_link import (
     Stopped,
 )
 from resilio_hpc.train.agreed_stop import AgreedStop
-from resilio_hpc.train.place import place_in
 from resilio_hpc.train.last_step import LastStep, StepHolder, the_last_step
+from resilio_hpc.train.place import place_in
 
 
 class Waitable(Protocol):
