@@ -69,6 +69,10 @@ class StateSaver:
         self._is_told = False
         self._trusts_early = True  # what is recorded before optimizer steps was right so far
 
+    def state(self) -> Any:
+        """Return what is saved."""
+        return self._state()
+
     def __call__(self, step: int) -> SaveHandle:
         """Save the state of ``step`` steps."""
         return self._checkpoint.save(step, self._state())

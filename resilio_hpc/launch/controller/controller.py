@@ -30,6 +30,7 @@ from resilio_hpc.launch.controller.memory_alerts import MemoryAlerts
 from resilio_hpc.launch.controller.node_tests import NodeTests
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.presence import Presence
+from resilio_hpc.launch.controller.replica_check import ReplicaCheck
 from resilio_hpc.launch.controller.rounds import Rounds
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.shutdown import Shutdown
@@ -59,6 +60,7 @@ class Controller:
         self.failures = Failures(run, out, self._carry_out)
         self.hangs = Hangs(run, out, self._carry_out)
         self.slow = SlowRanks(run, out, self._carry_out)
+        self.replicas = ReplicaCheck(run, out, self._carry_out)
         self.membership_change = MembershipChange(run, out, self._carry_out)
         self.memory_alerts = MemoryAlerts(run, out)
         self.tests = NodeTests(run, out, self._carry_out)
@@ -174,8 +176,8 @@ class Controller:
                 self.failures.starting_ranks()
             case i.SlowStart():
                 self.failures.slow_start()
-            case i.HangFound():
-                self.failures.hang_found(intent)
+            case i.HangFound() | i.CorruptionFound():
+                self.failures.ranks_blamed(intent)
             case i.Recovered():
                 self.failures.close(intent.at, intent.restored)
             case i.VotersSettled():
@@ -247,6 +249,8 @@ class Controller:
                 self.slow.seen(message)
             case m.RankTimes():
                 self.slow.take(message)
+            case m.ReplicasDigested() | m.ResultJudged():
+                self.replicas.take(message)
             case m.RanksDone():
                 if is_member and self.run.with_ranks:
                     agent.done = message

@@ -70,6 +70,8 @@ class RunState:
     # checkpoints
     committed_steps: set[int] = field(default_factory=set)  # not known to be bad
     bad_copies: set[m.RestorePoint] = field(default_factory=set)
+    verified_steps: set[int] = field(default_factory=set)  # committed, and replicas were equal afterwards
+    not_after: int | None = None  # newer steps may be corrupt, and the next round restores none of them
     save_s: float = 0.0  # seconds that a save takes, as measured
 
     # failures, stops and the end
