@@ -26,15 +26,16 @@ def _differ(f: Fields) -> str:
     on = f" on {names(f.texts('nodes'))}" if f.texts("nodes") else ""
     of = f.whole("replicas")
     who = f"rank{'s' if len(ranks) != 1 else ''} {names(ranks)}{on}"
-    return f"silent corruption: {who} {verb} from the other replicas ({of}) at step {f.whole('step')} in {where}{before}"
+    return f"silent corruption: {who} {verb} from the others, of {of}, at step {f.whole('step')} in {where}{before}"
 
 
 def _judged(f: Fields) -> str:
     rank = f.whole("rank")
     on = f" on {f.text('node')}" if f.text("node") else ""
     who = f", rank {rank}{on}" if rank is not None else ""
-    details = [f.text("module") and f"first in {f.text('module')}", f.text("samples") and f"samples {f.text('samples')}",
-               f.text("device")]  # fmt: skip
+    module = f"first in {f.text('module')}" if f.text("module") else ""
+    samples = f"samples {f.text('samples')}" if f.text("samples") else ""
+    details = [module, samples, f.text("device")]
     more = f" ({'; '.join(text for text in details if text)})" if any(details) else ""
     found = _FOUND.get(f.text("verdict"), f.text("verdict"))
     return f"suspect result of step {f.whole('step')}{who}: {f.text('signal') or '?'}{more}; {found}"
@@ -42,7 +43,11 @@ def _judged(f: Fields) -> str:
 
 def _noise(f: Fields) -> str:
     own, peer = f.number("difference"), f.number("peer_difference")
-    parts = ["equal bit for bit" if own == 0 else f"differs by {own or 0.0:.1e} on the same device"] if own is not None else []
+    parts = (
+        ["equal bit for bit" if own == 0 else f"differs by {own or 0.0:.1e} on the same device"]
+        if own is not None
+        else []
+    )
     if peer is not None:
         parts.append("equal on another device" if peer == 0 else f"differs by {peer:.1e} on another device")
     return f"step {f.whole('step')} computed again: {', '.join(parts) or 'nothing measured'}"
@@ -50,9 +55,7 @@ def _noise(f: Fields) -> str:
 
 CORRECTNESS_EVENTS: Mapping[str, Callable[[Fields], str]] = {
     "digests_differ": _differ,
-    "step_verified": lambda f: (
-        f"step {f.whole('step')} is verified: replicas were equal from step {f.whole('by')} on"
-    ),
+    "step_verified": lambda f: f"step {f.whole('step')} is verified: replicas were equal from step {f.whole('by')} on",
     "result_judged": _judged,
     "noise_measured": _noise,
 }

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from resilio_hpc.ckpt.coordination.agent_link import AgentLink
 from resilio_hpc.train.last_step import StepHolder
+from resilio_hpc.train.validation.replica_groups import RankPlace, group_name
 
 
 class AtBoundary(Protocol):
@@ -15,17 +16,12 @@ class AtBoundary(Protocol):
         """Take note that ``completed`` steps are done."""
 
 
-def group_name(rank: int, tensor_parallel: int, data_parallel: int) -> str:
-    """Return the name of the ranks that have the same part of the model, in the order of ``Run.data_parallel_rank``."""
-    return f"tp{rank % tensor_parallel} pp{rank // (tensor_parallel * data_parallel)}"
-
-
-def sweep_of(
-    holder: StepHolder | None, link: AgentLink | None, group: str, replicas: int, within: int
-) -> AtBoundary | None:
-    """Return what digests this rank's tensors, where ``replicas`` ranks have the same. ``within``: steps."""
+def sweep_of(holder: StepHolder | None, link: AgentLink | None, place: RankPlace, within: int) -> AtBoundary | None:
+    """Return what digests this rank's tensors, where other ranks have the same. ``within``: steps."""
+    replicas = place.data_parallel
     if holder is None or link is None or not holder.shared or within < 1 or replicas < 2:
         return None
+    group = group_name(place.rank, place.tensor_parallel, replicas)
     from resilio_hpc.train.validation.replica_digests import ReplicaSweep  # imports torch
 
     return ReplicaSweep(holder.state, group, replicas, link.send, within)

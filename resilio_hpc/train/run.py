@@ -35,7 +35,7 @@ from resilio_hpc.core.rank_link import (
     Stopped,
 )
 from resilio_hpc.train.agreed_stop import AgreedStop
-from resilio_hpc.train.compared_replicas import group_name, sweep_of
+from resilio_hpc.train.compared_replicas import sweep_of
 from resilio_hpc.train.last_step import LastStep, StepHolder, the_last_step
 
 
@@ -98,16 +98,14 @@ class Run:
         exit handlers run, and the next job goes on from there. After the last step it saves, waits and tells the
         launcher that training is complete. A loop that is left early (``break``) has to call ``finish`` itself. With
         ``save=checkpoint.saver(state)`` a failure costs the step that it interrupts, and not those since the last save.
-        Where ranks hold the same tensors (REPLICATED), their parameters and optimizer states are compared then, so that
-        a difference is known within ``compare_within`` steps (0: never).
+        Where ranks hold the same tensors, a difference of them is known within ``compare_within`` steps (0: never).
         """
         saved_at, handle = -1, None
         stop = start < total and self._stop_here(start)
         holder = self._holder_of(save)
         if holder is not None and start < total:
             holder.hold(start)
-        group = group_name(self.rank, self.tensor_parallel, self.data_parallel)
-        sweep = sweep_of(holder, self._link, group, self.data_parallel, compare_within)
+        sweep = sweep_of(holder, self._link, self, compare_within)
         while start < total and not stop:
             yield start
             start += 1

@@ -49,8 +49,8 @@ class LaunchOptions:
 
     A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds
     (``checkpoints``, ``correctness``, ``devices``, ``environment``, ``hangs``, ``metrics``, ``output``, ``resizing``,
-    ``slow``). Where ``reads`` is None, its value needs more than the flag (``launch/cli/option_values``). Flags that are no field are in
-    ``launch/cli/option_table``.
+    ``slow``). Where ``reads`` is None, its value needs more than the flag (``launch/cli/option_values``). Flags that
+    are no field are in ``launch/cli/option_table``.
 
     ``max_restarts`` counts only restarts **without progress**: one that follows a newly durable step resets the
     count (torchrun counts every restart, and allows none by default).

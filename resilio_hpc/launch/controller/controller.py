@@ -7,9 +7,8 @@ Life of a round: ``gathering`` (who is in?) → ``preparing`` (old ranks stop, t
 run, first step not yet seen) → ``running``. A failure leads back to gathering with an open **recovery**, which closes
 with the first step that all ranks complete. ``ended``: the verdict is said, and every agent is let go.
 
-Its subjects have a part each. Parts share the facts in ``run_state`` and queue actions in an ``outbox``. A part knows
-no other part, but for ``rounds``, which asks ``checkpoint_phase`` what to restore. What a part wants of another one is
-an **intent**; ``_carry_out`` below is the one place where intents become calls.
+Its subjects have a part each. Parts share the facts in ``run_state`` and queue actions in an ``outbox``. Only
+``rounds`` knows another part. What a part wants of another is an **intent**, which ``_carry_out`` turns into a call.
 """
 
 from __future__ import annotations
@@ -67,8 +66,6 @@ class Controller:
         self.stop = StopPhase(run, out, self._carry_out)
         self.environments = Environments(run, out, self._carry_out)
         self.shutdown = Shutdown(run, out)
-
-    # -- entry points ------------------------------------------------------------------------------------------
 
     def begin(self) -> list[Action]:
         """Announce the election to the agents that voted for this controller."""
@@ -149,7 +146,7 @@ class Controller:
         return self._out.take()
 
     def verdict_written(self) -> list[Action]:
-        """Release all agents, the controller's own last, so that no message is lost with it: the verdict is durable."""
+        """Release all agents, the controller's own last, so that no message is lost: the verdict is durable."""
         self.shutdown.release()
         return self._out.take()
 
@@ -158,10 +155,8 @@ class Controller:
         act()
         return self._out.take()
 
-    # -- intents -----------------------------------------------------------------------------------------------
-
     def _carry_out(self, intent: i.Intent) -> None:
-        """Carry out at once the intent of one part of the controller."""
+        """Carry out at once the intent of a part."""
         match intent:
             case i.TryRound():
                 self.gathering.try_round()

@@ -206,7 +206,7 @@ class Failures:
         self._restart(counts=True)
 
     def ranks_blamed(self, hang: HangFound | CorruptionFound) -> None:
-        """Handle ranks that hang, or have other values than others; the first to blame counts as the one that failed."""
+        """Handle ranks that hang, or have other values; the first to blame counts as the one that failed."""
         run, kind = self._run, "hang" if isinstance(hang, HangFound) else "corruption"
         if not hang.certain:
             doubt_hang(run, hang.ranks)

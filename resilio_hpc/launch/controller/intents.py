@@ -54,7 +54,7 @@ class HangFound(Struct, frozen=True):
 
 
 class CorruptionFound(Struct, frozen=True):
-    """Replicas differ, so the ranks must go back. ``ranks``: those to blame, or all of them; ``since``: Unix seconds."""
+    """Replicas differ, so the ranks must go back. ``ranks``: those to blame, or all; ``since``: Unix seconds."""
 
     ranks: tuple[int, ...]
     evidence: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.intents import CorruptionFound, EndRun, Intend
 from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.replica_sweeps import Difference, ReplicaSweeps, SweepResult
+from resilio_hpc.launch.controller.replica_sweeps import ReplicaDifference, ReplicaSweeps, SweepResult
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
 from resilio_hpc.launch.protocol import messages as m
@@ -64,7 +64,7 @@ class ReplicaCheck:
         if new:
             self._out.record("step_verified", round=run.round, step=new[-1], by=before)
 
-    def _differ(self, found: Difference) -> None:
+    def _differ(self, found: ReplicaDifference) -> None:
         run = self._run
         if self._told.get(found.group) == found.ranks:
             return
@@ -121,7 +121,7 @@ class ReplicaCheck:
         return [member.node for member in members if any(rank in member.ranks for rank in ranks)][:MOST_RANKS]
 
 
-def evidence_of(found: Difference) -> str:
+def evidence_of(found: ReplicaDifference) -> str:
     """Return one line; of a rank that is to blame, as ``diagnose/causes/patterns.toml`` knows it."""
     where = f"at step {found.step} in {found.tensor or f'part {found.part} of {found.parts}'}"
     if found.certain:

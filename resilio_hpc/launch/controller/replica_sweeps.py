@@ -16,7 +16,7 @@ Said = tuple[int, bytes]  # mark and digests
 SweepKey = tuple[str, int, int, int]  # group, last step, first part, parts
 
 
-class Difference(Struct, frozen=True):
+class ReplicaDifference(Struct, frozen=True):
     """Replicas of ``group`` that differ.
 
     ``ranks``: those that differ from most of the others; all ranks of the group where there is no majority, and then
@@ -40,7 +40,7 @@ class SweepResult(Struct, frozen=True):
     begin: int
     end: int
     whole: bool
-    difference: Difference | None
+    difference: ReplicaDifference | None
 
 
 class _Sweep(Struct):
@@ -87,7 +87,7 @@ class ReplicaSweeps:
 
 def compare(
     key: SweepKey, said: Mapping[Said, list[int]], labels: Mapping[tuple[str, int], tuple[str, ...]]
-) -> Difference:
+) -> ReplicaDifference:
     """Return what differs. More than half of the replicas must agree for the others to be blamed."""
     group, step, first, parts = key
     total = sum(map(len, said.values()))
@@ -98,7 +98,7 @@ def compare(
     names = labels.get((group, most[0]), ())
     same_tensors = len({mark for mark, _ in said}) == 1
     tensor = (names[part] if part < len(names) else "") if same_tensors else "(replicas have different tensors)"
-    return Difference(group, tuple(odd), certain, total, step - (parts - 1 - part), part, parts, tensor)
+    return ReplicaDifference(group, tuple(odd), certain, total, step - (parts - 1 - part), part, parts, tensor)
 
 
 def first_difference(one: Said, other: Said) -> int:
@@ -108,4 +108,3 @@ def first_difference(one: Said, other: Said) -> int:
     count = len(one[1]) // 8
     pairs = zip(struct.unpack_from(f"<{count}Q", one[1]), struct.unpack_from(f"<{count}Q", other[1]), strict=True)
     return next((at for at, (mine, its) in enumerate(pairs) if mine != its), 0)
-

@@ -270,10 +270,10 @@ class Vote(Struct, frozen=True):
     silent_s: Seconds
 
 
+OfResult = ReplicasDigested | ResultJudged
 OfRound = (
-    RanksStopped | StoreOpened | StopAnswer | RanksStarted | FirstStep | RanksDone | RanksSeen | RankTimes
-    | ReplicasDigested | ResultJudged
-)  # fmt: skip
+    RanksStopped | StoreOpened | StopAnswer | RanksStarted | FirstStep | RanksDone | RanksSeen | RankTimes | OfResult
+)
 ToController = (
     Hello
     | Heartbeat
@@ -290,9 +290,7 @@ ToController = (
     | StopAnswer
     | RanksSeen
     | EnvironmentSeen
-    | RankTimes
-    | ReplicasDigested
-    | ResultJudged
+    | OfResult
     | Warned
     | Leaving
     | Goodbye

@@ -20,7 +20,7 @@ Values = list[int | torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Piece:
+class DigestPiece:
     """Bytes ``start`` … ``stop - 1`` of a tensor."""
 
     tensor: torch.Tensor
@@ -33,7 +33,7 @@ class Piece:
 class DigestPlan:
     """``parts``: pieces of about the same size together; ``mark``: equal where names, types, and sizes are."""
 
-    parts: tuple[tuple[Piece, ...], ...]
+    parts: tuple[tuple[DigestPiece, ...], ...]
     mark: int
 
     def digest(self, part: int) -> Values:
@@ -63,14 +63,14 @@ def plan_of(state: Any, parts: int) -> DigestPlan:
     named = list(replicated_tensors(state))
     sizes = [size_of(tensor) for _, tensor in named]
     share = max(_ALIGNED, _aligned(sum(map(_aligned, sizes)) // parts))
-    filled: list[list[Piece]] = [[] for _ in range(parts)]
+    filled: list[list[DigestPiece]] = [[] for _ in range(parts)]
     begin = 0  # of the tensor, where all tensors stand in one row
     for (name, tensor), size in zip(named, sizes, strict=True):
         start = 0
         while start < size:
             part = min((begin + start) // share, parts - 1)
             stop = size if part == parts - 1 else min(size, (part + 1) * share - begin)
-            filled[part].append(Piece(tensor, name, start, stop))
+            filled[part].append(DigestPiece(tensor, name, start, stop))
             start = stop
         begin += _aligned(size)
     layout = ";".join(f"{name}:{tensor.dtype}:{size}" for (name, tensor), size in zip(named, sizes, strict=True))

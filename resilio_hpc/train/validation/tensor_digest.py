@@ -43,7 +43,7 @@ def digest_of(tensor: torch.Tensor, start: int, stop: int) -> int | torch.Tensor
     """
     flat = _flat(tensor)
     if flat.device.type == "cpu":
-        return crc32c(flat.view(torch.uint8)[start:stop].numpy())
+        return crc32c(flat.view(torch.uint8)[start:stop].numpy().data)
     return word_sum(flat, start, stop)
 
 
