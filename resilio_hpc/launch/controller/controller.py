@@ -118,7 +118,8 @@ class Controller:
                 self.checkpoints.tick()
                 self.failures.tick()
                 self.failures.find_left_out()
-            for part in (self.hangs, self.slow, self.memory_alerts, self.environments, self.stop, self.tests):
+            parts = self.hangs, self.slow, self.memory_alerts, self.environments, self.stop, self.tests, self.replicas
+            for part in parts:
                 part.tick()
         return self._out.take()
 

@@ -53,11 +53,16 @@ class ReplicaCheck:
         self._told.pop(result.group, None)
         if result.whole and not self._told:
             self._equal[result.group] = result.begin
-            self._verify(min(self._equal.values()))
+            self._verify()
 
-    def _verify(self, before: int) -> None:
-        """Take note that what was committed before this boundary is right, as far as replicas tell."""
-        run = self._run
+    def tick(self) -> None:
+        """Verify steps that were committed after the sweep which shows that they are right."""
+        if self._equal and self._round == self._run.round:
+            self._verify()
+
+    def _verify(self) -> None:
+        """Take note that what was committed before sweeps without a difference is right, as far as replicas tell."""
+        run, before = self._run, min(self._equal.values(), default=-1)
         new = sorted(step for step in run.committed_steps - run.verified_steps if step <= before)
         run.verified_steps |= set(new)
         run.verified_steps &= run.committed_steps
@@ -69,6 +74,7 @@ class ReplicaCheck:
         if self._told.get(found.group) == found.ranks:
             return
         self._told[found.group] = found.ranks
+        self._verify()
         policy, verified = run.config.on_corruption, self._last_verified()
         self._out.record(
             "digests_differ", round=run.round, step=found.step, ranks=list(found.ranks[:MOST_RANKS]),

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -27,10 +27,11 @@ from resilio_hpc.core.errors import SuspectResult
 from resilio_hpc.core.judgement import Judgement, StepVerdict
 from resilio_hpc.core.rank_link import StepJudged
 from resilio_hpc.train.validation.guard_state import GuardState, Pending
+from resilio_hpc.train.validation.guarded_run import BoundarySaver, GuardedRun
 from resilio_hpc.train.validation.measured import FirstBad, digest_gradients, loss_of, norm_of
 from resilio_hpc.train.validation.packets import BatchWork, CannotTravel, packed, unpacked
 from resilio_hpc.train.validation.peers import ReplicaPeers
-from resilio_hpc.train.validation.replica_groups import RankPlace, replica_groups
+from resilio_hpc.train.validation.replica_groups import replica_groups
 from resilio_hpc.train.validation.rewind import Position, Rewindable
 from resilio_hpc.train.validation.spikes import FACTOR, WARM_UP
 from resilio_hpc.train.validation.verdict import StepFinding, StepOutcome, after_exchange, after_rerun, difference
@@ -38,15 +39,6 @@ from resilio_hpc.train.validation.verdict import StepFinding, StepOutcome, after
 Compute = Callable[[Any], Any]
 END_S = 60.0
 """For how long ranks wait to be ended by the launcher, when another rank's device is faulty."""
-
-
-class GuardedRun(RankPlace, Protocol):
-    """What a guard needs of its run; ``train.Run`` is one."""
-
-    launched: bool
-
-    def save_last(self, completed: int, save: Callable[[int], Any]) -> None:
-        """Save, and return when that is committed."""
 
 
 class StepGuard:
@@ -58,15 +50,15 @@ class StepGuard:
     ``sample_every``: each so many steps the step is done again on this rank and on another one, and how much the
     results differ is reported (0: never). ``on_deterministic``: "go on" with a result that comes again on other
     devices, or "stop"; None: go on with finite ones. ``scaler``: the program's GradScaler, which handles gradients that
-    are infinite. ``save``: where there are no replicas, saves the state of so many steps and returns what can be waited
-    for; then the step is done again after a restart.
+    are infinite. ``save``: of ``run.steps``, made by ``checkpoint.saver``; where there are no replicas, the step is
+    then done again after a restart.
     """
 
     def __init__(
         self, run: GuardedRun, model: torch.nn.Module, *, rewinds: Sequence[Rewindable] = (),
         samples: Callable[[Any], str] | None = None, signals: Callable[[], Mapping[str, float]] | None = None,
         sample_every: int = 0, on_deterministic: Literal["go on", "stop"] | None = None,
-        scaler: Any = None, save: Callable[[int], Any] | None = None, warm_up: int = WARM_UP, factor: float = FACTOR,
+        scaler: Any = None, save: BoundarySaver | None = None, warm_up: int = WARM_UP, factor: float = FACTOR,
     ) -> None:  # fmt: skip
         self._run = run
         self._model = model
@@ -202,9 +194,7 @@ class StepGuard:
         is_number = not (signal.endswith("NaN") or signal.endswith("infinite"))
         stops = self._policy == "stop" or (self._policy is None and not is_number)
         if self._peers.any_suspect(stops and bool(signal)):
-            raise SuspectResult(
-                f"step {step}: {signal or 'of other ranks'} ({verdict}): training does not go on with it"
-            )
+            raise SuspectResult(f"step {step}: {signal or 'of other ranks'} ({verdict}): training does not go on")
 
     # -- without replicas ----------------------------------------------------------------------------------------------
 
@@ -220,10 +210,12 @@ class StepGuard:
     ) -> None:
         """Leave the step to another device: save, with what is known, and end. Without ``save`` it stays unresolved."""
         changed = self._peers.any_suspect(difference(first, again) > self._state.noise)
-        if self._save is not None and not changed:
+        save = self._save
+        is_held = save is not None and save.holds_boundary
+        if save is not None and not self._peers.any_suspect(changed or not is_held):
             position.go_back()
             self._state.pending = Pending(step, again.loss, again.norm, again.digest, signal, self._device())
-            self._run.save_last(step, self._save)
+            self._run.save_last(step, lambda _: save.save_boundary(self))
             text = f"step {step}: {signal or 'a suspect result of another rank'}, twice on {self._device()}"
             raise SuspectResult(f"{text}: it is done again after a restart")
         self._found(step, StepFinding("unresolved"), signal, module, batch)
