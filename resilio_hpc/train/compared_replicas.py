@@ -6,7 +6,7 @@ from typing import Protocol
 
 from resilio_hpc.ckpt.coordination.agent_link import AgentLink
 from resilio_hpc.train.last_step import StepHolder
-from resilio_hpc.train.validation.replica_groups import RankPlace, group_name
+from resilio_hpc.train.validation.replica_groups import ReplicaPlace, group_name
 
 
 class AtBoundary(Protocol):
@@ -16,7 +16,7 @@ class AtBoundary(Protocol):
         """Take note that ``completed`` steps are done."""
 
 
-def sweep_of(holder: StepHolder | None, link: AgentLink | None, place: RankPlace, within: int) -> AtBoundary | None:
+def sweep_of(holder: StepHolder | None, link: AgentLink | None, place: ReplicaPlace, within: int) -> AtBoundary | None:
     """Return what digests this rank's tensors, where other ranks have the same. ``within``: steps."""
     replicas = place.data_parallel
     if holder is None or link is None or not holder.shared or within < 1 or replicas < 2:

@@ -174,5 +174,6 @@ def test_the_next_controller_knows_which_steps_are_verified() -> None:
     world.fail_rank(2)
     world.until_round(1)
     world.kill_agent("n1")
+    world.start_agent("n1")
     world.until_round(2)
     assert world.controller.run.verified_steps == {10, 20}

@@ -270,10 +270,8 @@ class Vote(Struct, frozen=True):
     silent_s: Seconds
 
 
-OfResult = ReplicasDigested | ResultJudged
-OfRound = (
-    RanksStopped | StoreOpened | StopAnswer | RanksStarted | FirstStep | RanksDone | RanksSeen | RankTimes | OfResult
-)
+OfSteps = RankTimes | ReplicasDigested | ResultJudged
+OfRound = RanksStopped | StoreOpened | StopAnswer | RanksStarted | FirstStep | RanksDone | RanksSeen | OfSteps
 ToController = (
     Hello
     | Heartbeat
@@ -290,7 +288,7 @@ ToController = (
     | StopAnswer
     | RanksSeen
     | EnvironmentSeen
-    | OfResult
+    | OfSteps
     | Warned
     | Leaving
     | Goodbye

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class RankPlace(Protocol):
+class ReplicaPlace(Protocol):
     """A rank's place in the run; ``Run`` has it."""
 
     rank: int
@@ -19,7 +19,7 @@ def group_name(rank: int, tensor_parallel: int, data_parallel: int) -> str:
     return f"tp{rank % tensor_parallel} pp{rank // (tensor_parallel * data_parallel)}"
 
 
-def replica_groups(place: RankPlace) -> list[list[int]]:
+def replica_groups(place: ReplicaPlace) -> list[list[int]]:
     """Return the ranks of each group, in their order."""
     groups: dict[str, list[int]] = {}
     for rank in range(place.world_size):

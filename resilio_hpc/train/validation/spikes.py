@@ -12,6 +12,7 @@ from collections import deque
 from statistics import median
 
 WINDOW = 128  # steps that are remembered
+SOON = 4  # steps
 WARM_UP = 20  # steps before which only numbers that are not finite are suspect
 FACTOR = 12.0  # standard deviations, as the MAD estimates them
 LEAST_SPREAD = 0.05  # of the median: a flat curve has a spread near 0
@@ -26,6 +27,7 @@ class SpikeJudge:
         self._factor = factor
         self._window: deque[float] = deque(maxlen=WINDOW)
         self._explained = 0.0, 0  # a value that was found right, and for how many steps it is a measure
+        self._since_right = WINDOW  # steps since a suspect value was found right
 
     def why_suspect(self, value: float) -> str:
         """Return what is wrong with a value, as text; "" where it is as before."""
@@ -45,11 +47,17 @@ class SpikeJudge:
         if math.isfinite(value):
             self._window.append(value)
             self._explained = self._explained[0], max(0, self._explained[1] - 1)
+            self._since_right += 1
 
     def explain(self, value: float) -> None:
-        """Take note that a suspect value is right: no value up to it is suspect, until the window is of later steps."""
-        if math.isfinite(value):
-            self._explained = value, WINDOW
+        """Take note that a suspect value is right.
+
+        Where that comes again at once, the curve has a new level: no value up to it is suspect, until half of the
+        window is of later steps.
+        """
+        if math.isfinite(value) and self._since_right <= SOON:
+            self._explained = value, WINDOW // 2
+        self._since_right = 0
 
     def state(self) -> bytes:
         """Return the remembered values, as doubles."""

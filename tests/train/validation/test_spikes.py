@@ -53,16 +53,21 @@ def test_a_spike_is_suspect_and_a_fall_is_not() -> None:
     assert judge.why_suspect(0.1) == ""
 
 
-def test_a_value_that_was_found_right_is_not_suspect_again_for_a_window() -> None:
+def test_a_new_level_is_suspect_twice_and_a_single_outlier_stays_one() -> None:
     judge = judge_of([1.0] * 50)
-    assert judge.why_suspect(30.0)
-    judge.explain(30.0)
-    judge.accept(30.0)
-    for _ in range(WINDOW - 1):
-        assert judge.why_suspect(29.0) == ""
-        assert judge.why_suspect(31.0)
-        judge.accept(1.0)
-    assert judge.why_suspect(29.0)
+    for _ in range(2):
+        assert judge.why_suspect(30.0)
+        judge.explain(30.0)
+        judge.accept(30.0)
+    for _ in range(2 * WINDOW):
+        assert judge.why_suspect(30.0) == ""
+        judge.accept(30.0)
+    single = judge_of([1.0] * 50)
+    for _ in range(3):
+        assert single.why_suspect(30.0)
+        single.explain(30.0)
+        for value in [30.0] + [1.0] * 9:
+            single.accept(value)
 
 
 def test_the_state_is_all_that_was_learned() -> None:
