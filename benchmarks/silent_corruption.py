@@ -151,16 +151,18 @@ def tables(lines: list[dict[str, Any]]) -> None:
         if line["part"] == "replicas":
             groups[line["target"], line["shape"]].append(line)
     table = Table(
-        "corrupted", "shape", "trials", "found", "blamed", "equal at once", "equal a step later", "missed",
+        "corrupted", "shape", "trials", "found", "blamed", "equal at once", "equal a step later",
+        "equal two intervals later", "missed",
         "steps until known (most)",
     )  # fmt: skip
     for (target, shape), trials in sorted(groups.items()):
         at_once = [one for one in trials if not one["found"] and not one["differ"]]
         later = [one for one in trials if not one["found"] and one["differ"] and not one.get("differ_after")]
-        missed = sum(not one["found"] for one in trials) - len(at_once) - len(later)
+        left = [one for one in trials if not one["found"] and one not in at_once and one not in later]
+        undone = sum(not one["differ_end"] for one in left)
         after = [one["known_after"] for one in trials if one["known_after"] is not None]
         counts = len(trials), sum(one["found"] for one in trials), sum(one["blamed"] for one in trials)
-        numbers = *counts, len(at_once), len(later), missed
+        numbers = *counts, len(at_once), len(later), undone, len(left) - undone
         table.add_row(target, shape, *map(str, numbers), str(max(after, default="")))
     console.print(table)
     console.print(f"false alarms: {sum(one.get('false', 0) for one in lines)}")

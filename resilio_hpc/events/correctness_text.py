@@ -11,6 +11,7 @@ _FOUND = {
     "transient": "it did not come again",
     "persistent": "it comes again there, and on no other device: its hardware is to blame",
     "deterministic": "it comes again on other devices, too: it may be right",
+    "corrupt": "that rank had other values than its replicas, and has copied them from another one",
     "unresolved": "it comes again, and no other device could be asked",
 }
 

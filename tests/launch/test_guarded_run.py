@@ -30,7 +30,7 @@ if "ddp" in kind:
 optimizer = torch.optim.Adam(model.parameters())
 checkpoint = Checkpointer(layout=REPLICATED)
 samples = lambda batch: f"{batch['number']} of rank {run.rank}"
-guard = train.StepGuard(run, model, samples=samples, sample_every=10 if "sampled" in kind else 0)
+guard = train.StepGuard(run, model, [optimizer], samples=samples, sample_every=10 if "sampled" in kind else 0)
 state = lambda: {"model": model, "optimizer": optimizer, "guard": guard, "random": rng_state()}
 torch.manual_seed(run.rank)
 start, found = checkpoint.restore(state()) or (0, None)
@@ -59,6 +59,9 @@ for step in run.steps(start, STEPS, save=checkpoint.saver(state), every=10):
     x = torch.randn(4, 64)
     if step == STRUCK and run.rank == 2:
         x[0, 0] = 7.0
+    if "corrupt" in kind and step == STRUCK and run.rank == 1:
+        model[0].weight.data[3, 5] = float("nan") if size == "nan" else 3e38
+        optimizer.state[model[2].bias]["exp_avg_sq"][1] = 7.0
     guard.compute(step, forward_backward, {"x": x, "number": step})
     if "ddp" not in kind:
         for parameter in model.parameters():
@@ -122,6 +125,15 @@ def test_the_sums_of_ddp_do_not_hide_whose_fault_it_is(tmp_path: Path, kind: str
     wanted = kind.split()[0]
     assert (code, found["verdict"], found["rank"]) == (0, wanted, 2 if wanted == "deterministic" else 1)
     assert found["signal"].startswith("gradient norm is ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["nan", "1e4"])
+def test_corrupt_parameters_are_copied_from_another_replica(tmp_path: Path, plain: list[str], size: str) -> None:
+    code, ends, (found,), kinds = launch(tmp_path, f"corrupt,{size}")
+    assert (code, without_counts(ends)) == (0, plain)
+    assert (found["verdict"], found["rank"], found["module"]) == ("corrupt", 1, "0.weight")
+    assert "rank_failed" not in kinds
 
 
 @pytest.mark.slow

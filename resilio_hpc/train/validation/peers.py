@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from resilio_hpc.train.validation.tensor_digest import signed
 from resilio_hpc.train.validation.verdict import StepOutcome
 
 _OUTCOME = struct.Struct("<ddQ")
@@ -65,6 +66,20 @@ class ReplicaPeers:
     def gather_texts(self, own: str) -> list[str]:
         """Return one short text of each replica."""
         return [outcome.why for outcome in self.gather(StepOutcome(0.0, 0.0, 0, own))]
+
+    def gather_numbers(self, own: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of each replica; all have equally many, below 2^64."""
+        if len(self.replicas) == 1 or not own:
+            return [list(own) for _ in self.replicas]
+        mine = torch.tensor([signed(number) for number in own], dtype=torch.int64)
+        found = [torch.empty_like(mine) for _ in self.replicas]
+        dist.all_gather(found, mine, group=self._group)
+        return [one.tolist() for one in found]
+
+    def broadcast(self, value: torch.Tensor, source: int) -> None:
+        """Fill a tensor on the CPU with that of the replica at the position ``source``."""
+        if len(self.replicas) > 1:
+            dist.broadcast(value, self.replicas[source], group=self._group)
 
     def pass_on(self, data: bytes) -> bytes:
         """Give bytes to the next replica; return those of the one before."""

@@ -1,6 +1,6 @@
 """Looks at each step's result before the optimizer uses it, and does a suspect step again (NVX-6).
 
-    guard = train.StepGuard(run, model)
+    guard = train.StepGuard(run, model, [optimizer])
     state = {"model": model, "optimizer": optimizer, "guard": guard}
     for step in run.steps(start, total, save=checkpoint.saver(state)):
         loss = guard.compute(step, forward_backward, batch)
@@ -28,6 +28,7 @@ from resilio_hpc.core.judgement import Judgement, StepVerdict
 from resilio_hpc.core.rank_link import StepJudged
 from resilio_hpc.train.validation.guard_state import GuardState, Pending
 from resilio_hpc.train.validation.guarded_run import BoundarySaver, GuardedRun
+from resilio_hpc.train.validation.healing import heal
 from resilio_hpc.train.validation.measured import FirstBad, digest_gradients, loss_of, norm_of
 from resilio_hpc.train.validation.packets import BatchWork, CannotTravel, packed, unpacked
 from resilio_hpc.train.validation.peers import ReplicaPeers
@@ -44,24 +45,26 @@ END_S = 60.0
 class StepGuard:
     """Guards the steps of one rank. All ranks make one together, and call ``compute`` at the same steps.
 
-    It is part of the checkpoint: put it into the state. ``rewinds``: objects whose position ``compute``'s function
-    changes, such as a loader that it reads from. ``samples``: names the samples of a batch, for the report.
-    ``signals``: further numbers to be judged after each computation, such as the largest attention logit.
-    ``sample_every``: each so many steps the step is done again on this rank and on another one, and how much the
-    results differ is reported (0: never). ``on_deterministic``: "go on" with a result that comes again on other
-    devices, or "stop"; None: go on with finite ones. ``scaler``: the program's GradScaler, which handles gradients that
-    are infinite. ``save``: of ``run.steps``, made by ``checkpoint.saver``; where there are no replicas, the step is
-    then done again after a restart.
+    It is part of the checkpoint: put it into the state. ``optimizers``: where those of one replica are corrupt, their
+    states are copied from another one, as parameters are. ``rewinds``: objects whose position ``compute``'s function
+    changes, such as a loader that it reads from. ``samples``: names the samples of a batch. ``signals``: further
+    numbers to be judged, such as the largest attention logit. ``sample_every``: each so many steps the step is done
+    again on this rank and on another one, and how much the results differ is reported (0: never).
+    ``on_deterministic``: "go on" with a result that comes again on other devices, or "stop"; None: go on with finite
+    ones. ``scaler``: the program's GradScaler, which handles gradients that are infinite. ``save``: of ``run.steps``,
+    made by ``checkpoint.saver``; where there are no replicas, the step is then done again after a restart.
     """
 
     def __init__(
-        self, run: GuardedRun, model: torch.nn.Module, *, rewinds: Sequence[Rewindable] = (),
+        self, run: GuardedRun, model: torch.nn.Module, optimizers: Sequence[Any] = (), *,
+        rewinds: Sequence[Rewindable] = (),
         samples: Callable[[Any], str] | None = None, signals: Callable[[], Mapping[str, float]] | None = None,
         sample_every: int = 0, on_deterministic: Literal["go on", "stop"] | None = None,
         scaler: Any = None, save: BoundarySaver | None = None, warm_up: int = WARM_UP, factor: float = FACTOR,
     ) -> None:  # fmt: skip
         self._run = run
         self._model = model
+        self._optimizers = optimizers
         self._rewinds = rewinds
         self._samples = samples
         self._signals = signals
@@ -104,8 +107,6 @@ class StepGuard:
             return self._measure_noise(step, function, batch, position, self._with_digest(outcome))
         self._state.accept(self._values(outcome))
         return result
-
-    # -- one computation -------------------------------------------------------------------------------------------
 
     def _once(self, function: Compute, batch: Any) -> tuple[Any, StepOutcome]:
         self._tries += 1
@@ -151,6 +152,15 @@ class StepGuard:
         if len(peers.replicas) == 1:
             self._alone(step, position, first, again, signal, module, batch)
             return result
+        healed = heal(peers, (self._model, *self._optimizers))
+        if peers.any_suspect(healed is not None):
+            result, again = self._again(function, own, position, sums=True)
+            if healed is not None:
+                rank = healed.odd[0] if len(healed.odd) == 1 else -1
+                self._found(step, StepFinding("corrupt", rank), signal, healed.name, batch)
+            if not peers.any_suspect(bool(again.why)):
+                self._state.accept(self._values(again))
+                return result
         _, home = self._again(function, own, position, sums=False)
         away = self._exchanged(function, own, position)
         if away is None:
@@ -240,8 +250,6 @@ class StepGuard:
         self._state.accept(self._values(outcome))
         return result
 
-    # -- how much results differ -----------------------------------------------------------------------------------
-
     def _measure_noise(self, step: int, function: Compute, batch: Any, position: Position, first: StepOutcome) -> Any:
         """Do a step again here and on another rank, and report how much the results differ."""
         own = BatchWork(batch, position.generators, position.buffers)
@@ -260,8 +268,6 @@ class StepGuard:
         self._tell(Judgement(step, "noise", tries=self._tries, difference=own_difference, peer_difference=peer))
         self._state.accept(self._values(again))
         return result
-
-    # -- reports -----------------------------------------------------------------------------------------------------
 
     def _found(
         self, step: int, finding: StepFinding, signal: str, module: str = "", batch: Any = None, device: str = ""
