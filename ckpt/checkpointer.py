@@ -87,7 +87,6 @@ class Checkpointer:
         self._coordinator = coordinator.current() or find_coordinator(
             self.directory, os.environ, retention, patience_s, local, (gb_per_s or 0.0) * 1e9, local_keep
         )
-        self.place = self._coordinator.place
         world.check_place(self.place)
         spill = None if local is None else directory_path(local, "local")
         self._arenas = RankArenas(self._coordinator, self.layout, spill, memory, self._warn)
@@ -109,6 +108,11 @@ class Checkpointer:
             tell_why_slower(why_portable)
         if self._coordinator.memory_step >= 0:
             self._arenas.map_ahead(self._coordinator.memory_step)
+
+    @property
+    def place(self) -> coordinator.Place:
+        """Return the place of this process."""
+        return self._coordinator.place
 
     # -- saving ----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from typing_extensions import assert_never
 
+from resilio_hpc.ckpt.coordination.coordinator import ROUND_OVER
 from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.core.errors import CheckpointError, SaveRefused, UsageError
 from resilio_hpc.core.tiers import Stage
@@ -116,7 +117,8 @@ class OpenSaves:
                 case Stage.FAILED:
                     for failed in list(self._handles) if step < 0 else [step]:
                         if failed in self._handles:
-                            self._warn(f"step {failed} is not committed: {error}")
+                            if error != ROUND_OVER:
+                                self._warn(f"step {failed} is not committed: {error}")
                             self._handles.pop(failed).fail(error)
                 case _:
                     assert_never(stage)

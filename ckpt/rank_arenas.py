@@ -54,20 +54,25 @@ class RankArenas:
 
     def open(self) -> ArenaPair:
         """Return the arenas. Raises OSError."""
+        place, directory = self._coordinator.place, self._coordinator.arena_directory
+        owner = Owner(
+            place.rank,
+            place.local_rank,
+            place.world_size,
+            place.local_world_size,
+            place.round,
+            self._layout,
+            place.run_id,
+        )
+        if self.pair is not None and self.pair.owner != owner:  # this process has entered another round
+            self._coordinator.await_arenas()
+            if not self.pair.pass_to(owner):
+                self.pair.close()
+                self.pair = None
         if self.pair is None:
             self._coordinator.await_arenas()
-            place, directory = self._coordinator.place, self._coordinator.arena_directory
             name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
             spill = (self._spill or Path(tempfile.gettempdir())) / f"resilio-arenas-{os.getuid()}-{name}"
-            owner = Owner(
-                place.rank,
-                place.local_rank,
-                place.world_size,
-                place.local_world_size,
-                place.round,
-                self._layout,
-                place.run_id,
-            )
             self.pair = ArenaPair(directory, owner, spill, not self._memory, self.device.lock_pages)
         return self.pair
 

@@ -12,6 +12,7 @@ from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
+from resilio_hpc.ckpt.state.first_gradient import FirstGradient
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
 from resilio_hpc.ckpt.state.overlap import fence_before_steps
 from resilio_hpc.ckpt.state.own_part import own_part
@@ -28,8 +29,11 @@ _IN_STEP = "an optimizer's step had begun"
 class SavesStates(Protocol):
     """Takes snapshots of states: the Checkpointer."""
 
-    place: Place
     layout: Layout
+
+    @property
+    def place(self) -> Place:
+        """Return the place of this process."""
 
     def save(self, step: int, state: Any) -> SaveHandle:
         """Take a snapshot, to be committed."""
@@ -66,6 +70,9 @@ class StateSaver:
         self._watched: Watched | None = None
         self._trainer = -1  # the thread that trains
         self._early: bytes | None = None
+        self._at_gradient: bytes | None = None  # the rank's own part when the step's first gradient was there
+        self._first_gradient = FirstGradient(self._on_gradient)
+        self._trusts_gradient: bool | None = None  # whether that was what the next boundary had; None: not known yet
         self._is_told = False
         self._saved = -1  # the step that was saved last
         self._trusts_early = True  # what is recorded before optimizer steps was right so far
@@ -103,13 +110,31 @@ class StateSaver:
             if held is None:
                 return
             self._drop(_IN_STEP)
-        if self._trusts_early and self._records is not None:
-            try:
-                self._early = own_part(self._state())
-            except Exception:  # noqa: BLE001 - the state's own code, in the midst of a step: its boundary will tell
+        if self._trusts_early and self._early is None and self._records is not None:
+            self._early = self._own_part_now()
+            if self._early is None:
                 self._trusts_early = False
             else:
                 self._write(held.step + 1, self._early, True)
+
+    def _on_gradient(self) -> None:
+        """Record what the next boundary will have, if it was always that: other ranks may finish this step.
+
+        Gradients are exchanged from here on, and a rank that is lost then has peers that do, and peers that do not.
+        """
+        held = self._held
+        if held is None or self._records is None or self._at_gradient is not None or self._trusts_gradient is False:
+            return
+        self._at_gradient = self._own_part_now()
+        if self._trusts_gradient and self._at_gradient is not None:
+            self._early = self._at_gradient
+            self._write(held.step + 1, self._early, True)
+
+    def _own_part_now(self) -> bytes | None:
+        try:
+            return own_part(self._state())
+        except Exception:  # noqa: BLE001 - the state's own code, in the midst of a step: its boundary will tell
+            return None
 
     def save_held(self) -> int:
         """Take a snapshot of the last finished step, and return its number. Raises CheckpointError, OSError.
@@ -157,8 +182,12 @@ class StateSaver:
         if self._records is not None:
             part = held.own_part()
             self._write(held.step, part, False)
-            self._trusts_early = self._trusts_early and self._early in (None, part)
-            self._early = None
+            if self._at_gradient is not None:
+                self._trusts_gradient = self._trusts_gradient is not False and self._at_gradient == part
+            if self._early is not self._at_gradient or self._early is None:
+                self._trusts_early = self._trusts_early and self._early in (None, part)
+            self._early = self._at_gradient = None
+            self._first_gradient.watch(held.watched, self._trusts_gradient is not False)
 
     def _write(self, step: int, part: bytes, is_early: bool) -> None:
         """Write a record. Where there is no room, there are none from then on, and training goes on."""

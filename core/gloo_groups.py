@@ -4,23 +4,40 @@ When the last reference to a gloo process group goes while Python's lock is held
 its destructor waits for its own thread; that thread may be freeing the last collective, for which it needs the lock.
 Seen with four ranks of a small DDP script whose model lives in a function: forked again and again without any launcher,
 one hung within three lives; the rank then never ends. So one reference is never given back; the process's end frees
-everything anyway.
+everything anyway. A process that goes on without its groups (``train.restartable``) frees them when their threads rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.machinery
+import os
 import sys
+import time
 import types
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 MODULE = "torch.distributed.distributed_c10d"
+_REST_S = 0.012  # Python's lock is asked for each 5 ms
+
+
+class MadeGroup(NamedTuple):
+    """A group that was made here. ``sockets``: descriptor → what it is; ``threads``: the kernel's numbers."""
+
+    group: object
+    sockets: dict[int, str]
+    threads: set[int]
+
+
+_made: list[MadeGroup] = []
+_before: list[dict[int, str]] = []  # the descriptors that were open before a group that is being made
 
 
 def keep_alive() -> None:
-    """Keep all gloo process groups, present and future, alive until their process ends.
+    """Keep all gloo process groups, present and future, alive until their process ends, or ``free`` is called.
 
     Does nothing where torch is not imported, and nothing further when called again.
     """
@@ -31,20 +48,114 @@ def keep_alive() -> None:
 
     @functools.wraps(create)
     def create_and_keep(*arguments: Any, **options: Any) -> Any:
-        made = create(*arguments, **options)
-        _keep(made[0] if isinstance(made, tuple) else made, options.get("backend", (*arguments, *[""] * 4)[3]))
+        backend = options.get("backend", (*arguments, *[""] * 4)[3])
+        if not _is_gloo(backend):
+            return create(*arguments, **options)
+        descriptors, threads = _descriptors(), _threads()
+        _before.append(descriptors)
+        try:
+            made = create(*arguments, **options)
+        finally:
+            _before.pop()
+        _keep(made[0] if isinstance(made, tuple) else made, _sockets(descriptors), _threads() - threads)
         return made
 
     for group, (backend, _) in module._world.pg_map.items():  # type: ignore[union-attr]  # mypy knows no such attribute
-        _keep(group, backend)
+        if _is_gloo(backend):
+            _keep(group, {}, set())
     setattr(module, "_new_process_group_helper", create_and_keep)  # noqa: B010 - nor this one
 
 
-def _keep(group: object, backend: object) -> None:
-    if "gloo" in str(backend).lower() or str(backend).lower() == "undefined":
-        import ctypes  # imported here, since every rank that is executed again runs the rest of this file
+def _is_gloo(backend: object) -> bool:
+    return "gloo" in str(backend).lower() or str(backend).lower() == "undefined"
 
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+def _keep(group: object, sockets: dict[int, str], threads: set[int]) -> None:
+    import ctypes  # imported here, since every rank that is executed again runs the rest of this file
+
+    # a reference that not even the end of the interpreter gives back
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    _made.append(MadeGroup(group, sockets, threads))
+
+
+def connections() -> dict[int, str]:
+    """Return the sockets of all groups, and of one that is being made: descriptor → what it was."""
+    found = {descriptor: what for one in _made for descriptor, what in one.sockets.items()}
+    for before in list(_before):
+        found |= _sockets(before)
+    return found
+
+
+def free(patience_s: float = 1.0) -> int:
+    """Free all groups that no other object holds, once their threads have freed their last collective.
+
+    Then their threads wait, and need no lock of Python, so that the destructor can wait for them. For groups that have
+    been destroyed, in a process that goes on without them. Returns how many are still kept: their threads did not rest.
+    """
+    import ctypes
+
+    until = time.monotonic() + patience_s
+    groups, _made[:] = list(_made), []
+    while groups:
+        waits = groups.pop()
+        if _rest(waits.threads, until):
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(waits.group))
+        else:
+            _made.append(waits)
+        del waits
+    return len(_made)
+
+
+def _rest(threads: set[int], until: float) -> bool:
+    """Wait until none of these threads has run for a while; one that waits for Python's lock looks for it all the time.
+
+    The one that waits for the network looks for its end all the time, too, and holds nothing of Python's.
+    """
+    before = None
+    while time.monotonic() < until:
+        now = {thread: _turns(thread) for thread in threads if not _is_network(thread)}
+        if now == before:
+            return True
+        before = now
+        time.sleep(_REST_S)
+    return False
+
+
+def _turns(thread: int) -> str:
+    """Return how often a thread has run so far."""
+    try:
+        status = Path(f"/proc/self/task/{thread}/status").read_text()
+    except OSError:
+        return ""
+    return "".join(line for line in status.splitlines() if "ctxt_switches" in line or line.startswith("State"))
+
+
+def _is_network(thread: int) -> bool:
+    try:
+        return Path(f"/proc/self/task/{thread}/comm").read_text().startswith("gloo_tcp_loop")
+    except OSError:
+        return True
+
+
+def _threads() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}  # noqa: PTH208 - names, not paths
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+    return found
+
+
+def _sockets(before: dict[int, str]) -> dict[int, str]:
+    """Return the sockets that were opened since."""
+    return {
+        descriptor: what
+        for descriptor, what in _descriptors().items()
+        if what.startswith("socket:") and before.get(descriptor) != what
+    }
 
 
 def keep_alive_when_imported() -> None:

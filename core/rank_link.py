@@ -142,6 +142,40 @@ class SaveLastStep(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=
     """agent → rank: the ranks will be ended; save the last finished step. Answers: SavingLastStep, LastStepSaved."""
 
 
+class CanReenter(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: when the ranks cannot go on, it can leave this round and enter the next one in this process."""
+
+
+class Raised(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: its function has ended with an error at ``time`` (Unix seconds); it waits for LeaveRound."""
+
+    message: str
+    traceback: str
+    time: float
+
+
+class LeaveRound(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: the round is over; leave its communication, and wait for the next one. Answers: LeavingRound, LeftRound."""
+
+
+class LeavingRound(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: LeaveRound has come, and LeftRound will."""
+
+
+class LeftRound(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: it has left the round, and waits for EnterRound. ``seconds``: since LeaveRound came."""
+
+    seconds: float
+
+
+class EnterRound(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: enter the next round. ``variables``: of its environment; outputs are opened for appending."""
+
+    variables: dict[str, str]
+    stdout_path: str
+    stderr_path: str
+
+
 class StopAt(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → rank: propose to stop after ``target`` steps."""
 
@@ -180,11 +214,14 @@ class SaveProgress(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=
 
 
 LastStepMessage = HoldsSteps | SavingLastStep | LastStepSaved
+ReentryMessage = CanReenter | Raised | LeavingRound | LeftRound
 RankMessage = (
     Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Section | Stopped | Finished
-    | LastStepMessage | ReplicaDigest | StepJudged
+    | LastStepMessage | ReentryMessage | ReplicaDigest | StepJudged
 )  # fmt: skip
-AgentMessage = StopAt | StopConfirmed | PauseConfirmed | Resume | SaveAt | SaveProgress | SaveLastStep
+AgentMessage = (
+    StopAt | StopConfirmed | PauseConfirmed | Resume | SaveAt | SaveProgress | SaveLastStep | LeaveRound | EnterRound
+)
 
 to_agent: StructCodec[RankMessage] = StructCodec(RankMessage, "a message from a rank")
 to_rank: StructCodec[AgentMessage] = StructCodec(AgentMessage, "a message from an agent")

@@ -8,7 +8,7 @@ import signal
 
 STACK_SIGNAL = signal.SIGRTMAX - 4  # no library that we know uses it
 STACK_VARIABLE = "RESILIO_STACK_FILE"
-_kept: list[object] = []
+_kept: list[object] = []  # of another round's file, once it is not written to
 
 
 def write_when_asked() -> None:
@@ -21,4 +21,4 @@ def write_when_asked() -> None:
         faulthandler.register(STACK_SIGNAL, file, all_threads=True)
     except (OSError, ValueError, RuntimeError):
         return  # the rank trains without it
-    _kept.append(file)
+    _kept[:] = [file]

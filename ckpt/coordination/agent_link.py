@@ -11,12 +11,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 from resilio_hpc.ckpt.coordination import fresh_start
 from resilio_hpc.ckpt.coordination.coordinator import (
     ARRIVING,
     READ_AHEAD_VARIABLE,
+    ROUND_OVER,
     OnStage,
     Place,
     local_directory,
@@ -37,8 +40,20 @@ _LOOK_S = 0.01
 Message = TypeVar(
     "Message",
     rank_link.StopAt, rank_link.StopConfirmed, rank_link.PauseConfirmed, rank_link.Resume, rank_link.SaveProgress,
-    rank_link.SaveLastStep, rank_link.SaveAt,
+    rank_link.SaveLastStep, rank_link.SaveAt, rank_link.LeaveRound, rank_link.EnterRound,
 )  # fmt: skip
+Callback = Callable[..., Any]
+
+
+def _strong(callback: Callback) -> Callable[[], Callback | None]:
+    return lambda: callback
+
+
+def _weak(held: Callable[[], Callback | None]) -> Callable[[], Callback | None]:
+    """Return what gives the callback as long as its object lives."""
+    callback = held()
+    is_method = not isinstance(held, WeakMethod) and isinstance(callback, MethodType)
+    return WeakMethod(callback) if is_method and callback is not None else held
 
 
 class AgentLink:
@@ -55,8 +70,9 @@ class AgentLink:
         self._link = link
         self._pid = os.getpid()
         self._send_lock = threading.Lock()
-        self._subscribers: dict[type, list[Callable[[Any], None]]] = defaultdict(list)
-        self._on_close: list[Callable[[], None]] = []
+        self._subscribers: dict[type, list[Callable[[], Callback | None]]] = defaultdict(list)
+        self._on_close: list[Callable[[], Callback | None]] = []
+        self._on_enter: list[Callable[[], Callback | None]] = []
         self._closed = False
         self._last_step_done = -float("inf")
         collector_time.begin()
@@ -90,13 +106,31 @@ class AgentLink:
 
     def subscribe(self, kind: type[Message], callback: Callable[[Message], None]) -> None:
         """Call ``callback``, in the listening thread, with every message of that type."""
-        self._subscribers[kind].append(callback)
+        self._subscribers[kind].append(_strong(callback))
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when the agent is gone (at once if it is already)."""
-        self._on_close.append(callback)
+        self._on_close.append(_strong(callback))
         if self._closed:
             callback()
+
+    def on_enter(self, callback: Callable[[Mapping[str, str]], None]) -> None:
+        """Call ``callback``, with the environment, when this process enters another round."""
+        self._on_enter.append(_strong(callback))
+
+    def enter(self, environment: Mapping[str, str]) -> None:
+        """Enter another round in this process.
+
+        What subscribed in rounds before is called only as long as another object holds it.
+        """
+        for found in (self._on_close, self._on_enter, *self._subscribers.values()):
+            found[:] = [held for held in map(_weak, found) if held() is not None]
+        place = self.place = Place.read(environment)
+        self.rank, self.world_size = place.rank, place.world_size
+        self.report_every_step = False
+        self._last_step_done = -float("inf")
+        self.send(rank_link.Attach(place.rank, place.local_rank, place.round, self._pid))
+        _call(self._on_enter, environment)
 
     def _listen(self) -> None:
         while True:
@@ -116,8 +150,7 @@ class AgentLink:
                 continue
             if isinstance(message, rank_link.StopAt | rank_link.Resume):
                 self.report_every_step = isinstance(message, rank_link.StopAt)
-            for callback in list(self._subscribers[type(message)]):
-                callback(message)
+            _call(self._subscribers[type(message)], message)
 
     def _close(self) -> None:
         if self._closed:
@@ -125,8 +158,14 @@ class AgentLink:
         self._closed = True
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)  # wakes the listening thread, which closes the socket
-        for callback in list(self._on_close):
-            callback()
+        _call(self._on_close)
+
+
+def _call(held: list[Callable[[], Callback | None]], *arguments: Any) -> None:
+    for one in list(held):
+        callback = one()
+        if callback is not None:
+            callback(*arguments)
 
 
 _link: AgentLink | None = None
@@ -167,7 +206,6 @@ class AgentCoordinator:
     """Coordinator under resilio-launch: the controller decides, the agent's saver writes."""
 
     def __init__(self, link: AgentLink, environment: Mapping[str, str]) -> None:
-        self.place = link.place
         arenas = environment.get("RESILIO_ARENA_DIR")
         self.arena_directory = Path(arenas) if arenas else None
         self.local_directory = local_directory(None, environment)
@@ -176,13 +214,26 @@ class AgentCoordinator:
         self.read_ahead = Path(begun) if begun else None
         self._directory = environment.get("RESILIO_CHECKPOINT_DIR")
         self._link = link
+        self._saved: set[int] = set()
+        self._callbacks: list[OnStage] = []
+        self._take_round(environment)
+        link.subscribe(rank_link.SaveProgress, self._on_progress)
+        link.on_close(self._on_close)
+        link.on_enter(self._enter)
+
+    def _take_round(self, environment: Mapping[str, str]) -> None:
+        """Take this rank's place in a round, and what it restores."""
+        self.place = self._link.place
         text = environment.get("RESILIO_RESTORE", "")
         self._point = parse_restore_point(text)
         self._arrives = self._point is not None and text.startswith(ARRIVING)
         in_memory = self._point is not None and self._point.source is Tier.MEMORY and not self._arrives
         self.memory_step = self._point.step if self._point is not None and in_memory else -1
-        self._saved: set[int] = set()
-        link.subscribe(rank_link.SaveProgress, self._note_commit)
+
+    def _enter(self, environment: Mapping[str, str]) -> None:
+        self._saved.clear()
+        self._tell(-1, Stage.FAILED, ROUND_OVER)
+        self._take_round(environment)
 
     def await_arenas(self) -> None:
         """Wait until the snapshot is whole. If it never will be, the agent says so, and all ranks are ended."""
@@ -235,12 +286,21 @@ class AgentCoordinator:
         self._saved.add(step)
         self._link.send(rank_link.SnapshotTaken(step, str(arena), size_bytes, blocked_s))
 
-    def _note_commit(self, stage: rank_link.SaveProgress) -> None:
+    def on_stage(self, callback: OnStage) -> None:
+        """Call ``callback`` for the agent's Stage messages; the end of the agent or the round fails every open save."""
+        self._callbacks.append(callback)
+        if not self._link.usable:
+            self._on_close()
+
+    def _on_progress(self, stage: rank_link.SaveProgress) -> None:
         if stage.stage is Stage.COMMITTED and stage.step in self._saved:
             self._saved.discard(stage.step)
             self._point, self._arrives = RestorePoint(Tier.COMMITTED, stage.step), False
+        self._tell(stage.step, stage.stage, stage.error)
 
-    def on_stage(self, callback: OnStage) -> None:
-        """Call ``callback`` for the agent's Stage messages; the agent's end fails every open save."""
-        self._link.subscribe(rank_link.SaveProgress, lambda stage: callback(stage.step, stage.stage, stage.error))
-        self._link.on_close(lambda: callback(-1, Stage.FAILED, "the agent of this node is gone"))
+    def _on_close(self) -> None:
+        self._tell(-1, Stage.FAILED, "the agent of this node is gone")
+
+    def _tell(self, step: int, stage: Stage, error: str) -> None:
+        for callback in self._callbacks:
+            callback(step, stage, error)

@@ -17,6 +17,8 @@ from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.tiers import Stage, Tier
 
+ROUND_OVER = "its ranks could not go on"
+"""Why saves of a round fail that is over; the snapshots may become durable with the next one."""
 OnStage = Callable[[int, Stage, str], None]
 """Called with (step, stage, error): stage LOCAL, COMMITTED or FAILED; step -1: every step still waited for."""
 

@@ -74,6 +74,14 @@ class Slot:
         return self._spill if self.on_disk else _SHARED_MEMORY
 
     @property
+    def is_in_place(self) -> bool:
+        """Return whether this is still the file that its path names."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    @property
     def header(self) -> Header | None:
         """Return the header when a whole snapshot is here."""
         return arena.header_of(self._fd)

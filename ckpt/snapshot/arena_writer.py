@@ -60,6 +60,22 @@ class ArenaPair:
     def _open(self, path: Path | None) -> Slot:
         return Slot(path, *self._place)
 
+    def pass_to(self, owner: Owner) -> bool:
+        """Go on in another round with what is mapped.
+
+        Return whether that can be: the arenas are of the same rank, and no other file has taken the place of one.
+        """
+        with self._lock:
+            if owner.rank != self.owner.rank or not all(slot.is_in_place for slot in self._slots):
+                return False
+            self.owner, self._is_asked = owner, False
+            if self._last is not None and not self._last.is_in_place:
+                self._last.close()
+                self._last = None
+            if self._last is None and self._last_path is not None and self._last_path.exists():
+                self._last = self._open(self._last_path)
+        return True
+
     @property
     def _all(self) -> list[Slot]:
         return self._slots if self._last is None else [*self._slots, self._last]
@@ -77,7 +93,7 @@ class ArenaPair:
     def reserve(self, step: int, size: int, is_last: bool = False) -> tuple[Slot, memoryview, int]:
         """Lock the slot for ``step``; return it, its memory (state ``writing``), and the new sequence number.
 
-        ``is_last``: ranks cannot go on; other snapshots stay. Raises OSError, with the place, when there is no room,
+        ``is_last``: ranks cannot go on; other snapshots that may be needed stay. Raises OSError, with the place, when there is no room,
         SaveRefused when both slots are pinned.
         """
         with self._lock:
@@ -86,7 +102,7 @@ class ArenaPair:
             slots = sorted(self._slots, key=lambda slot: _worth(slot.header, step))
             if is_last and self._last_path is not None:
                 self._last = self._last or self._open(self._last_path)
-                slots = [self._last]
+                slots = [self._last, *self._older_than(self._last)]
             for slot in slots:
                 if not slot.lock():
                     continue
@@ -100,6 +116,16 @@ class ArenaPair:
                     raise
                 return slot, room, sequence
         raise SaveRefused("both arenas of this rank are still being written to disk")
+
+    def _older_than(self, last: Slot) -> list[Slot]:
+        """Return slots that may take the last finished step while that of the round before is being written to disk.
+
+        All ranks went on from that one: no rank needs an older one any more.
+        """
+        held = last.header
+        return [
+            slot for slot in self._slots if held is not None and ((own := slot.header) is None or own.step < held.step)
+        ]
 
     def finish(self, slot: Slot, header: Header) -> None:
         """Complete a reserved slot, and drop snapshots that this one makes wrong.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import weakref
 from collections.abc import Collection
 from pathlib import Path
 
@@ -70,6 +71,7 @@ class RecordWriter:
         path = record_path(directory, rank)
         path.unlink(missing_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self._file)
 
     def write(self, step: int, part: bytes, is_early: bool) -> None:
         """Replace the oldest record; do nothing for a part that is too large. Raises OSError.

@@ -98,6 +98,13 @@ class Watched:
         pairs = zip(self.tensors, self._where, self.paths, strict=True)
         return next((path for tensor, where, path in pairs if key_of(tensor) != where), "")
 
+    @property
+    def last_trained(self) -> Any:
+        """Return the last parameter of the last optimizer that gets gradients; None without one."""
+        groups = [group for one in self._objects if overlap.is_optimizer(one) for group in one.param_groups]
+        trained = (one for group in reversed(groups) for one in reversed(group["params"]) if one.requires_grad)
+        return next(trained, None)
+
     def _add_optimizer(self, optimizer: Any, seen: set[int]) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:

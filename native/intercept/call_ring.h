@@ -211,6 +211,22 @@ static inline void ring_open(void) {
     errno = error;
 }
 
+/* Forget the groups and calls so far: this process has left them, and enters another round. `begun` and `completed` go
+ * on. No other thread of it is in a call. */
+RING_SHARED void resilio_begin_round_2(void);
+RING_SHARED void resilio_begin_round_2(void) {
+    pthread_mutex_lock(&call_ring.lock);
+    struct ring *ring = call_ring.state == RING_OPEN ? call_ring.ring : NULL;
+    if (ring) {
+        __atomic_store_n(&ring->header.groups_used, 0, __ATOMIC_RELEASE);
+        for (uint32_t index = 0; index < RING_CAPACITY; index++)
+            __atomic_store_n(&ring->records[index].stamp, 0, __ATOMIC_RELEASE);
+        memset(ring->groups, 0, sizeof ring->groups);
+        memset(call_ring.pending, 0, sizeof call_ring.pending);
+    }
+    pthread_mutex_unlock(&call_ring.lock);
+}
+
 /* The ring of this process; NULL where none is wanted, or it cannot be had. */
 static inline struct ring *ring_of_process(void) {
     int state = __atomic_load_n(&call_ring.state, __ATOMIC_ACQUIRE);

@@ -231,6 +231,11 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "start": _start,
     "ranks": lambda f: (
         f"round {f.whole('round')}: {plural(len(f.inner('pids').data), 'process')} on {f.text('node', '?')}"
+        + (f", {kept} of them as before" if (kept := f.whole("kept")) else "")
+    ),
+    "ranks_left": lambda f: (
+        f"round {f.whole('round')} on {f.text('node', '?')}: {f.whole('kept')} of "
+        f"{plural(f.whole('of'), 'process')} left it and wait for the next one, after {seconds(f.number('seconds'))}"
     ),
     "ranks_started": lambda f: (
         f"round {f.whole('round')}: ranks on {f.text('node', '?')} run after {seconds(f.number('seconds'))}"

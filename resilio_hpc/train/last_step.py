@@ -95,16 +95,20 @@ def the_last_step(send: Callable[[LastStepMessage], None]) -> LastStep:
     return _last[0]
 
 
+def is_of_a_lost_peer(error: BaseException) -> bool:
+    """Return whether an error reads like the end of another rank."""
+    return any(text in str(error) for text in _OF_A_LOST_PEER)
+
+
 def save_before_end(error: BaseException) -> None:
     """Save the last finished step before this process ends because of an error.
 
     Where a connection broke, another rank has ended. Where ranks do not have the same tensors, it helps only if that
     one has saved, too. The agent knows: it orders the save, or ends this rank.
     """
-    is_echo = any(text in str(error) for text in _OF_A_LOST_PEER)
     try:
         for one in _last:
-            if is_echo and not one.shared:
+            if is_of_a_lost_peer(error) and not one.shared:
                 one.await_order()
             one.save()
     except BaseException as other:  # noqa: BLE001 - the process ends because of another error, which is to be seen

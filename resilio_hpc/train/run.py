@@ -18,11 +18,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Protocol
 
-from resilio_hpc.ckpt.coordination import agent_link, world
+from resilio_hpc.ckpt.coordination import agent_link
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.errors import SaveRefused
 from resilio_hpc.core.rank_link import (
-    COLLECTIVE_VARIABLE,
     LAST_CHECKPOINT,
     Finished,
     PauseConfirmed,
@@ -37,6 +36,7 @@ from resilio_hpc.core.rank_link import (
 from resilio_hpc.train.agreed_stop import AgreedStop
 from resilio_hpc.train.compared_replicas import sweep_of
 from resilio_hpc.train.last_step import LastStep, StepHolder, the_last_step
+from resilio_hpc.train.place import place_in
 
 
 class Waitable(Protocol):
@@ -51,7 +51,6 @@ Save = Callable[[int], Waitable | None]
 CHECKPOINT = "checkpoint"  # the section of saves between steps
 _PATIENCE_S = 10.0  # before a user is told what the end of training waits for
 _LOOK_S = 0.05
-_LEAST_COLLECTIVE_S = 60.0
 
 
 @dataclass(eq=False)
@@ -189,6 +188,31 @@ class Run:
         if self._link is not None:
             self._link.send(Stopped(completed) if self._stopping else Finished(completed))
 
+    def save_finished_step(self) -> None:
+        """Save the last finished step, where ``steps`` was given a saver: this rank cannot go on."""
+        if self._last_step is not None:
+            self._last_step.save()
+
+    def _listen(self) -> None:
+        """Take the agent's words of this round."""
+        link = self._link
+        assert link is not None
+        stop = self._stop = AgreedStop(link.send)
+        link.subscribe(StopAt, stop.on_stop_at)
+        link.subscribe(StopConfirmed, stop.on_stop_confirmed)
+        link.subscribe(PauseConfirmed, stop.on_pause_confirmed)
+        link.subscribe(Resume, stop.on_resume)
+        link.on_close(stop.on_lost)
+        self._last_step = the_last_step(link.send)
+        link.subscribe(SaveLastStep, self._last_step.on_order)
+
+    def _enter(self, environment: Mapping[str, str]) -> None:
+        """Take this process's place in another round."""
+        for name, value in place_in(environment, True).items():
+            setattr(self, name, value)
+        self._stopping, self._section, self._save_at = False, "", -1
+        self._listen()
+
     def _on_save_at(self, message: SaveAt) -> None:
         self._save_at = message.step
 
@@ -238,57 +262,17 @@ def _heed_not(_number: int, _frame: object) -> None:
     """Ignore the signal."""
 
 
-def _layout(environment: Mapping[str, str], world_size: int) -> tuple[int, int, int]:
-    """Return tensor, pipeline and data parallel; all ranks data parallel where the environment is not of this world."""
-    degrees = [environment.get(f"RESILIO_{name}", "") for name in ("TP", "PP", "DP")]
-    if not all(text.isdecimal() for text in degrees):
-        return 1, 1, world_size
-    tensor, pipeline, data = map(int, degrees)
-    return (tensor, pipeline, data) if tensor * pipeline * data == world_size else (1, 1, world_size)
-
-
-def _collective_timeout(environment: Mapping[str, str]) -> timedelta | None:
-    """Return how long a rank may wait in a collective, at least a minute; None where that is not known."""
-    try:
-        seconds = float(environment.get(COLLECTIVE_VARIABLE, ""))
-    except ValueError:
-        return None
-    return timedelta(seconds=max(_LEAST_COLLECTIVE_S, seconds)) if 0.0 < seconds < 1e9 else None
-
-
 def _attach(
     environment: Mapping[str, str],
     connect: Callable[[Mapping[str, str]], agent_link.AgentLink | None] = agent_link.current,
 ) -> Run:
     """Attach; ``connect`` returns the link to the agent, None without one."""
     link = connect(environment)
-    place = world.find_place(environment)
-    run_dir = environment.get("RESILIO_RUN_DIR")
-    tensor, pipeline, data = _layout(environment, place.world_size)
-    run = Run(
-        rank=place.rank,
-        world_size=place.world_size,
-        local_rank=place.local_rank,
-        round=place.round,
-        restart_count=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        run_dir=Path(run_dir) if run_dir else None,
-        checkpoint_dir=Path(environment.get("RESILIO_CHECKPOINT_DIR", "checkpoints")),
-        launched=link is not None,
-        tensor_parallel=tensor,
-        pipeline_parallel=pipeline,
-        data_parallel=data,
-        collective_timeout=_collective_timeout(environment) if link is not None else None,
-    )
+    run = Run(**place_in(environment, link is not None), launched=link is not None)
     if link is not None:
-        stop = AgreedStop(link.send)
-        link.subscribe(StopAt, stop.on_stop_at)
-        link.subscribe(StopConfirmed, stop.on_stop_confirmed)
-        link.subscribe(PauseConfirmed, stop.on_pause_confirmed)
-        link.subscribe(Resume, stop.on_resume)
-        link.on_close(stop.on_lost)
-        run._last_step = the_last_step(link.send)
+        run._link = link
+        run._listen()
         link.subscribe(SaveAt, run._on_save_at)
-        link.subscribe(SaveLastStep, run._last_step.on_order)
-        run._link, run._stop = link, stop
+        link.on_enter(run._enter)
         _leave_signals_to_the_agent()
     return run

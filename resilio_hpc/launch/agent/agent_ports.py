@@ -27,6 +27,9 @@ class ServicePorts(Protocol):
     def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
         """Have the step saved that the ranks finished last → ``last_step_saved``; False: they cannot do so."""
 
+    def keep_ranks(self, local: LocalRound) -> bool:
+        """Have ranks leave their round that can enter the next one in their processes → ``ranks_left``; False: none."""
+
     def judge(self, cause: m.Cause | None) -> None:
         """Take what ended the last round, None where that is not known: the console shows no echoes of it."""
 

@@ -17,6 +17,7 @@ from resilio_hpc.launch.agent.collective_traces import CollectiveTraces
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
 from resilio_hpc.launch.agent.disk_link import DiskLink
 from resilio_hpc.launch.agent.environment_check import EnvironmentCheck
+from resilio_hpc.launch.agent.kept_ranks import KeptRanks
 from resilio_hpc.launch.agent.last_step import LastStepSaves
 from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.agent.node_metrics import NodeMetrics
@@ -56,6 +57,7 @@ class LocalServices:
         self._snapshots = LocalSnapshots(node, core.ranks, self.tell_rank)
         self._copies = PartnerCopies(node, core.ranks)
         self._last_step = LastStepSaves(node, core.ranks, self.tell_rank, self._copies.make_lost)
+        self._kept = KeptRanks(node, core.ranks, self.tell_rank)
         self._read_ahead = ReadAheadLink(node, disks)
         self._probe = NodeProbe(node)
         os.environ[LOCAL_VARIABLE] = node.options.checkpoints.local_checkpoints  # ranks inherit both variables
@@ -79,7 +81,7 @@ class LocalServices:
     def tick(self) -> None:
         """Do what is due."""
         for part in (
-            self._ranks, self._last_step, self._snapshots, self._copies, self._disks, self._read_ahead, self._devices,
+            self._ranks, self._last_step, self._kept, self._snapshots, self._copies, self._disks, self._read_ahead, self._devices,
             self._metrics, self._traces, self._environment, self._probe,
         ):  # fmt: skip
             part.tick()
@@ -141,6 +143,10 @@ class LocalServices:
     def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
         """Have the step saved that the ranks finished last, where they can do so."""
         return self._last_step.begin(local, worth)
+
+    def keep_ranks(self, local: LocalRound) -> bool:
+        """Have ranks leave their round that can enter the next one in their processes."""
+        return self._kept.begin(local)
 
     def judge(self, cause: m.Cause | None) -> None:
         """Take what ended the last round: the console shows no echoes of it."""

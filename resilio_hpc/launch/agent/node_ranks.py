@@ -58,6 +58,7 @@ class NodeRanks:
         self._graces = graces
         self.stop = StopState()
         self.alive = False
+        self.kept: frozenset[int] = frozenset()  # local ranks that wait for the next round in their processes
         self.echoes = 0  # ranks of the last round whose error reads like an echo of another one's end
         self._before: LocalRound | None = None  # the local ranks of the last round, once they are being stopped
 
@@ -95,17 +96,30 @@ class NodeRanks:
         ranks = None if self.stop.under_way else self.local
         if ranks is not None and self._ports.services.save_last_step(ranks, message.last_step):
             return
-        if self.alive or self.stop.under_way:
-            self._stop_ranks(StopHow(self._graces.failure))
-        else:
-            self._say_stopped()
+        self._end_round()
 
     def last_step_saved(self) -> None:
         """End the ranks of the round before: the step that they finished last is saved, or cannot be."""
         if self.local is not None and self._prepared > self.local.number and not self.stop.under_way:
-            self._stop_ranks(StopHow(self._graces.failure))
+            self._end_round()
+
+    def ranks_left(self, kept: frozenset[int]) -> None:
+        """End the other ranks: these local ones have left the round before, and wait for the next one."""
+        if self.local is not None and self._prepared > self.local.number and not self.stop.under_way:
+            self._stop_ranks(StopHow(self._graces.failure, keep=kept))
+
+    def _end_round(self) -> None:
+        """End the ranks of the round before, but for those that can leave it."""
+        ranks = None if self.stop.under_way else self.local
+        if ranks is not None and self._ports.services.keep_ranks(ranks):
+            return
+        if self.alive or self.stop.under_way:
+            self._stop_ranks(StopHow(self._graces.failure, keep=self.kept))
+        else:
+            self._say_stopped()
 
     def _stop_ranks(self, how: StopHow = AT_ONCE) -> None:
+        self.kept = how.keep
         self._before, self.local = self.local or self._before, None
         if self.stop.order(how, self._ports.unix()):
             self._ports.services.stop_ranks(how, self._prepared)
@@ -159,7 +173,7 @@ class NodeRanks:
         if start is None or self.local is None or self.stop.under_way or self._ports.monotonic() > self.lease:
             return
         self._waiting_start = None
-        self.alive = True
+        self.alive, self.kept = True, frozenset()
         self._ports.services.spawn(self.local, start)
 
     def stage_reached(self, message: m.StageReached) -> None:
@@ -187,7 +201,7 @@ class NodeRanks:
     def end(self, message: m.End) -> None:
         """End the ranks, then this agent."""
         self.ending = message
-        self.local = None
+        self.local, self.kept = None, frozenset()
         self._ports.services.judge(message.cause)
         if self.alive or self.stop.under_way:
             self.stop.under_way = True
@@ -217,7 +231,7 @@ class NodeRanks:
     def all_stopped(self) -> None:
         """Take note that every rank and all its descendants are gone."""
         self.stop.over()
-        self.alive = False
+        self.alive = bool(self.kept)
         self._before, self.local = self.local or self._before, None
         if self.ending is not None:
             self._leave()
@@ -283,6 +297,15 @@ class NodeRanks:
         elif self.local is not None and local_rank in self.local.ranks:
             self.reports.tell_all(self.local.exited(local_rank, exit_code, signal, at, error, evidence))
 
+    def rank_raised(
+        self, round_number: int, local_rank: int, at: float, error: tuple[str, str], evidence: RankEvidence
+    ) -> None:
+        """Take note that a rank's function ended with an error, and its process waits for the next round."""
+        local = self.local
+        if not self.stop.under_way and local is not None and local.number == round_number and local_rank in local.ranks:
+            self.echoes += reads_like_echo(error[0])
+            self.reports.tell_all(local.raised(local_rank, at, error, evidence))
+
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
         """Take note that a rank could not be started."""
         if self.local is not None and not self.stop.under_way:
@@ -294,6 +317,7 @@ class NodeRanks:
         if was_needed and self.ending is None:
             self.reports.tell(self._failure("spawner_lost", "the process that forks ranks was killed", at))
         self.store.lost()
+        self.kept = frozenset()
         self.all_stopped()
 
     def _failure(self, kind: str, why: str, at: float, of: int = 0, bad: m.RestorePoint | None = None) -> m.RankFailed:

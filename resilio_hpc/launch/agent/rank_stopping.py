@@ -28,7 +28,7 @@ class StopState:
         if not self.under_way:
             self.since = now
         self.under_way = True
-        self._in_grace = how.grace_s > 0
+        self._in_grace = how.grace_s > 0 or bool(how.keep)
         return True
 
     @property

@@ -26,6 +26,7 @@ from resilio_hpc.launch.config.flags import own_rows
 from resilio_hpc.launch.config.hang_options import HangOptions
 from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.output_options import OutputOptions
+from resilio_hpc.launch.config.reentry_options import ReentryOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
 from resilio_hpc.launch.config.slow_options import SlowOptions
 from resilio_hpc.launch.config.streams import parse_std
@@ -75,6 +76,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         environment=EnvironmentOptions(**_direct(EnvironmentOptions, raw)),
         slow=SlowOptions(**_direct(SlowOptions, raw)),
         correctness=CorrectnessOptions(**_direct(CorrectnessOptions, raw)),
+        reentry=ReentryOptions(**_direct(ReentryOptions, raw)),
         checkpoints=CheckpointOptions(
             **_direct(CheckpointOptions, raw), local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller)
         ),

@@ -25,6 +25,7 @@ from resilio_hpc.launch.config.hang_options import HangOptions
 from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.config.output_options import OutputOptions
+from resilio_hpc.launch.config.reentry_options import ReentryOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
 from resilio_hpc.launch.config.slow_options import SlowOptions
 
@@ -47,10 +48,9 @@ DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 class LaunchOptions:
     """A validated launch. Times are seconds; paths are absolute; a field is never None where a default exists.
 
-    A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds
-    (``checkpoints``, ``correctness``, ``devices``, ``environment``, ``hangs``, ``metrics``, ``output``, ``resizing``,
-    ``slow``). Where ``reads`` is None, its value needs more than the flag (``launch/cli/option_values``). Flags that
-    are no field are in ``launch/cli/option_table``.
+    A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds. Where
+    ``reads`` is None, its value needs more than the flag (``launch/cli/option_values``). Flags that are no field are in
+    ``launch/cli/option_table``.
 
     ``max_restarts`` counts only restarts **without progress**: one that follows a newly durable step resets the
     count (torchrun counts every restart, and allows none by default).
@@ -199,6 +199,7 @@ class LaunchOptions:
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     slow: SlowOptions = field(default_factory=SlowOptions)
     correctness: CorrectnessOptions = field(default_factory=CorrectnessOptions)
+    reentry: ReentryOptions = field(default_factory=ReentryOptions)
     start_timeout_s: float = failures_flag(
         "seconds for all ranks of a round to come up, else it is retried (default: 300)",
         DEFAULT_START_TIMEOUT_S,

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from resilio_hpc.native import intercept
-
-CALLS_VARIABLE = "RESILIO_CALLS"
+from resilio_hpc.native.intercept import CALLS_VARIABLE as CALLS_VARIABLE
 
 
 def preload(environment: Mapping[str, str], watched: Sequence[str], root: Path = Path("/")) -> dict[str, str]:

@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.json_fields import printable
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.protocol import messages as m
@@ -25,6 +27,7 @@ from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_environment,
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence, last_lines, telling_line
 from resilio_hpc.launch.workers.rank_look import RankLook
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, RankEvents, StopHow, Surroundings
+from resilio_hpc.launch.workers.rank_reentry import RankReentry
 from resilio_hpc.launch.workers.rank_server import RankServer
 from resilio_hpc.launch.workers.spawner import Spawner
 
@@ -53,11 +56,12 @@ class LocalRanks:
         self._spawner = self._new_spawner(environment, node.local_dir)
         self._logs = Path(self._options.output.log_dir) if self._options.output.log_dir else spool / "logs"
         self._console = Console(self._options)
-        self.server = RankServer(node.local_dir / "agent.sock", core.rank_said)
+        self.server = RankServer(node.local_dir / "agent.sock", self._heard)
         self._commands = RankCommands(node, around, environment, self.server.path, begun)
         self._errors: dict[int, Path] = {}
         self._error_logs: dict[int, Path] = {}  # local rank → its standard error's file
         self._pids: dict[int, int] = {}
+        self._reentry = RankReentry(self.server, self._pids)
         self._look = RankLook(node.arena_dir, self._pids)
         self._oom_kills = OomKills()
         self._accounts = RankAccounts(node.arena_dir, self._pids)
@@ -124,7 +128,10 @@ class LocalRanks:
     def stop(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and all their descendants."""
         number = signal.SIGTERM if how.grace_s > 0 else signal.SIGKILL
-        self._spawner.stop(number, how.grace_s, keep_stores_from, heeded_only=not how.for_good, spare=how.well)
+        keep = self._reentry.keep(how.keep)
+        self._spawner.stop(
+            number, how.grace_s, keep_stores_from, heeded_only=not how.for_good, spare=how.well, keep=keep
+        )
 
     def terminate(self) -> None:
         """Send SIGTERM to every rank; none is killed."""
@@ -149,7 +156,6 @@ class LocalRanks:
         self._round = local.number
         self._start_began = time.monotonic()
         self._starting = set(local.ranks)
-        self._pids.clear()
         directory = self._logs / str(local.number) / local.node
         errors = self._node.local_dir / "errors" / str(local.number)
         for path in (directory, errors):
@@ -170,15 +176,32 @@ class LocalRanks:
             except UsageError as error:  # this world is impossible: every node reports it, and each try counts
                 self._core.spawn_failed(rank.local_rank, str(error), time.time())
                 return
-            self._spawner.spawn(command)
+            if self._reentry.enter(command):
+                self._starting.discard(rank.local_rank)
+                local.kept += 1
+            else:
+                self._spawner.spawn(command)
+        self._reentry.end_others()
         stacks = {number: stack_file(self._errors[number]) for number in local.ranks}
         kept = {number: directory / f"{rank.rank}.stacks" for number, rank in local.ranks.items()}
         self._look.begin(local.number, stacks, kept)
         self._console.watch(logs, world, directory)
+        if not self._starting:
+            self._all_started("in-process")
 
     def judge(self, cause: m.Cause | None) -> None:
         """Take what ended the last round, for the console."""
         self._console.judge(cause)
+
+    def _heard(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
+        local = self._core.local
+        if not isinstance(message, rank_link.Raised):
+            self._core.rank_said(round_number, local_rank, message)
+        elif local is not None and local.number == round_number:
+            error = printable(message.message, 4000), printable(message.traceback, 16000)
+            evidence = self._evidence(local_rank, True)
+            self._around.rank_failed(local_rank, error, self._error_logs.get(local_rank))
+            self._core.rank_raised(round_number, local_rank, message.time, error, evidence)
 
     # -- what becomes of them ----------------------------------------------------------------------------------
 
@@ -202,7 +225,7 @@ class LocalRanks:
             node.record("store_died", round=event.round, error=event.error)
             self._core.store_died(event.round, event.error, time.time())
         elif isinstance(event, sm.AllStopped):
-            self._pids.clear()
+            self._reentry.others_ended()
             node.record("ranks_stopped", seconds=round(event.seconds, 4))
             self._core.all_stopped()
         elif isinstance(event, sm.StopFailed):
@@ -219,12 +242,17 @@ class LocalRanks:
             if self._options.zygote and self._options.kind != "command":
                 self._node.say(f"ranks on {self._node.name} are executed, not forked: {event.why}")
         if not self._starting:
-            local = self._core.local
-            pids = {local.ranks[number].rank: pid for number, pid in self._pids.items()} if local else {}
-            self._node.record("ranks", round=self._round, mode=event.mode, pids=pids)
-            self._core.ranks_started(self._round, round(time.monotonic() - self._start_began, 4), event.mode)
+            self._all_started(event.mode)
+
+    def _all_started(self, mode: str) -> None:
+        local = self._core.local
+        pids = {local.ranks[number].rank: pid for number, pid in self._pids.items()} if local else {}
+        self._node.record("ranks", round=self._round, mode=mode, pids=pids, kept=local.kept if local else 0)
+        self._core.ranks_started(self._round, round(time.monotonic() - self._start_began, 4), mode)
 
     def _on_exited(self, event: sm.Exited) -> None:
+        if self._reentry.was_ended(event.pid):
+            return
         self.server.drain(event.local_rank)
         error, at = (self._end_in_words(event), ""), event.time
         if event.exit_code != 0 and event.local_rank in self._errors:
@@ -235,17 +263,17 @@ class LocalRanks:
                 error, at = (said.message, said.traceback), min(at, said.time)
         # ranks that are being stopped are ignored, unless they had raised before: a restart waits for no look at them
         failed = event.exit_code != 0 and self._core.local is not None
-        evidence = self._evidence(event, bool(error[1])) if failed or error[1] else NO_EVIDENCE
+        evidence = self._evidence(event.local_rank, bool(error[1])) if failed or error[1] else NO_EVIDENCE
         self._pids.pop(event.local_rank, None)
         if failed:
             self._around.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
         self._core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error, evidence)
 
-    def _evidence(self, event: sm.Exited, raised: bool) -> RankEvidence:
-        log = self._error_logs.get(event.local_rank)
+    def _evidence(self, local_rank: int, raised: bool) -> RankEvidence:
+        log = self._error_logs.get(local_rank)
         # a directory that the user chose may hang
         lines = last_lines(log) if log is not None and not raised and not self._options.output.log_dir else []
-        return RankEvidence(telling_line(lines), self._look.entered(event.local_rank))
+        return RankEvidence(telling_line(lines), self._look.entered(local_rank))
 
     def _end_in_words(self, event: sm.Exited) -> str:
         killed = event.signal == signal.SIGKILL and self._core.local is not None

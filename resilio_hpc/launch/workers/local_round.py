@@ -46,6 +46,10 @@ class LocalRank(Struct):
     holds_steps: rank_link.HoldsSteps | None = None  # it can still save the last finished step
     saves_last: bool = False  # it does so
     last_saved: rank_link.LastStepSaved | None = None
+    can_reenter: bool = False  # it can leave this round and enter the next one
+    has_raised: bool = False  # its function ended with an error, and its process waits
+    is_leaving: bool = False  # it has heard that the round is over
+    has_left: bool = False  # the round, and waits for the next one
 
 
 class LocalRound:
@@ -66,6 +70,7 @@ class LocalRound:
         self.ranks = {
             local: LocalRank(member.first_rank + local, local) for local in range(member.local_world_size)
         }  # fmt: skip
+        self.kept = 0  # ranks that have entered this round in the processes of the one before
         self.snapshot_whole = -1  # the newest step that all ranks here hold
         self._first_step_said = False
         self._answers: dict[int, rank_link.StopAck] = {}
@@ -149,7 +154,13 @@ class LocalRound:
             return [*self._digests.take(rank.rank, message, awaited)]
         elif isinstance(message, rank_link.StepJudged):
             return [m.ResultJudged(self.node, self.epoch, self.number, rank.rank, message.judgement)]
-        else:  # Stopped, Finished
+        elif isinstance(message, rank_link.CanReenter):
+            rank.can_reenter = True
+        elif isinstance(message, rank_link.LeavingRound):
+            rank.is_leaving = True
+        elif isinstance(message, rank_link.LeftRound):
+            rank.has_left = True
+        elif isinstance(message, rank_link.Stopped | rank_link.Finished):
             rank.may_exit, rank.finished_at = True, now
             rank.stopped = isinstance(message, rank_link.Stopped)
             rank.step = max(rank.step, message.step)
@@ -165,24 +176,41 @@ class LocalRound:
         """
         rank = self.ranks[local]
         rank.done = True
+        if rank.has_raised:
+            return []  # that was its failure
         if exit_code == 0 and not (rank.attached and not rank.may_exit):
             rank.ended_well_at = at
             return self._left_out() or self._maybe_done()
         if self.terminating and not rank.attached:
             return self._maybe_done()  # it was told to end, so its exit code does not matter
         kind = "signal" if signal is not None else "exit"
+        if exit_code == 0 and rank.bad_copy is None:
+            kind = "early_exit"
+            error = f"exited with 0 after {max(rank.step, 0)} steps, before training was finished", error[1]
+        return self._failed(rank, (kind, exit_code, signal), at, error, evidence)
+
+    def raised(self, local: int, at: float, error: tuple[str, str], evidence: RankEvidence) -> list[m.ToController]:
+        """Take the error that ended a rank's function, whose process waits for the next round."""
+        rank = self.ranks[local]
+        if rank.has_raised or rank.done:
+            return []
+        rank.has_raised = True
+        return self._failed(rank, ("exit", 1, None), at, error, evidence)
+
+    def _failed(
+        self, rank: LocalRank, end: tuple[str, int | None, int | None], at: float, error: tuple[str, str],
+        evidence: RankEvidence,
+    ) -> list[m.ToController]:  # fmt: skip
+        kind, exit_code, signal = end
         message, traceback = error
         bad_copy = None
         if rank.bad_copy is not None:
             bad_copy, why = rank.bad_copy
             kind, message = "restore_failed", f"{bad_copy.source} {bad_copy.step}: {why}"
-        elif exit_code == 0:
-            kind = "early_exit"
-            message = f"exited with 0 after {max(rank.step, 0)} steps, before training was finished"
         self.failed = True
         failure = m.RankFailure(
-            self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:], bad_copy,
-            -1.0, evidence.log, evidence.groups,
+            self.node, rank.rank, rank.local_rank, kind, at, exit_code, signal, message[:4000], traceback[-16000:],
+            bad_copy, -1.0, evidence.log, evidence.groups,
         )  # fmt: skip
         return [m.RankFailed(self.node, self.epoch, self.number, failure)]
 

@@ -21,12 +21,14 @@ class StopHow(Struct, frozen=True):
     """``grace_s``: from SIGTERM to SIGKILL, 0: SIGKILL at once.
 
     ``for_good``: no other round follows, so all ranks get the grace; else only those that handle SIGTERM. ``well``: the
-    ranks have ended well; what they left running gets the grace to end, and is not killed.
+    ranks have ended well; what they left running gets the grace to end, and is not killed. ``keep``: local ranks that
+    have left the round, and wait for the next one in their processes.
     """
 
     grace_s: float = 0.0
     for_good: bool = False
     well: bool = False
+    keep: frozenset[int] = frozenset()
 
 
 class Timekeeper(Protocol):
@@ -56,6 +58,11 @@ class RankEvents(Protocol):
 
     def rank_said(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
         """Take a rank's message."""
+
+    def rank_raised(
+        self, round_number: int, local_rank: int, at: float, error: tuple[str, str], evidence: RankEvidence
+    ) -> None:
+        """Take note that a rank's function ended with an error, and its process waits for the next round."""
 
     def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
         """Take note that all local ranks run."""
@@ -125,8 +132,9 @@ class AnySpawner(Protocol):
         *,
         heeded_only: bool = False,
         spare: bool = False,
+        keep: tuple[int, ...] = (),
     ) -> None:
-        """End every rank with all its descendants."""
+        """End every rank with all its descendants, but for ``keep``, pids of ranks that live on."""
 
     def kill(self) -> object:
         """End everything at once."""

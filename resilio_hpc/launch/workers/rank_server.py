@@ -70,6 +70,18 @@ class RankServer:
                 except (BlockingIOError, OSError):
                     self.dropped += 1
 
+    def tell_process(self, pid: int, message: rank_link.AgentMessage) -> bool:
+        """Send to the rank of this process, whatever its round. Return whether it was sent."""
+        for connection in list(self._connections.values()):
+            if connection.rank is not None and connection.rank.pid == pid:
+                try:
+                    connection.socket.send(rank_link.to_rank.encode(message))
+                except (BlockingIOError, OSError):
+                    self.dropped += 1
+                else:
+                    return True
+        return False
+
     def _accept(self) -> None:
         try:
             accepted, _ = self._listener.accept()

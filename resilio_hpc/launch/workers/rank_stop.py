@@ -23,15 +23,16 @@ class RankStop:
         self._killed_at: float | None = None
         self._segments: set[Path] = set()  # segments of shared memory that may be left
         self._reported = False
+        self._kept = set(command.keep) & set(processes.ranks)
 
     def signal_ranks(self) -> None:
         """Send the signal, where there is a grace."""
         command = self._command
         if command.grace_s > 0 and not command.spare:
             if command.heeded_only:
-                hearing = self._processes.hearing()
+                hearing = set(self._processes.hearing()) - self._kept
                 self._heeding = {pid for pid in hearing if process_tree.handles(pid, command.signal)}
-            for pid in self._processes.ranks:
+            for pid in set(self._processes.ranks) - self._kept:
                 process_tree.signal_group(pid, command.signal)
                 process_tree.signal_group(pid, signal.SIGCONT)  # a stopped rank cannot act on the first signal
 
@@ -60,7 +61,7 @@ class RankStop:
             return [*self._processes.reap(), self._all_stopped()]
         left = self._kill(self._killed_at, now)
         events: list[SpawnerEvent] = [*self._processes.reap()]
-        if not set(self._processes.children()) - set(stores):
+        if not set(self._processes.children()) - set(stores) - self._kept:
             shared_memory.remove(self._segments)
             events.append(self._all_stopped())
         elif not self._reported and now >= self._deadline():
@@ -81,13 +82,16 @@ class RankStop:
         if self._command.heeded_only:
             self._heeding = {pid for pid in self._heeding if process_tree.runs(pid)}
             return bool(self._heeding)
-        return bool(self._processes.ranks)
+        return bool(set(self._processes.ranks) - self._kept)
 
     def _kill(self, killed_at: float, now: float) -> list[int]:
         """Kill everything but the stores; trackers get time to clean up after the others. Return what is left."""
-        below = self._processes.below_stores_excepted()
+        kept = {pid for rank in self._kept for pid in (rank, *process_tree.descendants(rank))}
+        below = [pid for pid in self._processes.below_stores_excepted() if pid not in kept]
         self._segments |= self._processes.segments(below)
-        spared = set(self._processes.stores)
+        if kept:
+            self._segments -= self._processes.segments(list(kept))
+        spared = set(self._processes.stores) | kept
         if now < killed_at + process_tree.TRACKERS_S:
             spared |= set(filter(process_tree.is_tracker, below))
         return self._processes.kill(spared)

@@ -192,6 +192,7 @@ class Spawner:
         *,
         heeded_only: bool = False,
         spare: bool = False,
+        keep: tuple[int, ...] = (),
     ) -> None:
         """End every rank with all its descendants → Exited for each rank, then AllStopped.
 
@@ -200,8 +201,9 @@ class Spawner:
         ``kill_timeout_s``. The stores end as well, but for those of rounds from ``keep_stores_from`` on. A second
         call replaces the first one's signal and grace. ``heeded_only``: the grace is for ranks that handle the signal.
         ``spare``: all ranks have ended well, and what they left running is awaited for ``grace_s``, but not killed.
+        ``keep``: pids of ranks that live on.
         """
-        self._send(Stop(signal, grace_s, self._kill_timeout_s, keep_stores_from, heeded_only, spare))
+        self._send(Stop(signal, grace_s, self._kill_timeout_s, keep_stores_from, heeded_only, spare, keep))
 
     def events(self) -> list[SpawnerEvent]:
         """Return what has happened since the last call, oldest first; never blocks."""

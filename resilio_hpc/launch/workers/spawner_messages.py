@@ -48,7 +48,8 @@ class Stop(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → spawner: end all ranks and their descendants; stores of rounds below ``keep_stores_from`` end as well.
 
     ``heeded_only``: the grace is for processes that handle the signal. ``spare``: the ranks have ended well, and what
-    they have left running is awaited for ``grace_s`` and not ended.
+    they have left running is awaited for ``grace_s`` and not ended. ``keep``: ranks that live on, by their pids, and
+    what is below them.
     """
 
     signal: int
@@ -57,6 +58,7 @@ class Stop(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     keep_stores_from: int | None = None
     heeded_only: bool = False
     spare: bool = False
+    keep: tuple[int, ...] = ()
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

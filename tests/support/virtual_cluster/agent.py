@@ -331,6 +331,9 @@ class VirtualAgent(Process):
         if message.partner is not None:
             self.copies.keep(message, message.partner, world_size)
 
+    def keep_ranks(self, local: LocalRound) -> bool:
+        return False
+
     def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
         return False
 

@@ -107,6 +107,7 @@ class MpiSpawner:
         *,
         heeded_only: bool = False,
         spare: bool = False,
+        keep: tuple[int, ...] = (),
     ) -> None:
         """End every rank of this node, and the step if it was started here → AllStopped. Otherwise like a spawner's."""
         now = time.monotonic()

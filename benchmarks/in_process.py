@@ -1,0 +1,104 @@
+"""SIGKILL of one rank → the first step that all ranks completed again: entered again in the process, or started again.
+
+.venv/bin/python benchmarks/in_process.py                           # 4 ranks, 1 GB of replicated state each
+.venv/bin/python benchmarks/in_process.py --ranks 8 --state-mb 250
+
+Modes are interleaved; each run of the launcher gets several faults in a row. Steps lost are those that were done again.
+"""
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from launched import Launched, launched
+from launchers import OURS, Launcher
+from measure import NEVER, Series, print_table, shown, write_json
+
+SCRIPT = Path(__file__).resolve().parent / "reentry_training.py"
+START_LIMIT_S, LIMIT_S, BETWEEN_S = 180, 60, 2.0
+MODES = (
+    ("in-process, model kept", "in-process", "outside"),
+    ("in-process, model made again", "in-process", "inside"),
+    ("all ranks start again", "all", "inside"),
+)
+
+
+def steps(run: Launched) -> list[list[tuple[int, float, int]]]:
+    """By rank: number, Unix time and round of each step."""
+    found = []
+    for rank in range(run.ranks):
+        path = run.directory / f"steps-rank{rank}"
+        text = path.read_text() if path.exists() else ""
+        rows = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
+        found.append([(int(step), float(when), int(round_number)) for step, when, round_number in rows])
+    return found
+
+
+def recovered(run: Launched, killed_at_s: float) -> tuple[float, int] | None:
+    """Seconds until all ranks completed a step of a later round, and how many steps are done again; None: not yet."""
+    ends, lost = [], 0
+    for rows in steps(run):
+        before = [row for row in rows if row[1] <= killed_at_s]
+        last_round = before[-1][2] if before else -1
+        later = [row for row in rows if row[2] > last_round and row[1] > killed_at_s]
+        if not later:
+            return None
+        ends.append(later[0][1])
+        finished = max(row[0] for row in rows if row[2] <= last_round)
+        lost = max(lost, finished - later[0][0] + 1)
+    return max(ends) - killed_at_s, lost
+
+
+def trial(mode: tuple[str, str, str], options: argparse.Namespace, choice: random.Random, series: Series) -> str:
+    """One run of the launcher, with several faults in a row."""
+    _, policy, where = mode
+    launcher = Launcher("resilio-launch", policy, OURS / "resilio-launch", (f"--restart-policy={policy}",))
+    lost = []
+    with launched(launcher, options.ranks, SCRIPT, (str(options.state_mb), where)) as run:
+        if not run.wait_for(lambda: all(len(rows) >= 10 for rows in steps(run)), START_LIMIT_S):
+            series.values_s.append(NEVER)
+            return f"did not start:\n{run.last_output()}"
+        for _ in range(options.faults):
+            time.sleep(BETWEEN_S + choice.random())
+            killed_at_s = run.kill_a_rank(choice)
+            if not run.wait_for(lambda at=killed_at_s: recovered(run, at) is not None, LIMIT_S):
+                series.values_s.append(NEVER)
+                return f"never:\n{run.last_output()}"
+            found = recovered(run, killed_at_s)
+            assert found is not None
+            series.values_s.append(found[0])
+            lost.append(found[1])
+    times = ", ".join(shown(value) for value in series.values_s[-options.faults :])
+    return f"{times} s; steps done again: {lost}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--state-mb", type=float, default=1000, metavar="MB", help="replicated state of each rank")
+    parser.add_argument("--faults", type=int, default=4, help="faults in one run (4)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each mode (3)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="modes whose name holds this text")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    options = parser.parse_args()
+    console, choice = Console(highlight=False), random.Random(options.seed)
+    settings = f"{options.ranks} ranks, {options.state_mb:g} MB each"
+    chosen = [mode for mode in MODES if options.only in mode[0]]
+    series = {mode[0]: Series(mode[0], settings) for mode in chosen}
+    for _ in range(options.repeats):
+        for mode in chosen:
+            console.print(f"{mode[0]}: {trial(mode, options, choice, series[mode[0]])}")
+    title = "a rank is killed: seconds until all ranks have done a step"
+    print_table(title, list(series.values()), console)
+    if options.json:
+        write_json(options.json, title, list(series.values()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Data-parallel training for benchmarks/in_process.py: replicated state, and a function that is entered again.
+
+Each rank appends ``step unix_time round`` lines to ``$OUT/steps-rank<R>``. Where the model is made ``inside`` of the
+function, it is made again with each entry; ``outside``, it is kept.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from resilio_hpc import train
+from resilio_hpc.ckpt import REPLICATED, Checkpointer
+
+MEGABYTES, WHERE, STEP_S = float(sys.argv[1]), sys.argv[2], 0.05
+run = train.attach()
+
+
+class Model(nn.Module):
+    """A small trained part, and a large one that is part of the state and is not trained: steps take no time for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trained = nn.Linear(64, 64)
+        count = int(MEGABYTES * 1e6 / 4 / 8)
+        self.large = nn.ParameterList([nn.Parameter(torch.ones(count), requires_grad=False) for _ in range(8)])
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.trained(batch)
+
+
+def make() -> tuple[Model, torch.optim.Optimizer, Checkpointer]:
+    model = Model()
+    return model, torch.optim.AdamW(model.trained.parameters(), lr=1e-3), Checkpointer(layout=REPLICATED)
+
+
+kept = make() if WHERE == "outside" else None
+
+
+@train.restartable
+def main() -> None:
+    dist.init_process_group("gloo")
+    model, optimizer, checkpoint = kept or make()
+    parallel = DistributedDataParallel(model, broadcast_buffers=False)
+    state = {"model": model, "optimizer": optimizer}
+    start, _ = checkpoint.restore(state) or (0, None)
+    with (Path(os.environ["OUT"]) / f"steps-rank{run.rank}").open("ab", buffering=0) as stamps:
+        for step in run.steps(start, 1_000_000, save=checkpoint.saver(state), every=1000):
+            began = time.monotonic()
+            optimizer.zero_grad()
+            parallel(torch.full((8, 64), float(step % 7))).square().mean().backward()
+            optimizer.step()
+            stamps.write(f"{step + 1} {time.time():.6f} {run.round}\n".encode())
+            time.sleep(max(0.0, began + STEP_S - time.monotonic()))
+
+
+main()

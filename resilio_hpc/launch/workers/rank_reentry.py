@@ -1,0 +1,79 @@
+"""Ranks that live on between two rounds: which processes are kept, and which of them enter the next round."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection
+
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.workers import load_time_variables
+from resilio_hpc.launch.workers.rank_server import RankServer
+from resilio_hpc.launch.workers.spawner_messages import RankCommand
+
+_OF_A_PROCESS = (
+    "LOCAL_RANK", "RESILIO_LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK", "OMP_NUM_THREADS",
+)  # fmt: skip
+"""Variables that are read once in the life of a process; so are those of ``load_time_variables``."""
+
+
+class RankReentry:
+    """The processes of one node's ranks, from round to round. ``pids``: by local rank, of all that run."""
+
+    def __init__(self, server: RankServer, pids: dict[int, int]) -> None:
+        self._server = server
+        self._pids = pids
+        self._commands: dict[int, RankCommand] = {}
+        self._kept: dict[int, int] = {}
+        self._ended: set[int] = set()  # kept for a round that they could not enter
+
+    def keep(self, local_ranks: Collection[int]) -> tuple[int, ...]:
+        """Keep the processes of these ranks. Return their pids."""
+        self._kept = {local: self._pids[local] for local in local_ranks if local in self._pids}
+        return tuple(self._kept.values())
+
+    def others_ended(self) -> None:
+        """Take note that no other processes are left."""
+        for local in set(self._pids) - set(self._kept):
+            del self._pids[local]
+
+    def enter(self, command: RankCommand) -> bool:
+        """Have a rank enter the next round in its process. Return False where it needs another one."""
+        local, before = command.local_rank, self._commands.get(command.local_rank)
+        self._commands[local] = command
+        pid = self._kept.get(local)
+        if pid is None or before is None or self._pids.get(local) != pid or not _may_follow(before, command):
+            return False
+        message = rank_link.EnterRound(command.env, command.stdout_path, command.stderr_path)
+        if not self._server.tell_process(pid, message):
+            return False
+        del self._kept[local]
+        return True
+
+    def end_others(self) -> None:
+        """End the kept processes that do not enter the round."""
+        for local, pid in self._kept.items():
+            if self._pids.get(local) == pid:
+                del self._pids[local]
+                self._ended.add(pid)
+                process_tree.send([*process_tree.descendants(pid), pid], signal.SIGKILL)
+        self._kept = {}
+
+    def was_ended(self, pid: int) -> bool:
+        """Return whether this process was ended here: its end is no failure of the rank that has its place."""
+        found = pid in self._ended
+        self._ended.discard(pid)
+        return found
+
+
+def _may_follow(before: RankCommand, after: RankCommand) -> bool:
+    """Return whether a process that was started by the one command can go on by the other."""
+    same = (before.argv, before.kind, before.cpus, before.cwd, before.open_files, before.stdin_path) == (
+        after.argv, after.kind, after.cpus, after.cwd, after.open_files, after.stdin_path
+    )  # fmt: skip
+    return (
+        same
+        and not load_time_variables.differing(before.env, after.env)
+        and all(before.env.get(name) == after.env.get(name) for name in _OF_A_PROCESS)
+    )
