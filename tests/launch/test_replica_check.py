@@ -8,6 +8,7 @@ import pytest
 
 from resilio_hpc.core.judgement import Judgement
 from resilio_hpc.core.tiers import Tier
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
@@ -177,3 +178,12 @@ def test_the_next_controller_knows_which_steps_are_verified() -> None:
     world.start_agent("n1")
     world.until_round(2)
     assert world.controller.run.verified_steps == {10, 20}
+
+
+@pytest.mark.parametrize("policy", ["stop", "restore"])
+def test_a_run_that_is_only_observed_goes_on(policy: str) -> None:
+    world = trained(25, on_corruption=policy, mode=Mode.OBSERVE)
+    sweep(world, 24, 1)
+    world.run(limit_s=3)
+    assert len(world.records("digests_differ")) == 1
+    assert world.records("verdict") == world.records("decision") == []

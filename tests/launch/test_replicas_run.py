@@ -100,7 +100,7 @@ def test_a_flipped_bit_of_a_parameter_is_taken_back(tmp_path: Path) -> None:
     assert (failed["kind"], failed["rank"], failed["class"]) == ("corruption", 1, "gpu_hardware")
     assert events["first_step"][-1]["restored"] == found["verified"]
     assert events["recovered"][-1]["kind"] == "corruption"
-    assert max(event["step"] for event in events["step_verified"]) >= 30
+    assert events["step_verified"][-1]["step"] > found["verified"]
     assert code == 0
     assert len({tuple(end[1:]) for end in ends}) == 1
     assert [float(value) for value in ends[0][1:]] == pytest.approx(weights(), rel=1e-4)

@@ -8,6 +8,7 @@ a difference leads back to the newest verified step, and no newer one is restore
 from __future__ import annotations
 
 from resilio_hpc.core.tiers import Tier
+from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.intents import CorruptionFound, EndRun, Intend
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.replica_sweeps import ReplicaDifference, ReplicaSweeps, SweepResult
@@ -81,11 +82,12 @@ class ReplicaCheck:
             nodes=self._nodes(found.ranks), certain=found.certain, replicas=found.replicas, group=found.group,
             tensor=found.tensor, part=found.part, parts=found.parts, verified=verified, policy=policy,
         )  # fmt: skip
-        if policy == "report" or run.phase is not Phase.RUNNING:
+        if policy == "report" or run.phase is not Phase.RUNNING or run.config.mode != Mode.RECOVER:
             return
         evidence = evidence_of(found)
         if policy == "stop":
-            self._intend(EndRun("failed", EXIT_CODE, evidence))
+            before = f"; step {verified} was committed before" if verified >= 0 else ""
+            self._intend(EndRun("failed", EXIT_CODE, f"{evidence}{before}"))
         elif verified < 0:
             self._intend(EndRun("failed", EXIT_CODE, f"{evidence}; no committed step is known to be from before"))
         else:
