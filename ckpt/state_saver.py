@@ -79,10 +79,16 @@ class StateSaver:
         self._first_gradient = FirstGradient(self._on_gradient)
         self._trusts_gradient: bool | None = None  # whether that was what the next boundary had; None: not known yet
         self._is_told = False
+        self._saved = -1  # the step that was saved last
         self._trusts_early = True  # what is recorded before optimizer steps was right so far
+
+    def state(self) -> Any:
+        """Return what is saved."""
+        return self._state()
 
     def __call__(self, step: int) -> SaveHandle:
         """Save the state of ``step`` steps."""
+        self._saved = step
         return self._checkpoint.save(step, self._state())
 
     def hold(self, step: int) -> None:
@@ -160,6 +166,22 @@ class StateSaver:
                 raise NotHeld(self._why_not)
             self._checkpoint.save_held(held)
             return held.step
+
+    @property
+    def holds_boundary(self) -> bool:
+        """Return whether ``save_boundary`` can save: the last finished step is held, and was not saved before."""
+        return self._held is not None and self._held.step != self._saved
+
+    def save_boundary(self, live: Any) -> SaveHandle:
+        """Save the last finished step as it was, but ``live``, an object of the state, as it is now.
+
+        For an object that has to tell the next job what it found in the step after. Raises NotHeld.
+        """
+        with self._lock:
+            held = self._held
+        if held is None or not self.holds_boundary:
+            raise NotHeld(self._why_not or "this step is saved already")
+        return self._checkpoint.save(held.step, held.with_live(self._state(), live))
 
     def _drop(self, why: str) -> None:
         self._why_not = why

@@ -7,6 +7,7 @@ ResilioError                 anything we raise; its text is one line for a user
 ├── SlurmError               Slurm refused or could not be asked
 ├── WireError                a peer sent something that is not a valid message
 ├── LaunchError              ranks could not be launched
+├── SuspectResult              a step's result must not be used
 ├── HealthError              a node's state could not be read, or its verdict not kept
 └── CheckpointError          a checkpoint could not be written or read
     ├── CorruptCheckpoint    bytes do not match their checksum or description
@@ -57,6 +58,10 @@ class WireError(ResilioError):
 
 class LaunchError(ResilioError):
     """Ranks could not be launched."""
+
+
+class SuspectResult(ResilioError):
+    """A step's result must not be used: a device computes wrong results, or the program asked to stop at it."""
 
 
 class HealthError(ResilioError):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from resilio_hpc.core.judgement import Judgement
 from resilio_hpc.core.struct_codec import StructCodec
 from resilio_hpc.core.tiers import Stage, Tier
 
@@ -114,6 +115,29 @@ class LastStepSaved(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields
     error: str = ""
 
 
+class ReplicaDigest(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: digests of its parameters and optimizer state, after a sweep over them that ended with ``step``.
+
+    ``group``: of the ``replicas`` ranks that must have the same. ``first``: the part that was digested first, of
+    ``parts``. The rest: see ``launch/protocol/correctness_messages``.
+    """
+
+    step: int
+    first: int
+    parts: int
+    group: str
+    replicas: int
+    mark: int
+    digests: bytes
+    labels: tuple[str, ...] = ()
+
+
+class StepJudged(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: the ranks did a step again, and know more of its result."""
+
+    judgement: Judgement
+
+
 class SaveLastStep(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → rank: the ranks will be ended; save the last finished step. Answers: SavingLastStep, LastStepSaved."""
 
@@ -196,7 +220,7 @@ LastStepMessage = HoldsSteps | SavingLastStep | LastStepSaved
 ReentryMessage = CanReenter | Raised | LeavingRound | LeftRound
 RankMessage = (
     Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Section | Stopped | Finished
-    | LastStepMessage | ReentryMessage
+    | LastStepMessage | ReentryMessage | ReplicaDigest | StepJudged
 )  # fmt: skip
 AgentMessage = (
     StopAt | StopConfirmed | PauseConfirmed | Resume | SaveAt | SaveProgress | SaveLastStep | LeaveRound | EnterRound

@@ -86,6 +86,21 @@ class HeldState:
                 raise NotHeld(f"{leaf.path} has come into the state, or was replaced, since the last finished step")
         return found
 
+    def with_live(self, state: Any, live: Any) -> Any:
+        """Return ``state``, whose tensors have not changed, with all else as it was. ``live``: this object as it is."""
+        return self._merged(state, self._state, live)
+
+    def _merged(self, value: Any, held: Any, live: Any) -> Any:
+        if value is live or is_module(value) or overlap.is_optimizer(value) or is_scaler(value):
+            return value
+        if is_schedule(value):
+            return self._schedules[id(value)]
+        if not containers.is_container(value) or containers.holds_scalars_only(value) or type(held) is not type(value):
+            return held
+        if isinstance(value, dict):
+            return containers.alike_dict(held, {k: self._merged(value.get(k), held[k], live) for k in held})
+        return containers.alike(held, [self._merged(one, was, live) for one, was in zip(value, held, strict=True)])
+
     def _check(self) -> None:
         """Raise NotHeld where a tensor that was not copied has changed since."""
         watched, others = self._versions

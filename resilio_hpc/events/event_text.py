@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.events.correctness_text import CORRECTNESS_EVENTS
 from resilio_hpc.events.environment_text import ENVIRONMENT_EVENTS
 from resilio_hpc.events.failure_text import exit_words, rank_failed
 from resilio_hpc.events.hang_text import HANG_EVENTS
@@ -32,6 +33,7 @@ FAULTS = {
     "controller_lost": "the loss of the controller",
     "slow_start": "a start that took too long",
     "hang": "a hang",
+    "corruption": "silent corruption",
 }
 
 
@@ -140,6 +142,7 @@ def _reason(f: Fields) -> str:
 
 
 _TABLE: dict[str, Callable[[Fields], str]] = {
+    **CORRECTNESS_EVENTS,
     **ENVIRONMENT_EVENTS,
     **LAUNCH_EVENTS,
     **MEMORY_EVENTS,

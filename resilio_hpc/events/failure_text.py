@@ -20,6 +20,8 @@ def exit_words(failure: Fields) -> str:
     number, code = failure.whole("signal"), failure.whole("exit_code")
     if failure.text("kind") == "hang":
         return "a hang"
+    if failure.text("kind") == "corruption":
+        return "silent corruption"
     if number is not None:
         return f"killed by {signal_name(number)}"
     return f"exit code {code}" if code is not None else "unknown end"
@@ -29,10 +31,12 @@ def rank_failed(f: Fields) -> str:
     """Return one line about a failed rank, with the line of its program that raised the error."""
     who = f"rank {f.data.get('rank')} on {f.text('node', '?')}"
     how, message = exit_words(f), (f.text("message").strip().splitlines() or [""])[0]
-    if how in message:  # the launcher's own message has it already: "failed (…), exit code 1"
-        return f"{who} {message}"
     if how == "a hang":
         return f"hang on {f.text('node', '?')}: {message or who}"
+    if how == "silent corruption":
+        return f"silent corruption on {f.text('node', '?')}: {message or who}"
+    if how in message:  # the launcher's own message has it already: "failed (…), exit code 1"
+        return f"{who} {message}"
     how += f" at {f.text('place')}" if f.text("place") else ""
     verb = "ended with exit code" if how.startswith("exit code") else how
     said = how.replace("exit code", verb) if how.startswith("exit code") else how

@@ -22,13 +22,13 @@ ROLE_ORDER = {"lost": 0, "joining": 1, "training": 2, "spare": 3}
 QUIET = frozenset({
     "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
     "start", "agent_ends", "launch_ends", "read_ahead", "voters", "counters", "memory_warning", "metrics_endpoint",
-    "metrics_unclear",
+    "metrics_unclear", "step_verified", "noise_measured",
 })  # fmt: skip
 EVENT_STYLE = {
     "rank_failed": "red", "first_failure": "red", "node_lost": "red", "agent_ended": "red", "launch_failed": "red",
     "persist_failed": "yellow", "save_overdue": "yellow", "stalled": "red", "hang": "red", "goes_on": "green",
     "recovered": "green", "node_returned": "green", "memory_alert": "yellow",
-    "slow": "yellow", "slow_over": "green",
+    "digests_differ": "red", "result_judged": "yellow", "slow": "yellow", "slow_over": "green",
 }  # fmt: skip
 OF_NODES = frozenset({"node_lost", "spare_lost", "agent_lost", "controller_lost"})
 LEAST_NAME = 8  # columns for a name that is cut

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from resilio_hpc.core.rank_link import HoldsSteps, LastStepMessage, LastStepSaved, SaveLastStep, SavingLastStep
 
@@ -28,6 +28,9 @@ class StepHolder(Protocol):
 
     def save_held(self) -> int:
         """Save the step that was held last, and return its number. From any thread."""
+
+    def state(self) -> Any:
+        """Return what is saved."""
 
 
 ORDER_S = 0.5

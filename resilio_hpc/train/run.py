@@ -34,6 +34,7 @@ from resilio_hpc.core.rank_link import (
     Stopped,
 )
 from resilio_hpc.train.agreed_stop import AgreedStop
+from resilio_hpc.train.compared_replicas import sweep_of
 from resilio_hpc.train.last_step import LastStep, StepHolder, the_last_step
 from resilio_hpc.train.place import place_in
 
@@ -85,7 +86,9 @@ class Run:
         """
         return self.rank // self.tensor_parallel % self.data_parallel
 
-    def steps(self, start: int, total: int, save: Save | None = None, every: int = 0) -> Iterator[int]:
+    def steps(
+        self, start: int, total: int, save: Save | None = None, every: int = 0, compare_within: int = 100
+    ) -> Iterator[int]:
         """Yield the step indices ``start`` … ``total - 1``; between two of them, do what resilience needs.
 
         When a body is done, the step is reported, and ``save(completed_steps)`` is called where that number is a
@@ -94,17 +97,21 @@ class Run:
         exit handlers run, and the next job goes on from there. After the last step it saves, waits and tells the
         launcher that training is complete. A loop that is left early (``break``) has to call ``finish`` itself. With
         ``save=checkpoint.saver(state)`` a failure costs the step that it interrupts, and not those since the last save.
+        Where ranks hold the same tensors, a difference of them is known within ``compare_within`` steps (0: never).
         """
         saved_at, handle = -1, None
         stop = start < total and self._stop_here(start)
         holder = self._holder_of(save)
         if holder is not None and start < total:
             holder.hold(start)
+        sweep = sweep_of(holder, self._link, self, compare_within)
         while start < total and not stop:
             yield start
             start += 1
             if holder is not None:
                 holder.hold(start)  # first: a rank may be killed while it saves
+            if sweep is not None:
+                sweep.at_boundary(start)
             self._report(start)
             stop = start < total and self._stop_here(start)
             is_due = (every and start % every == 0) or start == self._save_at

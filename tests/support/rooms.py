@@ -89,6 +89,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "base": "",
     },
     "diagnose": {FACE: "", "cascade": "causes hangs", "causes": "", "hangs": "", "slow": "hangs"},
+    "train": {FACE: "validation", "validation": ""},
     "devtools": {"demo": "devcluster", "devcluster": ""},
 }
 DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog")

@@ -27,7 +27,8 @@ OOM_KILLER = "out-of-memory killer"  # as agents say of a rank that the kernel k
 _CRASHES = (4, 7, 8, 11)
 _FACTS = {
     "early_exit": (0.95, "ended early with 0"), "restore_failed": (0.9, "could not restore its snapshot"),
-    "hang": (0.95, "hung"), "node_lost": (0.95, "its node is gone"), "agent_lost": (0.9, "its agent is gone"),
+    "hang": (0.95, "hung"), "corruption": (0.95, "its values differ"),
+    "node_lost": (0.95, "its node is gone"), "agent_lost": (0.9, "its agent is gone"),
 }  # fmt: skip
 # a class of text that both ends of a broken link show
 _BOTH_ENDS = (CauseClass.NIC_NETWORK,)

@@ -19,6 +19,7 @@ from resilio_hpc.launch.cli.option_table import FLAGS
 from resilio_hpc.launch.config import options as o
 from resilio_hpc.launch.config import rank_layout
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
+from resilio_hpc.launch.config.correctness_options import CorrectnessOptions
 from resilio_hpc.launch.config.device_options import DeviceOptions
 from resilio_hpc.launch.config.environment_options import EnvironmentOptions
 from resilio_hpc.launch.config.flags import own_rows
@@ -74,6 +75,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         metrics=MetricsOptions(**_direct(MetricsOptions, raw)),
         environment=EnvironmentOptions(**_direct(EnvironmentOptions, raw)),
         slow=SlowOptions(**_direct(SlowOptions, raw)),
+        correctness=CorrectnessOptions(**_direct(CorrectnessOptions, raw)),
         reentry=ReentryOptions(**_direct(ReentryOptions, raw)),
         checkpoints=CheckpointOptions(
             **_direct(CheckpointOptions, raw), local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller)

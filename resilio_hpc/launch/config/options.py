@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
+from resilio_hpc.launch.config.correctness_options import CorrectnessOptions
 from resilio_hpc.launch.config.device_options import DeviceOptions
 from resilio_hpc.launch.config.environment_options import EnvironmentOptions
 from resilio_hpc.launch.config.flags import (
@@ -47,10 +48,9 @@ DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 class LaunchOptions:
     """A validated launch. Times are seconds; paths are absolute; a field is never None where a default exists.
 
-    A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds
-    (``checkpoints``, ``devices``, ``environment``, ``hangs``, ``metrics``, ``output``, ``reentry``, ``resizing``,
-    ``slow``). Where ``reads`` is None, its value needs more than the flag (``launch/cli/option_values``). Flags that
-    are no field are in ``launch/cli/option_table``.
+    A field that is a flag says all of it: names, help, bounds, default. So do those of the options that it holds. Where
+    ``reads`` is None, its value needs more than the flag (``launch/cli/option_values``). Flags that are no field are in
+    ``launch/cli/option_table``.
 
     ``max_restarts`` counts only restarts **without progress**: one that follows a newly durable step resets the
     count (torchrun counts every restart, and allows none by default).
@@ -198,6 +198,7 @@ class LaunchOptions:
     hangs: HangOptions = field(default_factory=HangOptions)
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     slow: SlowOptions = field(default_factory=SlowOptions)
+    correctness: CorrectnessOptions = field(default_factory=CorrectnessOptions)
     reentry: ReentryOptions = field(default_factory=ReentryOptions)
     start_timeout_s: float = failures_flag(
         "seconds for all ranks of a round to come up, else it is retried (default: 300)",

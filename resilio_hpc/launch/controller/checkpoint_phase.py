@@ -58,6 +58,7 @@ class CheckpointPhase:
     def restored(self, restore: m.RestorePoint | None) -> None:
         """Make the restored step durable if it lies only in memory: the ranks start from ``restore``."""
         self._goes_on_from = -1 if restore is None else restore.step
+        self._run.not_after = None
         for member in self._run.members if self._run.config.replica_copies else ():
             partner = replica_placement.partner_of(member, self._run)
             if partner is not None:
@@ -204,7 +205,8 @@ class CheckpointPhase:
         run = self._run
         bad = {copy.step for copy in run.bad_copies if copy.source is Tier.MEMORY}
         found = replica_placement.in_memory(run)
-        newest, step = max(found.whole - bad, default=-1), run.committed
+        known = {step for step in found.whole - bad if run.not_after is None or step <= run.not_after}
+        newest, step = max(known, default=-1), run.committed
         if newest < 0 and step < 0:
             return None, ()
         if newest >= step:

@@ -7,9 +7,8 @@ Life of a round: ``gathering`` (who is in?) → ``preparing`` (old ranks stop, t
 run, first step not yet seen) → ``running``. A failure leads back to gathering with an open **recovery**, which closes
 with the first step that all ranks complete. ``ended``: the verdict is said, and every agent is let go.
 
-Its subjects have a part each. Parts share the facts in ``run_state`` and queue actions in an ``outbox``. A part knows
-no other part, but for ``rounds``, which asks ``checkpoint_phase`` what to restore. What a part wants of another one is
-an **intent**; ``_carry_out`` below is the one place where intents become calls.
+Its subjects have a part each. Parts share the facts in ``run_state`` and queue actions in an ``outbox``. Only
+``rounds`` knows another part. What a part wants of another is an **intent**, which ``_carry_out`` turns into a call.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from resilio_hpc.launch.controller.memory_alerts import MemoryAlerts
 from resilio_hpc.launch.controller.node_tests import NodeTests
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.presence import Presence
+from resilio_hpc.launch.controller.replica_check import ReplicaCheck
 from resilio_hpc.launch.controller.rounds import Rounds
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.shutdown import Shutdown
@@ -59,14 +59,13 @@ class Controller:
         self.failures = Failures(run, out, self._carry_out)
         self.hangs = Hangs(run, out, self._carry_out)
         self.slow = SlowRanks(run, out, self._carry_out)
+        self.replicas = ReplicaCheck(run, out, self._carry_out)
         self.membership_change = MembershipChange(run, out, self._carry_out)
         self.memory_alerts = MemoryAlerts(run, out)
         self.tests = NodeTests(run, out, self._carry_out)
         self.stop = StopPhase(run, out, self._carry_out)
         self.environments = Environments(run, out, self._carry_out)
         self.shutdown = Shutdown(run, out)
-
-    # -- entry points ------------------------------------------------------------------------------------------
 
     def begin(self) -> list[Action]:
         """Announce the election to the agents that voted for this controller."""
@@ -119,7 +118,8 @@ class Controller:
                 self.checkpoints.tick()
                 self.failures.tick()
                 self.failures.find_left_out()
-            for part in (self.hangs, self.slow, self.memory_alerts, self.environments, self.stop, self.tests):
+            parts = self.hangs, self.slow, self.memory_alerts, self.environments, self.stop, self.tests, self.replicas
+            for part in parts:
                 part.tick()
         return self._out.take()
 
@@ -147,7 +147,7 @@ class Controller:
         return self._out.take()
 
     def verdict_written(self) -> list[Action]:
-        """Release all agents, the controller's own last, so that no message is lost with it: the verdict is durable."""
+        """Release all agents, the controller's own last, so that no message is lost: the verdict is durable."""
         self.shutdown.release()
         return self._out.take()
 
@@ -156,10 +156,8 @@ class Controller:
         act()
         return self._out.take()
 
-    # -- intents -----------------------------------------------------------------------------------------------
-
     def _carry_out(self, intent: i.Intent) -> None:
-        """Carry out at once the intent of one part of the controller."""
+        """Carry out at once the intent of a part."""
         match intent:
             case i.TryRound():
                 self.gathering.try_round()
@@ -174,8 +172,8 @@ class Controller:
                 self.failures.starting_ranks()
             case i.SlowStart():
                 self.failures.slow_start()
-            case i.HangFound():
-                self.failures.hang_found(intent)
+            case i.HangFound() | i.CorruptionFound():
+                self.failures.ranks_blamed(intent)
             case i.Recovered():
                 self.failures.close(intent.at, intent.restored)
             case i.VotersSettled():
@@ -247,6 +245,8 @@ class Controller:
                 self.slow.seen(message)
             case m.RankTimes():
                 self.slow.take(message)
+            case m.ReplicasDigested() | m.ResultJudged():
+                self.replicas.take(message)
             case m.RanksDone():
                 if is_member and self.run.with_ranks:
                     agent.done = message

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resilio_hpc.launch.consensus.state import HANDSHAKES_PER_S
-from resilio_hpc.launch.controller.intents import HangFound, Intend, TryRound
+from resilio_hpc.launch.controller.intents import CorruptionFound, HangFound, Intend, TryRound
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.recovery import Recovery, fields_of, on_own_clock, origin_fields
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S
@@ -205,18 +205,18 @@ class Failures:
         self._open(self._run.unix())
         self._restart(counts=True)
 
-    def hang_found(self, hang: HangFound) -> None:
-        """Handle ranks that live and do not go on; the first to blame counts as the one that failed."""
-        run = self._run
+    def ranks_blamed(self, hang: HangFound | CorruptionFound) -> None:
+        """Handle ranks that hang, or have other values; the first to blame counts as the one that failed."""
+        run, kind = self._run, "hang" if isinstance(hang, HangFound) else "corruption"
         if not hang.certain:
             doubt_hang(run, hang.ranks)
         at = [(member, rank) for rank in hang.ranks for member in run.members if rank in member.ranks]
         if at:
             member, rank = at[0]
-            file, _, line = hang.place.rpartition(":")
-            place = f'  File "{file}", line {line}' if hang.place else ""
+            file, _, line = hang.place.rpartition(":") if isinstance(hang, HangFound) else ("", "", "")
+            place = f'  File "{file}", line {line}' if line else ""
             failure = m.RankFailure(
-                member.node, rank, rank - member.first_rank, "hang", hang.since, None, None, hang.evidence, place
+                member.node, rank, rank - member.first_rank, kind, hang.since, None, None, hang.evidence, place
             )
             self.rank_failed(m.RankFailed(member.node, run.epoch, run.round, failure))
         else:

@@ -53,6 +53,15 @@ class HangFound(Struct, frozen=True):
     certain: bool = True
 
 
+class CorruptionFound(Struct, frozen=True):
+    """Replicas differ, so the ranks must go back. ``ranks``: those to blame, or all; ``since``: Unix seconds."""
+
+    ranks: tuple[int, ...]
+    evidence: str
+    since: float
+    certain: bool
+
+
 class Recovered(Struct, frozen=True):
     """All ranks train again (or have ended), from step ``restored``, -1 for a fresh start."""
 
@@ -144,6 +153,7 @@ class EndAlone(Struct, frozen=True):
 
 Intent = (
     TryRound | PrepareRound | StepCommitted | StepAbandoned | StartingRanks | SlowStart | HangFound | Recovered
+    | CorruptionFound
     | VotersSettled | HoldWitness | MayCommit | RepeatStop | LetLeaversGo | NodeUnfit | EndStopped | EndRun | EndAlone
     | PauseAndTest | PartWithUnfit | TestSuspects
 )  # fmt: skip

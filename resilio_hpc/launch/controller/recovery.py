@@ -13,14 +13,14 @@ from resilio_hpc.diagnose.cascade.death import Death, death_of
 from resilio_hpc.diagnose.cascade.verdict import CascadeVerdict, judge
 from resilio_hpc.launch.controller.fault_actions import FaultAction, row_of
 from resilio_hpc.launch.controller.recovery_policy import RecoveryPlan
-from resilio_hpc.launch.controller.repeated_failure import Repeatable, repeatable
+from resilio_hpc.launch.controller.repeated_failure import OF_CLASS, Repeatable, repeatable
 from resilio_hpc.launch.controller.state import Clock
 from resilio_hpc.launch.protocol.failure_class import classify
 from resilio_hpc.launch.protocol.message_parts import Cause, RankFailure
 from resilio_hpc.launch.protocol.root_cause import as_death, is_consequence, may_be_consequence, place_of
 
 CAUSE_S = 1.0  # seconds: a rank that failed first may end later than its peers, which notice its failure
-RANK_KINDS = ("exit", "signal", "early_exit", "restore_failed", "hang")  # failures of a rank itself
+RANK_KINDS = ("exit", "signal", "early_exit", "restore_failed", "hang", "corruption")  # failures of a rank itself
 UNSAID = ("bad_copy", "uncertain_s", "log", "groups")  # in the ledger only where they say something
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 
@@ -144,7 +144,7 @@ class Recovery(Struct):
     def moves_from(self, before: Repeatable | None) -> str:
         """Return why a spare should take the first failure's node, "" where the node is not at fault."""
         first = self.first_failure
-        if first is None or self.lost_nodes or self.restarted_agents or first.kind not in ("exit", "signal"):
+        if first is None or self.lost_nodes or self.restarted_agents or first.kind not in OF_CLASS:
             return ""
         if is_consequence(first):
             return ""
@@ -180,7 +180,7 @@ def fields_of(failure: RankFailure) -> dict[str, Any]:
     """Return a failure as the ledger has it. ``echo``: it reads like an echo of another rank's end."""
     fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name not in UNSAID}
     echo = is_consequence(failure)
-    if failure.kind in ("exit", "signal") and not echo:
+    if failure.kind in OF_CLASS and not echo:
         fields["class"] = classify(failure).cause.value
     place = {"place": place_of(failure.traceback)} if failure.traceback else {}
     if failure.uncertain_s >= 0:

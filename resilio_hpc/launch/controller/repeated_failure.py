@@ -16,6 +16,7 @@ from resilio_hpc.launch.protocol.messages import RankFailure
 from resilio_hpc.launch.protocol.root_cause import is_consequence
 
 SURVIVED_S = 30.0  # ranks that report no steps count as trained after so many seconds
+OF_CLASS = ("exit", "signal", "corruption")  # kinds whose texts tell what kind of fault it is
 WRONG_ARGUMENTS = 2  # the exit code of argparse, click and absl
 _CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?", re.IGNORECASE)  # addresses, ports, process numbers, sizes
 
@@ -66,7 +67,7 @@ def repeatable(failure: RankFailure, step: int, survived: bool) -> Repeatable | 
     place = f"{failure.node} {failure.local_rank}"
     if failure.kind == "early_exit":
         return Repeatable(f"{failure.message} at {step}", place)
-    if failure.kind not in ("exit", "signal") or is_consequence(failure):
+    if failure.kind not in OF_CLASS or is_consequence(failure):
         return None
     found = classify(failure)
     again = row_of(found).again
@@ -90,7 +91,7 @@ def repeatable(failure: RankFailure, step: int, survived: bool) -> Repeatable | 
 
 def may_move(failure: RankFailure) -> bool:
     """Return whether the node may be at fault, so that a spare should stand in for it."""
-    if failure.kind not in ("exit", "signal"):
+    if failure.kind not in OF_CLASS:
         return False
     row = row_of(classify(failure))
     return FaultAction.MOVE in (row.first, row.again)

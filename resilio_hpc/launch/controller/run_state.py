@@ -70,6 +70,8 @@ class RunState:
     # checkpoints
     committed_steps: set[int] = field(default_factory=set)  # not known to be bad
     bad_copies: set[m.RestorePoint] = field(default_factory=set)
+    verified_steps: set[int] = field(default_factory=set)  # committed, and replicas were equal afterwards
+    not_after: int | None = None  # newer steps may be corrupt, and the next round restores none of them
     save_s: float = 0.0  # seconds that a save takes, as measured
 
     # failures, stops and the end
@@ -216,7 +218,7 @@ class RunState:
             tuple(sorted(self.committed_steps)), tuple(sorted(self.lost)), tuple(self.bad_copies),
             tuple(sorted(self.left)), self.steps_reported, tuple(sorted(self.losses.items())),
             self.broke_before.to_text() if self.broke_before is not None else "", tuple(sorted(self.suspects)),
-            tuple(sorted(self.flagged)),
+            tuple(sorted(self.flagged)), tuple(sorted(self.verified_steps)),
         )  # fmt: skip
 
     def adopt(self, last: m.RoundState) -> None:
@@ -229,6 +231,7 @@ class RunState:
         self.losses |= dict(last.losses)
         self.left |= set(last.left) - self.agents.keys()
         self.flagged |= set(last.flagged)
+        self.verified_steps |= set(last.verified)
         self.learn(last.committed, last.bad_copies)
         self.last_life = max(self.last_life, last.life)
         self.steps_reported = self.steps_reported or last.steps_reported

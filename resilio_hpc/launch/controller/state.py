@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from resilio_hpc.core.compat import StrEnum
 from resilio_hpc.diagnose.cascade.clocks import ClockBounds
 from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.config.correctness_options import OnCorruption
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.config.rank_layout import role_of
 from resilio_hpc.launch.config.slow_options import SlowRanks
@@ -79,6 +80,7 @@ class ControllerConfig(Struct, frozen=True):
     test_replacements: bool = False  # a node that takes another one's place is tested before ranks start there
     test_s: float = 60.0  # that a test of the nodes may take while ranks pause
     slow_ranks: SlowRanks = "observe"  # what follows from slow ranks
+    on_corruption: OnCorruption = "report"  # what follows from replicas that differ
     roles: Callable[[int, int], int] = one_role  # rank, world size → ranks of equal work
     replica_copies: bool = False  # agents copy what other nodes do not have, where there are replicas
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
@@ -101,6 +103,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         hang_timeout_s=options.hangs.timeout_s,
         program=hashlib.sha256(repr(options.program).encode()).hexdigest()[:16],
         slow_ranks=options.slow.slow_ranks,
+        on_corruption=options.correctness.on_corruption,
         roles=partial(role_of, options.layouts),
         mode=options.mode,
         replica_copies=not options.checkpoints.partner_copies,

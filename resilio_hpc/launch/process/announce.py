@@ -17,7 +17,7 @@ ANNOUNCED = frozenset({
     "persist_failed", "save_overdue", "save_resumed", "stalled", "hang", "goes_on", "last_save", "stopping",
     "stop_overdue", "agent_left", "memory_alert", "node_returned", "regroup", "suspended", "resumed", "notify_failed",
     "limits_set", "node_unfit", "environment_short", "environment_differs", "paused", "tested", "pause_ended",
-    "slow", "slow_over",
+    "slow", "slow_over", "digests_differ", "result_judged",
 })  # fmt: skip
 
 

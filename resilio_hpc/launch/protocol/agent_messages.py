@@ -5,6 +5,7 @@ from __future__ import annotations
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight, Text, Word
+from resilio_hpc.launch.protocol.correctness_messages import ReplicasDigested, ResultJudged
 from resilio_hpc.launch.protocol.environment_seen import EnvironmentSeen
 from resilio_hpc.launch.protocol.membership import NEVER, Membership
 from resilio_hpc.launch.protocol.message_parts import (
@@ -269,7 +270,8 @@ class Vote(Struct, frozen=True):
     silent_s: Seconds
 
 
-OfRound = RanksStopped | StoreOpened | StopAnswer | RanksStarted | FirstStep | RanksDone | RanksSeen | RankTimes
+OfSteps = RankTimes | ReplicasDigested | ResultJudged
+OfRound = RanksStopped | StoreOpened | StopAnswer | RanksStarted | FirstStep | RanksDone | RanksSeen | OfSteps
 ToController = (
     Hello
     | Heartbeat
@@ -286,7 +288,7 @@ ToController = (
     | StopAnswer
     | RanksSeen
     | EnvironmentSeen
-    | RankTimes
+    | OfSteps
     | Warned
     | Leaving
     | Goodbye

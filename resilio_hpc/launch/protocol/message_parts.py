@@ -133,6 +133,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     broken_by: str = ""  # the failure that ended the round before (``repeated_failure``)
     suspects: tuple[Node, ...] = ()  # nodes whose own fault ended a round
     flagged: tuple[Node, ...] = ()  # nodes that a test found bad or slow
+    verified: tuple[Count, ...] = ()  # committed steps after which replicas were equal
 
     @property
     def life(self) -> Life:

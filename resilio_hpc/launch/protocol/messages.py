@@ -59,6 +59,7 @@ from resilio_hpc.launch.protocol.controller_messages import (
     UpdateVoters,
     Welcome,
 )
+from resilio_hpc.launch.protocol.correctness_messages import EqualReplicas, ReplicasDigested, ResultJudged
 from resilio_hpc.launch.protocol.environment_seen import EnvironmentSeen
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -86,6 +87,7 @@ __all__ = [
     "End",
     "EndProbe",
     "EnvironmentSeen",
+    "EqualReplicas",
     "FirstStep",
     "Goodbye",
     "Heartbeat",
@@ -115,8 +117,10 @@ __all__ = [
     "RanksStarted",
     "RanksStopped",
     "Redirect",
+    "ReplicasDigested",
     "RequestVote",
     "RestorePoint",
+    "ResultJudged",
     "ResumeRanks",
     "RoundState",
     "SaveAtStep",

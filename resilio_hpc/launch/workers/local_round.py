@@ -12,6 +12,7 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
+from resilio_hpc.launch.workers.local_digests import LocalDigests
 from resilio_hpc.launch.workers.local_rank import LocalRank
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 
@@ -40,6 +41,7 @@ class LocalRound:
         self.snapshot_whole = -1  # the newest step that all ranks here hold
         self._first_step_said = False
         self._answers: dict[int, rank_link.StopAck] = {}
+        self._digests = LocalDigests((node, self.epoch, self.number))
 
     @property
     def nodes(self) -> int:
@@ -114,6 +116,11 @@ class LocalRound:
             rank.saves_last = True
         elif isinstance(message, rank_link.LastStepSaved):
             rank.last_saved = message
+        elif isinstance(message, rank_link.ReplicaDigest):
+            awaited = {one.rank for one in self.ranks.values() if one.attached and not (one.may_exit or one.done)}
+            return [*self._digests.take(rank.rank, message, awaited)]
+        elif isinstance(message, rank_link.StepJudged):
+            return [m.ResultJudged(self.node, self.epoch, self.number, rank.rank, message.judgement)]
         elif isinstance(message, rank_link.CanReenter):
             rank.can_reenter = True
         elif isinstance(message, rank_link.LeavingRound):
