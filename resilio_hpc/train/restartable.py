@@ -40,6 +40,9 @@ _BEYOND_REPAIR = ("CUDA error", "HIP error", "device-side assert")
 class RoundOver(BaseException):
     """Raised in the training thread when its ranks cannot go on. ``except Exception`` does not catch it."""
 
+    def __init__(self) -> None:
+        super().__init__("the ranks cannot go on; the next round follows")
+
 
 def restartable(function: Callable[P, T]) -> Callable[P, T]:
     """Have ``function`` entered again, in this process, when ranks cannot go on: ``@train.restartable``.
