@@ -102,8 +102,7 @@ class ArenaPair:
             sequence = 1 + max((header.sequence for header in headers if header is not None), default=0)
             slots = sorted(self._slots, key=lambda slot: _worth(slot.header, step))
             if is_last and self._last_path is not None:
-                self._last = self._last or self._open(self._last_path)
-                slots = [self._last, *self._older_than(self._last)]
+                slots = self._slots_for_last(self._last_path)
             for slot in slots:
                 if not slot.lock():
                     continue
@@ -118,15 +117,21 @@ class ArenaPair:
                 return slot, room, sequence
         raise SaveRefused("both arenas of this rank are still being written to disk")
 
-    def _older_than(self, last: Slot) -> list[Slot]:
-        """Return slots that may take the last finished step while that of the round before is being written to disk.
+    def _slots_for_last(self, third: Path) -> list[Slot]:
+        """Return the slots that may take the last finished step, the best first.
 
-        All ranks went on from that one: no rank needs an older one any more.
+        An empty one, whose memory is there already; else the third. While that one is being written to disk, the others
+        may: all ranks went on from what it holds, so that none needs an older snapshot any more.
         """
-        held = last.header
-        return [
-            slot for slot in self._slots if held is not None and ((own := slot.header) is None or own.step < held.step)
-        ]
+        empty = [slot for slot in self._slots if slot.header is None]
+        if not empty:
+            self._last = self._last or self._open(third)
+        if self._last is None:
+            return empty
+        held = self._last.header
+        steps = [(own.step, slot) for slot in self._slots if (own := slot.header) is not None]
+        older = [slot for step, slot in sorted(steps, key=lambda one: one[0]) if held is not None and step < held.step]
+        return [*empty, self._last, *older]
 
     def finish(self, slot: Slot, header: Header) -> None:
         """Complete a reserved slot, and drop snapshots that this one makes wrong.

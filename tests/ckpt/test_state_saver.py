@@ -259,6 +259,28 @@ def test_snapshots_that_other_ranks_may_need_stay(rank: Rank) -> None:
     assert not arena.slot_path(rank.arenas, 0, arena.LAST).exists()
 
 
+def test_while_the_last_one_is_written_to_disk_the_next_failure_loses_nothing(rank: Rank) -> None:
+    for step in (2, 3):
+        rank.saver(step)
+    rank.saver.hold(4)
+    assert rank.saver.save_held() == 4
+    (last,) = [held for held in arena.scan(rank.arenas) if held.step == 4]
+    pin = arena.lock_snapshot(last)
+    rank.saver.hold(5)
+    assert rank.saver.save_held() == 5
+    assert [one.step for one in arena.scan(rank.arenas)] == [3, 4, 5], "all ranks went on from 4: the oldest one went"
+    assert pin is not None
+    os.close(pin)
+
+
+def test_an_empty_slot_takes_the_last_step_before_a_third_one_is_made(rank: Rank) -> None:
+    rank.saver(2)
+    rank.saver.hold(4)
+    assert rank.saver.save_held() == 4
+    assert [one.step for one in arena.scan(rank.arenas)] == [2, 4]
+    assert not arena.slot_path(rank.arenas, 0, arena.LAST).exists()
+
+
 def test_a_step_that_was_saved_is_not_saved_again(rank: Rank) -> None:
     rank.saver.hold(4)
     rank.saver(4)
