@@ -35,7 +35,8 @@ class Agent:
             options=options, record=lambda kind, **fields: self.events.append({"e": kind, "node": "n1"} | fields)
         )
         self.ranks: Any = SimpleNamespace(local=None, ranks_left=self.left)
-        self.parts = KeptRanks(context, self.ranks, self.tell, lambda: self.now)
+        self.stopped: set[int] = set()
+        self.parts = KeptRanks(context, self.ranks, self.tell, lambda: self.now, self.stopped.__contains__)
         self.begin_round(5)
 
     def begin_round(self, number: int, kept: int = 0, steps: bool = False) -> None:
@@ -98,6 +99,15 @@ def test_one_that_does_not_answer_is_awaited_for_a_moment_and_one_that_leaves_fo
         again.says(rank, rank_link.LeavingRound())
     assert again.after(LEAVE_S - 0.01) is None
     assert again.after(0.02) == frozenset()
+
+
+def test_one_that_is_stopped_is_not_awaited() -> None:
+    agent = Agent()
+    agent.stopped.add(1)
+    agent.parts.begin(agent.local)
+    agent.leaves(0, 2)
+    assert agent.after(0.0) == {0, 2}
+    assert agent.events[0]["others"] == [1]
 
 
 def test_a_rank_that_ends_meanwhile_or_is_done_or_has_a_bad_copy_is_not_kept() -> None:

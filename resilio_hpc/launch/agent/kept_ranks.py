@@ -25,13 +25,17 @@ class KeptRanks:
 
     def __init__(
         self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, is_stopped: Callable[[int], bool] = lambda _: False,
     ) -> None:  # fmt: skip
-        """``ranks`` hears which have left; ``tell_rank``: sends a message to a local rank."""
+        """``ranks`` hears which have left; ``tell_rank``: sends a message to a local rank.
+
+        ``is_stopped``: whether a local rank's process is.
+        """
         self._node = node
         self._ranks = ranks
         self._tell_rank = tell_rank
         self._clock = clock
+        self._is_stopped = is_stopped
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
         self._begun = 0.0
@@ -61,6 +65,10 @@ class KeptRanks:
     def _may_leave(rank: LocalRank) -> bool:
         return rank.can_reenter and not rank.done and not rank.may_exit and rank.bad_copy is None
 
+    def _is_awaited(self, rank: LocalRank, waited: float) -> bool:
+        limit = LEAVE_S if rank.is_leaving else ANSWER_S
+        return not rank.has_left and waited < limit and not self._is_stopped(rank.local_rank)
+
     def tick(self) -> None:
         """Go on when all ranks that were asked have left, or will not."""
         local = self._local
@@ -71,7 +79,7 @@ class KeptRanks:
             return
         asked = [rank for rank in local.ranks.values() if self._may_leave(rank)]
         waited = self._clock() - self._begun
-        if not any(not rank.has_left and waited < (LEAVE_S if rank.is_leaving else ANSWER_S) for rank in asked):
+        if not any(self._is_awaited(rank, waited) for rank in asked):
             self._local = None
             kept = frozenset(rank.local_rank for rank in asked if rank.has_left)
             self._node.record(

@@ -35,16 +35,19 @@ class LastStepSaves:
     def __init__(
         self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
         make_lost: Callable[[int, Callable[[], None]], None], clock: Callable[[], float] = time.monotonic,
+        is_stopped: Callable[[int], bool] = lambda _: False,
     ) -> None:  # fmt: skip
         """``ranks`` hears when it is over; ``tell_rank``: sends a message to a local rank.
 
         ``make_lost``: sees which snapshots of a step can be made for the ranks of another node, then calls back.
+        ``is_stopped``: whether a local rank's process is.
         """
         self._node = node
         self._ranks = ranks
         self._tell_rank = tell_rank
         self._make_lost = make_lost
         self._clock = clock
+        self._is_stopped = is_stopped
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
         self._begun = 0.0
@@ -71,7 +74,7 @@ class LastStepSaves:
         return [
             rank for rank in local.ranks.values()
             if rank.holds_steps is not None and not rank.done and rank.last_saved is None
-            and waited < (LIMIT_S if rank.saves_last else ANSWER_S)
+            and waited < (LIMIT_S if rank.saves_last else ANSWER_S) and not self._is_stopped(rank.local_rank)
         ]  # fmt: skip
 
     def tick(self) -> None:

@@ -25,6 +25,7 @@ from resilio_hpc.launch.agent.node_probe import NodeProbe
 from resilio_hpc.launch.agent.partner_copies import PartnerCopies
 from resilio_hpc.launch.agent.rank_surroundings import RankSurroundings
 from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
+from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.mpi.ranks import local_ranks
@@ -56,8 +57,10 @@ class LocalServices:
         self._environment = EnvironmentCheck(node, core.ranks.reports, self._spawn_on_devices)
         self._snapshots = LocalSnapshots(node, core.ranks, self.tell_rank)
         self._copies = PartnerCopies(node, core.ranks)
-        self._last_step = LastStepSaves(node, core.ranks, self.tell_rank, self._copies.make_lost)
-        self._kept = KeptRanks(node, core.ranks, self.tell_rank)
+        self._last_step = LastStepSaves(
+            node, core.ranks, self.tell_rank, self._copies.make_lost, is_stopped=self._is_stopped
+        )
+        self._kept = KeptRanks(node, core.ranks, self.tell_rank, is_stopped=self._is_stopped)
         self._read_ahead = ReadAheadLink(node, disks)
         self._probe = NodeProbe(node)
         os.environ[LOCAL_VARIABLE] = node.options.checkpoints.local_checkpoints  # ranks inherit both variables
@@ -129,6 +132,9 @@ class LocalServices:
     def resume_saves(self) -> None:
         """Let the saver work again: the restart is complete."""
         self._snapshots.saver.resume()
+
+    def _is_stopped(self, local_rank: int) -> bool:
+        return process_tree.is_stopped(self._ranks.pids.get(local_rank, 0))
 
     # -- ports ---------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,12 @@ def without_trackers(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if not is_tracker(pid)]
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, by a signal or a debugger: it answers nothing."""
+    fields = stat(pid)
+    return bool(fields) and fields[0] in (b"T", b"t")
+
+
 def handles(pid: int, number: int, proc: Path = PROC) -> bool:
     """Return whether a process has its own handler for a signal."""
     try:
