@@ -48,6 +48,7 @@ class Run:
             *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-environment-check"),
             *("--nproc-per-node", str(options.ranks), "--max-restarts", "100", str(SCRIPT)),
             *("--stamps", str(self.stamps), "--result", str(self.result), "--enough", str(self.enough), *more),
+            *(("--in-process",) if options.in_process else ()),
         ]  # fmt: skip
         environment = {**os.environ, "RESILIO_LOCAL_NODES": str(options.nodes), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -120,7 +121,7 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
             lost = max(run.finished(one) for one in range(number)) - first["restored"]
             found.append({
                 "kind": kind, "lost": lost, "source": first["source"], "recovery_s": recovered["recovery_s"],
-                "ranks": f"{options.nodes}x{options.ranks}", "time": round(time.time()),
+                "ranks": place_of(options), "time": round(time.time()),
             })  # fmt: skip
             print(json.dumps(found[-1]), flush=True)
         ended = run.end()
@@ -132,6 +133,10 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
     calm.process.wait(600)
     right = json.loads(calm.result.read_text()) == ended
     return [{**one, "right": right} for one in found]
+
+
+def place_of(options: argparse.Namespace) -> str:
+    return f"{options.nodes}x{options.ranks}" + (" in-process" if options.in_process else "")
 
 
 def table(rows: list[dict[str, Any]], console: Console) -> None:
@@ -153,12 +158,13 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=24, help="as many in all, with those in --results")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of each node")
+    parser.add_argument("--in-process", action="store_true", help="ranks that live enter again in their processes")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     results: Path | None = options.results
     rows = [json.loads(line) for line in results.read_text().splitlines()] if results and results.exists() else []
-    place = f"{options.nodes}x{options.ranks}"
+    place = place_of(options)
     while sum(row["ranks"] == place for row in rows) < options.faults:
         draw = random.Random(f"{options.seed} {place} {len(rows)}")
         with tempfile.TemporaryDirectory(prefix="resilio-last-step-") as name:

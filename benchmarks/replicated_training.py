@@ -12,6 +12,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,13 +24,22 @@ from resilio_hpc.ckpt import REPLICATED, Checkpointer, rng_state, set_rng_state
 def main() -> None:
     options = _options()
     run = train.attach()
-    dist.init_process_group("gloo", timeout=run.collective_timeout)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, options.width), torch.nn.Tanh(), torch.nn.Linear(options.width, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+    made = model, optimizer, schedule, Checkpointer(layout=REPLICATED)
+    if options.in_process:
+        train.restartable(work)(options, run, made)
+    else:
+        work(options, run, made)
+
+
+def work(options: argparse.Namespace, run: train.Run, made: tuple[Any, Any, Any, Checkpointer]) -> None:
+    """Train; with --in-process it is entered again by the ranks that live."""
+    model, optimizer, schedule, checkpoint = made
+    dist.init_process_group("gloo", timeout=run.collective_timeout)
     torch.manual_seed(1 + run.rank)
-    checkpoint = Checkpointer(layout=REPLICATED)
 
     def state() -> dict[str, object]:
         return {"model": model, "optimizer": optimizer, "schedule": schedule, "random": rng_state()}
@@ -72,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--stamps", type=Path, required=True)
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--enough", type=Path, required=True, help="end when this file is there")
+    parser.add_argument("--in-process", action="store_true", help="ranks that live enter again in their processes")
     return parser.parse_args()
 
 

@@ -176,6 +176,7 @@ class Server:
 
 
 def command(local_rank: int, **env: str) -> RankCommand:
+    env = {"RESILIO_RESTORE": "memory:4"} | env
     return RankCommand(local_rank, ("t.py",), "script", env, "/", f"/out/{local_rank}", f"/err/{local_rank}")
 
 
@@ -203,17 +204,25 @@ def test_a_kept_process_gets_its_place_by_message(processes: Any) -> None:
     assert not processes.parts.enter(command(0, RANK="0", RESILIO_ROUND="2"))
     assert processes.parts.enter(command(1, RANK="1", RESILIO_ROUND="2"))
     ((pid, message),) = processes.server.sent
-    assert (pid, message) == (
-        101, rank_link.EnterRound({"RANK": "1", "RESILIO_ROUND": "2"}, "/out/1", "/err/1")
-    )  # fmt: skip
+    env = {"RESILIO_RESTORE": "memory:4", "RANK": "1", "RESILIO_ROUND": "2"}
+    assert (pid, message) == (101, rank_link.EnterRound(env, "/out/1", "/err/1"))
     processes.parts.end_others()
     assert processes.killed == [] and processes.pids == {1: 101}
 
 
 @pytest.mark.parametrize(
-    "env", [{"CUDA_VISIBLE_DEVICES": "1"}, {"LD_PRELOAD": "/x.so"}, {"LOCAL_RANK": "0"}, {"PYTORCH_ALLOC_CONF": "a"}]
+    "env",
+    [
+        {"CUDA_VISIBLE_DEVICES": "1"},
+        {"LD_PRELOAD": "/x.so"},
+        {"LOCAL_RANK": "0"},
+        {"PYTORCH_ALLOC_CONF": "a"},
+        {"RESILIO_RESTORE": ""},
+    ],
 )
-def test_what_a_process_reads_once_needs_another_one(processes: Any, env: dict[str, str]) -> None:
+def test_what_a_process_reads_once_needs_another_one_and_so_does_a_beginning(
+    processes: Any, env: dict[str, str]
+) -> None:
     processes.parts.keep({0, 1})
     assert processes.parts.enter(command(0, RANK="0"))
     assert not processes.parts.enter(command(1, RANK="1", **env))

@@ -68,12 +68,16 @@ class RankReentry:
 
 
 def _may_follow(before: RankCommand, after: RankCommand) -> bool:
-    """Return whether a process that was started by the one command can go on by the other."""
+    """Return whether a process that was started by the one command can go on by the other.
+
+    Where there is nothing to restore, training begins again, and what this process has trained must not be there.
+    """
     same = (before.argv, before.kind, before.cpus, before.cwd, before.open_files, before.stdin_path) == (
         after.argv, after.kind, after.cpus, after.cwd, after.open_files, after.stdin_path
     )  # fmt: skip
     return (
         same
+        and bool(after.env.get("RESILIO_RESTORE"))
         and not load_time_variables.differing(before.env, after.env)
         and all(before.env.get(name) == after.env.get(name) for name in _OF_A_PROCESS)
     )
