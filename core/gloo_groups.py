@@ -86,6 +86,11 @@ def connections() -> dict[int, str]:
     return found
 
 
+def is_making() -> bool:
+    """Return whether a thread makes a group now. It may wait for a peer's connection, of which there is nothing yet."""
+    return bool(_before)
+
+
 def free(patience_s: float = 1.0) -> int:
     """Free all groups that no other object holds, once their threads have freed their last collective.
 

@@ -33,6 +33,7 @@ T = TypeVar("T")
 _SIGNAL = signal.SIGURG  # nothing is done at it by default, and few programs use it
 _AGAIN_S = 0.05
 _MOST_TEXT = 16_000
+_MAKING_S = 0.3
 _BEYOND_REPAIR = ("CUDA error", "HIP error", "device-side assert")
 """In errors after which a process can use its device no more."""
 
@@ -152,10 +153,14 @@ class Reentry:
         """Wake the training thread until it has left the function: it may wait in a library, or in the kernel."""
         training = threading.main_thread().ident
         assert training is not None
+        begun = time.monotonic()
         while self.is_inside:
             broken_communication.break_all(os.environ)
             signal.pthread_kill(training, _SIGNAL)
             time.sleep(_AGAIN_S)
+            if gloo_groups.is_making() and time.monotonic() - begun > _MAKING_S:
+                # it waits for the connection of a peer that is gone, which nothing ends; a new process is there sooner
+                os._exit(1)
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         if self._ordered_at is None:
