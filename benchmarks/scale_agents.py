@@ -274,6 +274,9 @@ class SimulatedAgent:
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """No process listens."""
 
+    def keep_ranks(self, local: LocalRound) -> bool:
+        return False
+
     def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
         return False
 

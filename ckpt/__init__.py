@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resilio_hpc.ckpt.checkpointer import Checkpointer
-    from resilio_hpc.ckpt.coordination.agent_link import EXIT_RESTORE_FAILED
+    from resilio_hpc.ckpt.coordination.agent_coordinator import EXIT_RESTORE_FAILED
     from resilio_hpc.ckpt.format.manifest import REPLICATED
     from resilio_hpc.ckpt.handle import SaveHandle
     from resilio_hpc.ckpt.state.rng import rng_state, set_rng_state
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_RESTORE_FAILED", "REPLICATED", "Checkpointer", "SaveHandle", "Slab", "rng_state", "set_rng_state"]
 
 _HOMES = {
-    "Checkpointer": "checkpointer", "EXIT_RESTORE_FAILED": "coordination.agent_link", "REPLICATED": "format.manifest",
-    "SaveHandle": "handle", "Slab": "state.slab", "rng_state": "state.rng", "set_rng_state": "state.rng",
+    "Checkpointer": "checkpointer", "EXIT_RESTORE_FAILED": "coordination.agent_coordinator",
+    "REPLICATED": "format.manifest", "SaveHandle": "handle", "Slab": "state.slab", "rng_state": "state.rng",
+    "set_rng_state": "state.rng",
 }  # fmt: skip
 
 

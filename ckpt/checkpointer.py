@@ -102,6 +102,7 @@ class Checkpointer:
         self._taken: Snapshot | None = None
         self._fence_began: float | None = None
         self._saves = OpenSaves(self._warn)
+        self._saver: StateSaver | None = None
         self._turns = Turns("Checkpointer")
         self._coordinator.on_stage(self._saves.reached)
         if why_portable and self.place.rank == 0:
@@ -122,8 +123,7 @@ class Checkpointer:
         The snapshot is complete on return, unless ``overlap`` was asked for. Never raises for memory or disks that are
         full or fail: then the handle's ``wait`` does. Raises UsageError for a value that a checkpoint cannot hold.
         """
-        step = checkpoint_index.check_step(step)
-        started = time.monotonic()
+        step, started = checkpoint_index.check_step(step), time.monotonic()
         with self._turns.turn():
             return self._save(step, state, started)
 
@@ -155,7 +155,8 @@ class Checkpointer:
 
         Between saves it is known what the last finished step left, so that a failure costs the interrupted step only.
         """
-        return StateSaver(self, state)
+        self._saver = StateSaver(self, state)
+        return self._saver
 
     def save_held(self, held: HeldState) -> None:
         """Take a snapshot of a state that was held at a boundary, unless there is one, and tell no other process.
@@ -173,10 +174,7 @@ class Checkpointer:
 
     def record_writer(self) -> RecordWriter | None:
         """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
-        place, directory = self.place, self._coordinator.arena_directory
-        if directory is None or self.layout != REPLICATED:
-            return None
-        return RecordWriter(directory, place.rank, place.world_size, place.round)
+        return self._arenas.record_writer()
 
     def _check_structure(self, flattened: tree.Flattened) -> None:
         """Read back the structure of a state that has not been saved before, as a check. Raises UsageError."""
@@ -270,6 +268,8 @@ class Checkpointer:
             return self._restored(point, *self._points.read(point, state, self._pool), started)
         failure: CorruptCheckpoint | OSError | None = None
         for point in self._points.all():
+            if self._saver is not None and (back := self._saver.put_back(point, state)) is not None:
+                return self._restored(point, back, Tier.MEMORY, started)
             try:
                 found, tier = self._points.read(point, state, self._pool)
             except (CorruptCheckpoint, OSError) as error:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.ckpt.coordination.coordinator import Coordinator
-from resilio_hpc.ckpt.format.manifest import Layout
+from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.snapshot.device_copy import CUDA, Device
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.expected import expected_bytes
@@ -101,6 +102,13 @@ class RankArenas:
         if not pair.has(held.step):
             with self.device.beside(held.boundaries):
                 Snapshot(pair, held.step, held.flattened(), pool, device=self.device, is_last=True).finish()
+
+    def record_writer(self) -> RecordWriter | None:
+        """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
+        place, directory = self._coordinator.place, self._coordinator.arena_directory
+        if directory is None or self._layout != REPLICATED:
+            return None
+        return RecordWriter(directory, place.rank, place.world_size, place.round)
 
     def prepare(self, state: Any, trains: bool) -> None:
         """Make arenas ready by the time of the first saves: one under the launcher, else both while it trains."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -10,15 +11,18 @@ from typing import Any, Protocol
 
 from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
+from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.state.first_gradient import FirstGradient
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
 from resilio_hpc.ckpt.state.overlap import fence_before_steps
 from resilio_hpc.ckpt.state.own_part import own_part
+from resilio_hpc.ckpt.state.put_back import put_back
 from resilio_hpc.ckpt.state.tree import has_state
 from resilio_hpc.ckpt.state.watched import Watched
-from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.errors import CheckpointError, ResilioError
+from resilio_hpc.core.tiers import Tier
 
 IN_STEP_S = 1.0
 """For how long a save waits for a rank that is inside of its optimizer's step, which waits for no other rank."""
@@ -59,6 +63,7 @@ class StateSaver:
     def __init__(self, checkpoint: SavesStates, state: Any) -> None:
         """``state``: what is saved, or a function that returns it and changes nothing."""
         self._checkpoint = checkpoint
+        self._round = checkpoint.place.round
         self.shared = checkpoint.layout == REPLICATED
         is_function = callable(state) and not has_state(state)  # a module can be called, too
         self._state: Callable[[], Any] = state if is_function else lambda: state
@@ -135,6 +140,17 @@ class StateSaver:
             return own_part(self._state())
         except Exception:  # noqa: BLE001 - the state's own code, in the midst of a step: its boundary will tell
             return None
+
+    def put_back(self, point: RestorePoint, state: Any) -> Any:
+        """Return the state, brought back where it is, if this process has held it since an earlier round; else None."""
+        with self._lock:
+            held = self._held
+        is_wanted = held is not None and (point.source, point.step) == (Tier.MEMORY, held.step)
+        if held is None or not is_wanted or state is None or self._round == self._checkpoint.place.round:
+            return None
+        with contextlib.suppress(CheckpointError):
+            return put_back(held, state)
+        return None
 
     def save_held(self) -> int:
         """Take a snapshot of the last finished step, and return its number. Raises CheckpointError, OSError.

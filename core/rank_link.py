@@ -155,7 +155,10 @@ class Raised(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class LeaveRound(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → rank: the round is over; leave its communication, and wait for the next one. Answers: LeavingRound, LeftRound."""
+    """agent → rank: the round is over; leave its communication, and wait for the next one.
+
+    Answers: LeavingRound, LeftRound.
+    """
 
 
 class LeavingRound(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

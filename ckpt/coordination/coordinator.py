@@ -1,6 +1,6 @@
 """Decisions about checkpoints: which copy to restore, when a snapshot goes to disk, how a save ended.
 
-Under resilio-launch the controller decides (``agent_link.AgentCoordinator``); without it, this process and its peers do
+Under resilio-launch the controller decides (``agent_coordinator``); without it, this process and its peers do
 (``local_coordinator.LocalCoordinator``).
 """
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from resilio_hpc.ckpt.coordination import agent_link
+from resilio_hpc.ckpt.coordination import agent_coordinator, agent_link
 from resilio_hpc.ckpt.coordination.coordinator import Coordinator, local_directory
 from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.store.retention import Retention
@@ -24,7 +24,7 @@ def find_coordinator(
     """Return the launcher's coordinator, or without one a LocalCoordinator with the other arguments."""
     link = agent_link.current(environment)
     if link is not None:
-        return agent_link.AgentCoordinator(link, environment)
+        return agent_coordinator.AgentCoordinator(link, environment)
     where = local_directory(local, environment)
     return LocalCoordinator(
         directory, environment, retention, patience_s, local=where, bytes_per_s=bytes_per_s, local_keep=local_keep

@@ -93,7 +93,8 @@ class ArenaPair:
     def reserve(self, step: int, size: int, is_last: bool = False) -> tuple[Slot, memoryview, int]:
         """Lock the slot for ``step``; return it, its memory (state ``writing``), and the new sequence number.
 
-        ``is_last``: ranks cannot go on; other snapshots that may be needed stay. Raises OSError, with the place, when there is no room,
+        ``is_last``: ranks cannot go on; other snapshots that may be needed stay. Raises OSError, with the place, when
+        there is no room,
         SaveRefused when both slots are pinned.
         """
         with self._lock:

@@ -56,6 +56,23 @@ class HeldState:
         """Return what a lost rank needs besides another rank's copy."""
         return own_part(self._state)
 
+    @property
+    def state(self) -> Any:
+        """Return what stands for the state: copies of what is small, and torch's objects themselves."""
+        return self._state
+
+    def copies(self) -> list[tuple[Any, Any]]:
+        """Return the small tensors of torch's objects, each with its copy."""
+        return [(one, self._copied[key]) for one in self.watched.small if (key := key_of(one)) in self._copied]
+
+    def groups(self) -> list[tuple[Any, Groups]]:
+        """Return the optimizers, each with its groups as they were."""
+        return [(one, self._groups[id(one)]) for one in self.watched.objects if id(one) in self._groups]
+
+    def schedule_of(self, schedule: Any) -> Any:
+        """Return the state of a learning rate's schedule as it was."""
+        return self._schedules[id(schedule)]
+
     def flattened(self) -> tree.Flattened:
         """Return the state as it was, its large tensors where they are. Raises NotHeld where one has changed."""
         found = tree.flatten(self._state, self._state_of)

@@ -48,12 +48,13 @@ def is_scaler(value: Any) -> bool:
 class Watched:
     """The tensors of some modules and optimizers.
 
-    ``tensors``: those that must not change, with their ``paths``; ``small``: those to copy.
+    ``objects``: these modules and optimizers; ``tensors``: those that must not change, with their ``paths``; ``small``:
+    those to copy.
     """
 
     def __init__(self, objects: Sequence[Any]) -> None:
         """Walk modules and optimizers."""
-        self._objects = list(objects)
+        self.objects = list(objects)
         self._sizes = [_size(value) for value in objects]
         self.tensors: list[Any] = []
         self.paths: list[str] = []
@@ -80,8 +81,8 @@ class Watched:
     def is_of(self, objects: Sequence[Any]) -> bool:
         """Return whether these are the same modules and optimizers, and the latter have as much state."""
         return (
-            len(objects) == len(self._objects)
-            and all(one is other for one, other in zip(objects, self._objects, strict=True))
+            len(objects) == len(self.objects)
+            and all(one is other for one, other in zip(objects, self.objects, strict=True))
             and [_size(value) for value in objects] == self._sizes
         )
 
@@ -101,7 +102,7 @@ class Watched:
     @property
     def last_trained(self) -> Any:
         """Return the last parameter of the last optimizer that gets gradients; None without one."""
-        groups = [group for one in self._objects if overlap.is_optimizer(one) for group in one.param_groups]
+        groups = [group for one in self.objects if overlap.is_optimizer(one) for group in one.param_groups]
         trained = (one for group in reversed(groups) for one in reversed(group["params"]) if one.requires_grad)
         return next(trained, None)
 

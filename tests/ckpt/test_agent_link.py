@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from resilio_hpc.ckpt.coordination import agent_link
-from resilio_hpc.ckpt.coordination.agent_link import AgentLink, parse_restore_point
+from resilio_hpc.ckpt.coordination.agent_coordinator import EXIT_RESTORE_FAILED, parse_restore_point
+from resilio_hpc.ckpt.coordination.agent_link import AgentLink
 from resilio_hpc.ckpt.coordination.coordinator import Place, RestorePoint
 from resilio_hpc.ckpt.saver import saver
 from resilio_hpc.ckpt.saver.messages import Commit, Committed, Persist, Persisted
@@ -194,7 +195,7 @@ def test_a_bad_copy_in_memory_is_reported_and_dropped_and_the_rank_leaves_with_i
     assert isinstance(failed, rank_link.RestoreFailed)
     assert (failed.step, failed.source) == (5, "memory")
     assert "tensor x does not match its checksum" in failed.error
-    finish(process, agent_link.EXIT_RESTORE_FAILED)
+    finish(process, EXIT_RESTORE_FAILED)
     assert arena.scan(agent.arenas) == []
 
 
@@ -205,7 +206,7 @@ def test_a_copy_that_is_not_there_is_reported(agent: Agent) -> None:
     failed = agent.hear()
     assert isinstance(failed, rank_link.RestoreFailed)
     assert "step 7 is not in" in failed.error
-    finish(process, agent_link.EXIT_RESTORE_FAILED)
+    finish(process, EXIT_RESTORE_FAILED)
 
 
 def test_where_all_steps_are_damaged_a_run_does_not_begin_anew(agent: Agent) -> None:
@@ -369,7 +370,7 @@ def test_a_rank_that_waits_for_a_snapshot_ends_with_its_agent(agent: Agent) -> N
     assert isinstance(agent.hear(), rank_link.Attach)
     assert agent.link is not None
     agent.link.close()
-    finish(process, agent_link.EXIT_RESTORE_FAILED)
+    finish(process, EXIT_RESTORE_FAILED)
 
 
 SAVE_AND_RESTORE = """

@@ -93,6 +93,7 @@ def _write_for_ever(directory: Path) -> None:
 def test_a_writer_killed_at_any_instant_leaves_whole_records(memory: Path) -> None:
     fork = multiprocessing.get_context("fork")
     for trial in range(15):
+        record_path(memory, 0).unlink(missing_ok=True)  # of the writer before
         writer = fork.Process(target=_write_for_ever, args=(memory,))
         writer.start()
         until(lambda: len(steps(memory)) == 3, "records")

@@ -282,3 +282,29 @@ def test_without_room_for_records_training_goes_on(rank: Rank, capsys: pytest.Ca
     rank.saver.hold(5)
     assert "No space left on device" in capsys.readouterr().err
     assert rank.saver.save_held() == 5
+
+
+def test_after_the_first_gradient_what_the_next_boundary_has_is_left_behind(rank: Rank) -> None:
+    rank.saver.hold(4)
+    rank.work()
+    assert rank.records() == [(4, False)], "at first it is only compared"
+    rank.optimizer.step()
+    rank.saver.hold(5)
+    rank.work()
+    assert (6, True) in rank.records()
+    (early,) = [one for one in read_records(record_path(rank.arenas, 0)) if one.is_early]
+    rank.optimizer.step()
+    rank.saver.hold(6)
+    (held,) = [one for one in read_records(record_path(rank.arenas, 0)) if (one.step, one.is_early) == (6, False)]
+    assert early.part == held.part
+
+
+def test_a_step_that_draws_after_its_first_gradient_is_recorded_before_the_optimizers(rank: Rank) -> None:
+    for step in range(4, 7):
+        rank.saver.hold(step)
+        rank.work()
+        rank.work()  # gradients are accumulated: the second half draws again
+        assert (step + 1, True) not in rank.records()
+        rank.optimizer.step()
+        assert (step + 1, True) in rank.records()
+    assert rank.saver._trusts_gradient is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ print(after_first - before, sys.getrefcount(group) - after_first)
 dist.destroy_process_group()
 """
     done = run([sys.executable, "-c", program, str(tmp_path / "store")], timeout_s=PATIENCE_S)
-    assert done.stdout.split() == ["1", "0"], "one reference, never given back"
+    assert done.stdout.split() == ["2", "0"], "one in the list of them, and one that even the list's end leaves"
 
 
 def test_a_rank_that_is_executed_anew_keeps_them_without_a_word_of_ours(tmp_path: Path) -> None:
@@ -66,3 +67,19 @@ def test_it_is_put_in_place_once() -> None:
         assert first is not before
     finally:
         c10d._new_process_group_helper = before
+
+
+def test_a_process_that_goes_on_frees_groups_that_are_broken(tmp_path: Path) -> None:
+    """Two ranks, again and again: a collective of which one has no peer is broken, and nothing of the group is left."""
+    done = [
+        run_beside([sys.executable, str(SUPPORT / "core" / "gloo_rounds.py"), str(tmp_path), str(rank)])
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=PATIENCE_S)[0].split() for process in done]
+    assert [process.returncode for process in done] == [0, 0]
+    assert said[0] == said[1] == ["left", "0", "threads", "0", "descriptors", "0"]
+
+
+def run_beside(argv: list[str]) -> subprocess.Popen[str]:
+    environment = scrubbed(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True)

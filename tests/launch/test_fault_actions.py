@@ -187,7 +187,7 @@ def test_a_fault_of_the_node_that_is_told_after_its_echo_leaves_it_to_a_spare_to
     began = world.unix()
     world.fail_rank(0, exit_code=1, signal=None, message="RuntimeError: Connection closed by peer", traceback=RAISED)
     world.run(lambda: world.agents["n2"].core.ranks.stop.under_way)
-    world.agents["n2"].core.ranks.rank_exited(0, 1, None, began, (ECC, RAISED))
+    (ranks := world.agents["n2"].core.ranks).ends.exited(ranks.local, 0, (1, None), began, (ECC, RAISED))
     world.run(lambda: world.records("recovered") != [])
     assert members(world) == ["n1", "n3"]
     assert next(world.controllers()).run.without_progress <= 1
@@ -236,7 +236,8 @@ def test_libraries_write_what_they_do_in_the_round_after_a_collective_failed_and
     world = World(nodes=2, slots=1)
     world.until_step(12)
     error = (message, RAISED if not log else "")
-    world.agents["n2"].core.ranks.rank_exited(0, 1, None, world.unix(), error, RankEvidence(log))
+    ranks = world.agents["n2"].core.ranks
+    ranks.ends.exited(ranks.local, 0, (1, None), world.unix(), error, RankEvidence(log))
     world.until_round(1)
     world.run(lambda: world.records("recovered") != [])
     world.fail_rank(1)

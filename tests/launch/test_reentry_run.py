@@ -1,7 +1,7 @@
 """Under the real launcher: ranks that live enter the next round in their processes, and only the others start again.
 
-Ranks train as DDP does. Each step's sum over the weights is printed by rank 0: no step comes twice, and the end is that of
-an undisturbed run.
+Ranks train as DDP does. Each step's sum over the weights is printed by rank 0: no step comes twice, and the end is
+that of an undisturbed run.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_the_true_failure_is_named_though_its_rank_was_stopped_before_it_could_e
     began = world.unix()
     world.fail_rank(0, exit_code=1, signal=None, message="RuntimeError: Connection closed by peer", traceback=RAISED)
     world.run(lambda: world.agents["n2"].core.ranks.stop.under_way)
-    world.agents["n2"].core.ranks.rank_exited(0, None, 9, began, ("KeyError: 1", RAISED))
+    (ranks := world.agents["n2"].core.ranks).ends.exited(ranks.local, 0, (None, 9), began, ("KeyError: 1", RAISED))
     world.run(lambda: world.records("recovered") != [])
     assert world.records("recovered")[0]["rank"] == 1
 

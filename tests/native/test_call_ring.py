@@ -21,6 +21,7 @@ from resilio_hpc.diagnose.hangs.call_ring import CAPACITY, GROUPS, SIZE, CallRin
 from resilio_hpc.diagnose.hangs.rank_sight import MAX_CALLS, MAX_GROUPS, GpuSight, RankSight
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.rank_look import process_facts
+from resilio_hpc.native import intercept
 from tests.support.environments import ROOT
 from tests.support.waiting import PATIENCE_S, until
 
@@ -185,3 +186,35 @@ def test_the_looks_at_all_ranks_of_a_node_fit_into_one_message(writer: Path, tmp
         data = m.to_controller.encode(message)
         assert len(data) < MAX_BYTES_HEARD / 2
         assert m.to_controller.decode(data) == message
+
+
+def test_a_process_that_enters_another_round_forgets_the_groups_of_the_one_before(tmp_path: Path) -> None:
+    library = intercept.library("gloo")
+    if library is None:
+        pytest.skip("needs the C extensions")
+    program = """
+import os, sys
+import torch
+import torch.distributed as dist
+from resilio_hpc.native import intercept
+for number in range(2):
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/{number}", rank=0, world_size=1)
+    for _ in range(3 - number):
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    after = f"{sys.argv[1]}/ring{number}"
+    if number == 0:
+        intercept.begin_round(os.environ["RESILIO_CALLS"], after)
+print(os.getpid())
+"""
+    ring = tmp_path / "ring"
+    environment = {**os.environ, "LD_PRELOAD": library, "RESILIO_CALLS": str(ring)}
+    argv = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    found = CallRing(tmp_path / "ring0")
+    (group,) = found.groups(9)
+    assert group.entered == 2, "of the three before, none counts"
+    assert found.counts == (5, 5), "all calls go on to be counted"
+    assert found.process == int(done.stdout)
+    found.close()

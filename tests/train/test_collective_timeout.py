@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from resilio_hpc.core.rank_link import COLLECTIVE_VARIABLE
-from resilio_hpc.train import run
+from resilio_hpc.train import place
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ from resilio_hpc.train import run
 )
 def test_it_is_at_least_a_minute(told: str, minutes: int | None) -> None:
     expected = timedelta(minutes=minutes) if minutes else None
-    assert run._collective_timeout({COLLECTIVE_VARIABLE: told}) == expected
-    assert run._collective_timeout({}) is None
+    assert place._collective_timeout({COLLECTIVE_VARIABLE: told}) == expected
+    assert place._collective_timeout({}) is None

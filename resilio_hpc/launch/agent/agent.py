@@ -262,7 +262,7 @@ class Agent:
     def leave(self, verdict: str, exit_code: int) -> None:
         """End this process with the verdict of the run."""
         tell_supervisor(self.node.settings, verdict, exit_code)
-        echoes = self._core.ranks.echoes
+        echoes = self._core.ranks.ends.echoes
         self.record("agent_ends", verdict=verdict, **({"echoes": echoes} if echoes else {}))
         # an orderly end: the verdict file holds the run's result, and srun would only complain of another code
         self._exit_code = 0

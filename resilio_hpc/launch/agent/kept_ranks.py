@@ -1,4 +1,4 @@
-"""Before this node's ranks are ended for a restart: those that can enter the next round in their processes leave this one.
+"""Before this node's ranks are ended for a restart: those that can enter the next round as they live leave this one.
 
 A rank that does not leave in time is ended and started again like one that has failed. So are all of the node's ranks
 where entering again has not brought a step (NVX-2, NVX-3).
@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
-from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
+from resilio_hpc.launch.workers.local_rank import LocalRank
+from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
 
 ANSWER_S = 0.5  # a rank that is stopped, or holds Python's lock, does not answer

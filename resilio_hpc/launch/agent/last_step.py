@@ -17,7 +17,8 @@ from resilio_hpc.core.bounded import begin
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
+from resilio_hpc.launch.workers.local_rank import LocalRank
+from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
 
 ANSWER_S = 1.0  # a rank that is stopped, or holds Python's lock, does not answer

@@ -81,8 +81,8 @@ class LocalServices:
     def tick(self) -> None:
         """Do what is due."""
         for part in (
-            self._ranks, self._last_step, self._kept, self._snapshots, self._copies, self._disks, self._read_ahead, self._devices,
-            self._metrics, self._traces, self._environment, self._probe,
+            self._ranks, self._last_step, self._kept, self._snapshots, self._copies, self._disks, self._read_ahead,
+            self._devices, self._metrics, self._traces, self._environment, self._probe,
         ):  # fmt: skip
             part.tick()
 

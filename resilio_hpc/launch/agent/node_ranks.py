@@ -13,15 +13,14 @@ from resilio_hpc.core.tiers import Stage
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.launch.agent.agent_ports import AT_ONCE, NO_GRACE, Ports
 from resilio_hpc.launch.agent.controller_reports import ControllerReports
+from resilio_hpc.launch.agent.rank_ends import RankEnds
 from resilio_hpc.launch.agent.rank_stopping import RankOrder, StopState, carry_out
 from resilio_hpc.launch.agent.round_store import RoundStore
 from resilio_hpc.launch.agent.save_orders import SaveOrders, Saving
 from resilio_hpc.launch.agent.time_reports import TimeReports
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.protocol.root_cause import reads_like_echo
 from resilio_hpc.launch.workers.local_round import LocalRound
-from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
 LAST_GRACE_S = 1.0  # seconds from SIGTERM to SIGKILL at the end of a run
@@ -59,8 +58,7 @@ class NodeRanks:
         self.stop = StopState()
         self.alive = False
         self.kept: frozenset[int] = frozenset()  # local ranks that wait for the next round in their processes
-        self.echoes = 0  # ranks of the last round whose error reads like an echo of another one's end
-        self._before: LocalRound | None = None  # the local ranks of the last round, once they are being stopped
+        self.ends = RankEnds(self.reports, self.stop)
 
     @property
     def epoch(self) -> int:
@@ -120,7 +118,7 @@ class NodeRanks:
 
     def _stop_ranks(self, how: StopHow = AT_ONCE) -> None:
         self.kept = how.keep
-        self._before, self.local = self.local or self._before, None
+        self.ends.before, self.local = self.local or self.ends.before, None
         if self.stop.order(how, self._ports.unix()):
             self._ports.services.stop_ranks(how, self._prepared)
 
@@ -128,9 +126,10 @@ class NodeRanks:
         if self._prepared < 0 or self._started_round == self._prepared:
             return
         known = self.state.life if self.state else m.NO_LIFE
-        completed = self._before.furthest if self._before and self._before.life == known else -1
+        before = self.ends.before
+        completed = before.furthest if before is not None and before.life == known else -1
         held = self._ports.services.held()
-        stopped = m.RanksStopped(self.node, self.epoch, self._prepared, held, known, completed, self.echoes)
+        stopped = m.RanksStopped(self.node, self.epoch, self._prepared, held, known, completed, self.ends.echoes)
         self._ports.to_controller(stopped)
 
     def start(self, message: m.Start) -> None:
@@ -147,13 +146,12 @@ class NodeRanks:
         step = message.restore.step if message.restore is not None and member is not None and was_there else -1
         self._ports.services.forget_snapshots_after(step, life)
         self._ports.services.judge(message.cause)
-        self.echoes = 0
         self.state = message.state
         self._ports.keep(message.state)
         self.saves.committed |= set(message.state.committed)
         self.highest_round = max(self.highest_round, number)
         self._started_round = number
-        self._before = None
+        self.ends.begin()
         self._waiting_start = None
         if member is None:
             if self.alive:  # the other nodes went on without these ranks, so their life is over
@@ -232,7 +230,7 @@ class NodeRanks:
         """Take note that every rank and all its descendants are gone."""
         self.stop.over()
         self.alive = bool(self.kept)
-        self._before, self.local = self.local or self._before, None
+        self.ends.before, self.local = self.local or self.ends.before, None
         if self.ending is not None:
             self._leave()
         else:
@@ -278,33 +276,6 @@ class NodeRanks:
         if isinstance(message, rank_link.Attach):
             for word in local.pending_stop():
                 self._ports.services.tell_rank(local_rank, word)
-
-    def rank_exited(
-        self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str],
-        evidence: RankEvidence = NO_EVIDENCE,
-    ) -> None:  # fmt: skip
-        """Take note that a rank ended; ``at``: Unix seconds, of its exception where it recorded one.
-
-        A rank that ends because it is stopped is ignored, unless it had failed before. Its peers' errors, which follow
-        from its own, may have come first.
-        """
-        if exit_code != 0 and reads_like_echo(error[0]):
-            self.echoes += 1
-        if self.stop.under_way:
-            before = self._before
-            if before is not None and local_rank in before.ranks and error[1] and at <= self.stop.since:
-                self.reports.tell_all(before.exited(local_rank, exit_code or 1, None, at, error, evidence))
-        elif self.local is not None and local_rank in self.local.ranks:
-            self.reports.tell_all(self.local.exited(local_rank, exit_code, signal, at, error, evidence))
-
-    def rank_raised(
-        self, round_number: int, local_rank: int, at: float, error: tuple[str, str], evidence: RankEvidence
-    ) -> None:
-        """Take note that a rank's function ended with an error, and its process waits for the next round."""
-        local = self.local
-        if not self.stop.under_way and local is not None and local.number == round_number and local_rank in local.ranks:
-            self.echoes += reads_like_echo(error[0])
-            self.reports.tell_all(local.raised(local_rank, at, error, evidence))
 
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
         """Take note that a rank could not be started."""

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.core.json_fields import printable
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.console import Console, RankLogs
-from resilio_hpc.launch.workers.error_file import describe_exit, read_error
+from resilio_hpc.launch.workers.error_file import describe_exit, read_error, without_controls
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.log_tail import last_line
 from resilio_hpc.launch.workers.node_context import NodeContext
@@ -47,9 +46,7 @@ class LocalRanks:
 
         ``begun``: the file with the step that is being read ahead. ``token`` marks the node's ranks in ``/proc``.
         """
-        self._node = node
-        self._core = core
-        self._around = around
+        self._node, self._core, self._around = node, core, around
         options = self._options = node.options
         watched = options.hangs.watched(options.torch, bool(options.mpi), options.kind, options.script)
         environment = rank_environment(slurm_variables.of_ranks(os.environ), core.slots, token, watched)
@@ -66,8 +63,7 @@ class LocalRanks:
         self._oom_kills = OomKills()
         self._accounts = RankAccounts(node.arena_dir, self._pids)
         self._starting: set[int] = set()
-        self._start_began = 0.0
-        self._round = -1
+        self._start_began, self._round = 0.0, -1
         self._spawner_restarts = 0
         self._fork_refused = ""
 
@@ -127,11 +123,9 @@ class LocalRanks:
 
     def stop(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and all their descendants."""
-        number = signal.SIGTERM if how.grace_s > 0 else signal.SIGKILL
-        keep = self._reentry.keep(how.keep)
-        self._spawner.stop(
-            number, how.grace_s, keep_stores_from, heeded_only=not how.for_good, spare=how.well, keep=keep
-        )
+        number, keep = signal.SIGTERM if how.grace_s > 0 else signal.SIGKILL, self._reentry.keep(how.keep)
+        heeded = not how.for_good
+        self._spawner.stop(number, how.grace_s, keep_stores_from, heeded_only=heeded, spare=how.well, keep=keep)
 
     def terminate(self) -> None:
         """Send SIGTERM to every rank; none is killed."""
@@ -148,7 +142,7 @@ class LocalRanks:
         self._look.ask(message.look, message.stacks, sampled)
 
     def calls(self) -> int:
-        """Return how many calls of communication libraries were begun and completed here; -1: not known."""
+        """Return how many calls of communication libraries were begun and completed here, or -1."""
         return self._look.calls(self._core.local)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
@@ -158,8 +152,8 @@ class LocalRanks:
         self._starting = set(local.ranks)
         directory = self._logs / str(local.number) / local.node
         errors = self._node.local_dir / "errors" / str(local.number)
-        for path in (directory, errors):
-            path.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        errors.mkdir(parents=True, exist_ok=True)
         world = sum(member.local_world_size for member in start.state.members)
         logs = []
         for rank in local.ranks.values():
@@ -167,9 +161,9 @@ class LocalRanks:
             error = self._errors[rank.local_rank] = errors / f"{rank.local_rank}.json"
             logs.append(RankLogs(rank.rank, rank.local_rank, out, err, error))
             self._error_logs[rank.local_rank] = err
+            nodes, here = len(start.state.members), local.member
             placement = RankPlacement(
-                local.member.node_rank, len(start.state.members), rank.local_rank, local.member.local_world_size,
-                rank.rank, world,
+                here.node_rank, nodes, rank.local_rank, here.local_world_size, rank.rank, world
             )  # fmt: skip
             try:
                 command = self._commands.of(placement, start, out, err, error)
@@ -194,14 +188,12 @@ class LocalRanks:
         self._console.judge(cause)
 
     def _heard(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
-        local = self._core.local
         if not isinstance(message, rank_link.Raised):
             self._core.rank_said(round_number, local_rank, message)
-        elif local is not None and local.number == round_number:
-            error = printable(message.message, 4000), printable(message.traceback, 16000)
-            evidence = self._evidence(local_rank, True)
+        elif (local := self._core.local) is not None and local.number == round_number:
+            error = without_controls(message.message), without_controls(message.traceback)
             self._around.rank_failed(local_rank, error, self._error_logs.get(local_rank))
-            self._core.rank_raised(round_number, local_rank, message.time, error, evidence)
+            self._core.ends.raised(local, local_rank, message.time, error, self._evidence(local_rank, True))
 
     # -- what becomes of them ----------------------------------------------------------------------------------
 
@@ -261,19 +253,19 @@ class LocalRanks:
                 self._node.record("error_file_ignored", reason=note)
             if said is not None:
                 error, at = (said.message, said.traceback), min(at, said.time)
-        # ranks that are being stopped are ignored, unless they had raised before: a restart waits for no look at them
+        # a restart waits for no look at ranks that are being stopped
         failed = event.exit_code != 0 and self._core.local is not None
         evidence = self._evidence(event.local_rank, bool(error[1])) if failed or error[1] else NO_EVIDENCE
         self._pids.pop(event.local_rank, None)
         if failed:
             self._around.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
-        self._core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error, evidence)
+        how = event.exit_code, event.signal
+        self._core.ends.exited(self._core.local, event.local_rank, how, at, error, evidence)
 
     def _evidence(self, local_rank: int, raised: bool) -> RankEvidence:
-        log = self._error_logs.get(local_rank)
-        # a directory that the user chose may hang
-        lines = last_lines(log) if log is not None and not raised and not self._options.output.log_dir else []
-        return RankEvidence(telling_line(lines), self._look.entered(local_rank))
+        log = None if self._options.output.log_dir else self._error_logs.get(local_rank)  # the user's may hang
+        told = telling_line(last_lines(log)) if log is not None and not raised else ""
+        return RankEvidence(told, self._look.entered(local_rank))
 
     def _end_in_words(self, event: sm.Exited) -> str:
         killed = event.signal == signal.SIGKILL and self._core.local is not None
@@ -281,13 +273,13 @@ class LocalRanks:
         return f"killed by SIGKILL: {why}" if why else describe_exit(event.exit_code, event.signal)
 
     def _on_spawner_died(self, event: sm.SpawnerDied) -> None:
-        node = self._node
+        node, ending = self._node, self._core.ending
         node.record("spawner_died", exit_code=event.exit_code, signal=event.signal, swept=len(event.swept))
         self._spawner_restarts += 1
         self._pids.clear()
-        if self._core.ending is None and self._spawner_restarts <= MAX_SPAWNER_RESTARTS:
+        if ending is None and self._spawner_restarts <= MAX_SPAWNER_RESTARTS:
             self.start()
-        elif self._core.ending is None:
+        elif ending is None:
             log = node.local_dir / "spawner.log"
             node.say(f"the process that starts ranks died {self._spawner_restarts} times: {last_line(log)}")
             self._core.give_up("spawner keeps dying")

@@ -7,49 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from msgspec import Struct, field
-
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
 from resilio_hpc.launch.workers.local_digests import LocalDigests
+from resilio_hpc.launch.workers.local_rank import LocalRank
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 
 LINGERS_S = 120.0  # a script may have work to do after training, or its libraries hang on the way out
-
-
-class LocalRank(Struct):
-    """One rank of this node."""
-
-    rank: int
-    local_rank: int
-    pid: int = -1
-    attached: bool = False
-    step: int = -1
-    step_at: float = 0.0
-    step_time: float = 0.0
-    first_step_at: float | None = None
-    restored: tuple[int, Tier | None, float] = (-1, None, 0.0)  # step, source, seconds
-    may_exit: bool = False  # it sent Finished or Stopped
-    finished_at: float = 0.0  # when it sent that
-    collected_s: float = 0.0  # by its garbage collector, so far
-    section: str = ""  # what it does beside its steps
-    was_paused: bool = False  # since its last step, whose time therefore tells nothing
-    is_told: bool = False  # it was reported that it has not ended since
-    stopped: bool = False
-    done: bool = False
-    ended_well_at: float | None = None  # Unix seconds
-    bad_copy: tuple[m.RestorePoint, str] | None = None  # the copy that could not be restored, and why
-    snapshots: dict[int, tuple[int, float]] = field(default_factory=dict)
-    holds_steps: rank_link.HoldsSteps | None = None  # it can still save the last finished step
-    saves_last: bool = False  # it does so
-    last_saved: rank_link.LastStepSaved | None = None
-    can_reenter: bool = False  # it can leave this round and enter the next one
-    has_raised: bool = False  # its function ended with an error, and its process waits
-    is_leaving: bool = False  # it has heard that the round is over
-    has_left: bool = False  # the round, and waits for the next one
 
 
 class LocalRound:

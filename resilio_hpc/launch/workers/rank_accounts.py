@@ -20,7 +20,8 @@ from resilio_hpc.diagnose.slow.iterations import Iterations
 from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers import interception
-from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
+from resilio_hpc.launch.workers.local_rank import LocalRank
+from resilio_hpc.launch.workers.local_round import LocalRound
 
 LOOK_S = 1.0  # between two looks at a ring, which must not be overwritten in between
 LEAST_BACKLOG = 4096  # bytes for a network device: less may be a packet that is just being handed over

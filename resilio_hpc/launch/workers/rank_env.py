@@ -47,7 +47,7 @@ class RoundSetting(Struct, frozen=True):
     master_port: int
     agent_socket: Path
     arena_dir: Path
-    restore: str  # see ``ckpt.agent_link.parse_restore_point``
+    restore: str  # see ``ckpt.coordination.agent_coordinator.parse_restore_point``
     read_ahead: Path  # the file that names the step which is being read ahead
     collective_s: float = 0.0  # how long a rank may wait in a collective; 0: not known
 

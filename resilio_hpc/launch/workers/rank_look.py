@@ -20,7 +20,8 @@ from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol.message_parts import MOST_GROUPS
 from resilio_hpc.launch.protocol.root_cause import place_of
 from resilio_hpc.launch.workers import interception
-from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
+from resilio_hpc.launch.workers.local_rank import LocalRank
+from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.sampled_stacks import SampledStacks
 
 ANSWER_S = 0.1  # for a rank to write its stacks

@@ -38,6 +38,21 @@ class Timekeeper(Protocol):
         """Take a window that has ended."""
 
 
+class TakesEnds(Protocol):
+    """Receives the ends of ranks; ``error``: message and traceback; times are Unix seconds."""
+
+    def exited(
+        self, local: LocalRound | None, local_rank: int, how: tuple[int | None, int | None], at: float,
+        error: tuple[str, str], evidence: RankEvidence = NO_EVIDENCE,
+    ) -> None:  # fmt: skip
+        """Take note that a rank ended. ``how``: exit code or signal."""
+
+    def raised(
+        self, local: LocalRound, local_rank: int, at: float, error: tuple[str, str], evidence: RankEvidence
+    ) -> None:
+        """Take note that a rank's function ended with an error, and its process waits for the next round."""
+
+
 class RankEvents(Protocol):
     """Receives the events of ranks: the agent's core. Times are Unix seconds."""
 
@@ -53,25 +68,18 @@ class RankEvents(Protocol):
         """Return what hears how the ranks spend their time."""
 
     @property
+    def ends(self) -> TakesEnds:
+        """Return what hears of the ranks' ends."""
+
+    @property
     def ending(self) -> End | None:
         """Return how the run ended, once it has."""
 
     def rank_said(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
         """Take a rank's message."""
 
-    def rank_raised(
-        self, round_number: int, local_rank: int, at: float, error: tuple[str, str], evidence: RankEvidence
-    ) -> None:
-        """Take note that a rank's function ended with an error, and its process waits for the next round."""
-
     def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
         """Take note that all local ranks run."""
-
-    def rank_exited(
-        self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str],
-        evidence: RankEvidence = NO_EVIDENCE,
-    ) -> None:  # fmt: skip
-        """Take note that a rank ended. ``error``: its message and traceback."""
 
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
         """Take note that a rank could not be started."""

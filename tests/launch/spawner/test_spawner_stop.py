@@ -180,3 +180,29 @@ def test_stopping_nothing_is_done_at_once(either, times: int) -> None:
     for _ in range(times):
         either.seen.clear()
         either.stop(grace_s=1000)
+
+
+def test_kept_ranks_live_on_with_what_is_below_them_and_all_others_end(bench) -> None:
+    with_child = """
+        import subprocess, time
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        print(child.pid, "up", flush=True)
+        time.sleep(1000)
+    """
+    pids = up(bench, with_child, ranks=3)
+    children = [int(bench.out(rank).split()[0]) for rank in range(3)]
+    bench.stop(grace_s=0, keep=(pids[1],))
+    assert all(bench.gone(pid) for pid in (pids[0], pids[2], children[0], children[2]))
+    assert not bench.gone(pids[1]) and not bench.gone(children[1])
+    assert [event.local_rank for event in bench.seen if isinstance(event, Exited)] in ([0, 2], [2, 0])
+    bench.spawn(SLEEP, rank=0)  # beside the one that was kept
+    bench.until(bench.directory / "0.out", "up")
+    bench.stop(grace_s=0)
+    assert bench.gone(pids[1]) and bench.gone(children[1])
+
+
+def test_an_order_that_keeps_none_ends_what_one_before_has_kept(bench) -> None:
+    pids = up(bench, IGNORES_SIGTERM, ranks=2)
+    bench.spawner.stop(signal.SIGTERM, 1000.0, keep=(pids[0],))
+    bench.stop(grace_s=0)
+    assert all(bench.gone(pid) for pid in pids)

@@ -137,15 +137,12 @@ class VirtualAgent(Process):
             training = self._world.trainings.get(life_of(local))
             if exit_code != 0 and training is not None:
                 training.broken = True
-            at = self.unix()
-            error = (message, traceback)
+            at, error = self.unix(), (message, traceback)
             self.event(lambda: self._rank_exited(local, local_rank, (exit_code, signal), at, error))
 
-    def _rank_exited(
-        self, local: LocalRound, local_rank: int, how: tuple[int | None, int | None], at: float, error: tuple[str, str]
-    ) -> None:
+    def _rank_exited(self, local: LocalRound, local_rank: int, how: Any, at: float, error: tuple[str, str]) -> None:
         if self.core.ranks.local is local:
-            self.core.ranks.rank_exited(local_rank, *how, at, error)
+            self.core.ranks.ends.exited(local, local_rank, how, at, error)
             if all(rank.done for rank in local.ranks.values()):
                 self._lives.discard(life_of(local))
 

@@ -10,7 +10,8 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.diagnose.hangs.rank_sight import CallSight, GroupSight, RankSight
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.workers.local_round import LocalRank, LocalRound
+from resilio_hpc.launch.workers.local_rank import LocalRank
+from resilio_hpc.launch.workers.local_round import LocalRound
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent
