@@ -134,15 +134,15 @@ def differ(state: dict[str, Any], world: int) -> int:
 
 
 def steps(run: train.Run, options: argparse.Namespace) -> None:
-    """Plant transient, persistent, and deterministic faults, and let the guard tell them apart."""
+    """Plant transient, persistent, and deterministic faults and corrupt parameters; the guard tells them apart."""
     model: torch.nn.Module = model_of(64)
     if options.seed % 2:
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     found: list[Any] = []
-    guard = train.StepGuard(run, model, on_deterministic="go on")
+    guard = train.StepGuard(run, model, [optimizer], on_deterministic="go on")
     guard._tell = lambda judgement, about=-1: found.append(judgement)  # type: ignore[method-assign]
-    kinds = ("transient", "persistent", "deterministic")
+    kinds = ("transient", "persistent", "deterministic", "corrupt")
     trial: dict[str, Any] = {}
     computed = 0
 
@@ -176,11 +176,18 @@ def steps(run: train.Run, options: argparse.Namespace) -> None:
         if step >= 40 and step % 10 == 5:
             draw = random.Random(f"{options.seed}.{number}")
             trial = {
-                "kind": kinds[number % 3], "fault": FAULTS[number // 3 % len(FAULTS)], "step": step,
+                "kind": kinds[number % 4], "fault": FAULTS[number // 4 % len(FAULTS)], "step": step,
                 "rank": draw.randrange(run.world_size), "ddp": options.seed % 2 == 1,
             }  # fmt: skip
             if trial["kind"] == "deterministic" and run.rank == trial["rank"]:
                 batch[0, 0] = 123.0
+            if trial["kind"] == "corrupt":
+                trial["fault"] = ("NaN in a parameter", "10^30 in a parameter")[number // 4 % 2]
+                tensor = draw.choice([one for one in model.parameters() if one.dim() > 1])
+                place = draw.randrange(tensor.numel())
+                whole = tensor.detach().clone()
+                if run.rank == trial["rank"]:
+                    tensor.detach().view(-1)[place] = math.nan if "NaN" in trial["fault"] else 1e30
         before = len(found)
         try:
             guard.compute(step, forward_backward, batch)
@@ -190,6 +197,9 @@ def steps(run: train.Run, options: argparse.Namespace) -> None:
             told: list[Any] = [None] * run.world_size
             mine = [(one.verdict, one.rank, one.tries) for one in found[before:]]
             dist.all_gather_object(told, mine)
+            trial["differ"] = differ({"model": model, "optimizer": optimizer}, run.world_size)
+            if trial["differ"]:  # not noticed: the next trial begins without it
+                tensor.detach().copy_(whole)
             trial["said"] = next((list(one[0]) for one in told if one), [])
             write(options.out, trial, run.rank)
             continue  # the trial's gradients are not used

@@ -4,9 +4,9 @@
     python benchmarks/silent_corruption.py --results benchmarks/silent_corruption.jsonl --only table
 
 *replicas*: bits of one of the ranks' parameters, optimizer states, and gradients are flipped under the real launcher
-(one bit, a period of words, NaN; all drawn). *steps*: transient, persistent, and deterministic faults, which a
-``StepGuard`` tells apart. *bits*: which single bits of a gradient it notices. *cost*: a step with and without the
-digests, in pairs of ABBA blocks, at the default interval. Each trial is a line of --results.
+(one bit, a period of words, NaN; all drawn). *steps*: transient, persistent, and deterministic faults and corrupt
+parameters, which a ``StepGuard`` tells apart. *bits*: which single bits of a gradient it notices. *cost*: a step with
+and without the digests, in pairs of ABBA blocks, at the default interval. Each trial is a line of --results.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def cost(pairs: int, block: int) -> list[dict[str, Any]]:
     layer = torch.nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
     optimizer = torch.optim.AdamW(model.parameters())
-    batch = torch.randn(8, 256, 128)  # 2048 tokens
+    batch = torch.randn(8, 128, 128)  # 1024 tokens
     sent: list[Any] = []
     state = {"model": model, "optimizer": optimizer}
     sweep = ReplicaSweep(lambda: state, "g", 3, sent.append)
@@ -173,12 +173,13 @@ def tables(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         if line["part"] == "steps":
             verdicts[line["kind"], line["ddp"]].append(line)
-    table = Table("fault", "DDP", "trials", "right verdict", "right rank", "said instead")
+    table = Table("fault", "DDP", "trials", "right verdict", "right rank", "replicas equal then", "said instead")
     for (kind, ddp), trials in sorted(verdicts.items()):
         right = [one for one in trials if one["said"] and one["said"][0] == kind]
         rank = [one for one in right if one["said"][1] == one["rank"]]
         wrong = Counter(one["said"][0] if one["said"] else "nothing" for one in trials if one not in right)
-        table.add_row(kind, str(ddp), str(len(trials)), str(len(right)), str(len(rank)), str(dict(wrong) or ""))
+        numbers = len(trials), len(right), len(rank), sum(not one["differ"] for one in trials)
+        table.add_row(kind, str(ddp), *map(str, numbers), str(dict(wrong) or ""))
     console.print(table)
     noticed: dict[str, list[bool]] = defaultdict(list)
     for line in lines:

@@ -40,6 +40,8 @@ for step in run.steps(start, STEPS, save=checkpoint.saver(state), every=5, compa
     model(torch.randn(4, 64, generator=draws)).square().mean().backward()
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
+    while step == STRUCK and len(checkpoint.steps()) < 2:
+        time.sleep(0.02)  # with the second commit, the controller knows of the first one
     strikes = step == STRUCK and run.rank == 1 and run.restart_count == 0
     if strikes and where == "gradient":
         model[0].weight.grad.view(torch.int32)[5, 5] ^= 1 << 12

@@ -11,7 +11,7 @@ import torch
 from resilio_hpc.ckpt.state.overlap import is_optimizer
 from resilio_hpc.ckpt.state.watched import is_module, torch_objects
 from resilio_hpc.native import crc32c
-from resilio_hpc.train.validation.tensor_digest import combined, digest_of, size_of
+from resilio_hpc.train.validation.tensor_digest import bytes_of, combined, digest_of, size_of
 
 _ALIGNED = 64  # bytes
 _LABEL = 96  # characters
@@ -20,25 +20,50 @@ Values = list[int | torch.Tensor]
 
 
 @dataclass(frozen=True)
+class ByteView:
+    """The bytes of a tensor, to be read again and again: to make a view takes longer than to digest a small tensor."""
+
+    data: memoryview
+    address: int
+    storage_bytes: int
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor still has that memory, as far as it was: storages can be freed and replaced."""
+        return tensor.data_ptr() == self.address and tensor.untyped_storage().nbytes() == self.storage_bytes
+
+
+@dataclass(frozen=True)
 class DigestPiece:
-    """Bytes ``start`` … ``stop - 1`` of a tensor."""
+    """Bytes ``start`` … ``stop - 1`` of a tensor. ``view``: all its bytes, where they lie on the CPU in one row."""
 
     tensor: torch.Tensor
     name: str
     start: int
     stop: int
+    view: ByteView | None
+
+    def digest(self) -> int | torch.Tensor:
+        """Return the digest, as ``digest_of`` does."""
+        view = self.view
+        if view is not None and view.is_of(self.tensor):
+            return crc32c(view.data[self.start : self.stop])
+        return digest_of(self.tensor, self.start, self.stop)
 
 
 @dataclass(frozen=True)
 class DigestPlan:
-    """``parts``: pieces of about the same size together; ``mark``: equal where names, types, and sizes are."""
+    """``parts``: pieces of about the same size together; ``mark``: equal where names, types, and sizes are.
+
+    ``tensors``: what tells whether the state still has the same ones.
+    """
 
     parts: tuple[tuple[DigestPiece, ...], ...]
     mark: int
+    tensors: tuple[tuple[int, int], ...]
 
     def digest(self, part: int) -> Values:
         """Return what ``folded`` makes one number of: the digest of each piece."""
-        return [digest_of(piece.tensor, piece.start, piece.stop) for piece in self.parts[part]]
+        return [piece.digest() for piece in self.parts[part]]
 
     def labels(self) -> tuple[str, ...]:
         """Return for each part the names of its tensors, for people."""
@@ -58,23 +83,37 @@ def folded(found: list[Values]) -> list[int]:
     ]
 
 
-def plan_of(state: Any, parts: int) -> DigestPlan:
-    """Return the plan for the parameters and optimizer states of ``state``; those of no torch object are left out."""
+def plan_of(state: Any, parts: int, before: DigestPlan | None = None) -> DigestPlan:
+    """Return the plan for the parameters and optimizer states of ``state``; those of no torch object are left out.
+
+    It is ``before``, the plan of earlier, where the state still has the same tensors.
+    """
     named = list(replicated_tensors(state))
+    tensors = tuple((id(tensor), 0 if hasattr(tensor, "to_local") else tensor.data_ptr()) for _, tensor in named)
+    if before is not None and before.tensors == tensors and len(before.parts) == parts:
+        return before
     sizes = [size_of(tensor) for _, tensor in named]
     share = max(_ALIGNED, _aligned(sum(map(_aligned, sizes)) // parts))
     filled: list[list[DigestPiece]] = [[] for _ in range(parts)]
     begin = 0  # of the tensor, where all tensors stand in one row
     for (name, tensor), size in zip(named, sizes, strict=True):
-        start = 0
+        start, view = 0, _view(tensor)
         while start < size:
             part = min((begin + start) // share, parts - 1)
             stop = size if part == parts - 1 else min(size, (part + 1) * share - begin)
-            filled[part].append(DigestPiece(tensor, name, start, stop))
+            filled[part].append(DigestPiece(tensor, name, start, stop, view))
             start = stop
         begin += _aligned(size)
     layout = ";".join(f"{name}:{tensor.dtype}:{size}" for (name, tensor), size in zip(named, sizes, strict=True))
-    return DigestPlan(tuple(map(tuple, filled)), crc32c(layout.encode()))
+    return DigestPlan(tuple(map(tuple, filled)), crc32c(layout.encode()), tensors)
+
+
+def _view(tensor: torch.Tensor) -> ByteView | None:
+    if hasattr(tensor, "to_local") or tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.nbytes:
+        return None
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    return ByteView(bytes_of(tensor), tensor.data_ptr(), tensor.untyped_storage().nbytes())
 
 
 def _aligned(size: int) -> int:

@@ -57,8 +57,8 @@ class ReplicaSweep:
 
     def _digest(self, completed: int) -> None:
         part = (completed - 1) % self.parts
-        if self._plan is None or part == 0 or part != self._first + len(self._found):
-            self._plan = plan_of(self._state(), self.parts)  # tensors may have come, or been replaced
+        if self._plan is None or not self._found or part != self._first + len(self._found):
+            self._plan = plan_of(self._state(), self.parts, self._plan)  # tensors may have come, or been replaced
             self._found, self._first = [], part
         self._found.append(self._plan.digest(part))
         if part == self.parts - 1:
@@ -72,4 +72,4 @@ class ReplicaSweep:
         self._send(
             ReplicaDigest(completed, self._first, self.parts, self._group, self._replicas, plan.mark, digests, labels)
         )
-        self._plan, self._found = None, []
+        self._found = []

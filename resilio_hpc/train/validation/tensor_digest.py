@@ -8,6 +8,7 @@ values change the sum with a probability of about 1 - 2^-32 or better.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -43,8 +44,17 @@ def digest_of(tensor: torch.Tensor, start: int, stop: int) -> int | torch.Tensor
     """
     flat = _flat(tensor)
     if flat.device.type == "cpu":
-        return crc32c(flat.view(torch.uint8)[start:stop].numpy().data)
+        return crc32c(bytes_of(flat)[start:stop])
     return word_sum(flat, start, stop)
+
+
+def bytes_of(flat: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU. It must outlive them.
+
+    Not by ``Tensor.numpy``: torch never resizes a storage again of which it has made an array.
+    """
+    size = int(flat.nbytes)
+    return memoryview((ctypes.c_ubyte * size).from_address(flat.data_ptr())).cast("B") if size else memoryview(b"")
 
 
 def word_sum(flat: torch.Tensor, start: int, stop: int) -> torch.Tensor:

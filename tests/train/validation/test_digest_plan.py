@@ -70,3 +70,31 @@ def test_other_tensors_have_another_mark() -> None:
     marks.add(plan_of(torch.nn.Linear(4, 4).to(torch.bfloat16), 3).mark)
     assert len(marks) == 3
     assert plan_of({}, 3).parts == ((), (), ())
+
+
+def test_a_plan_is_kept_while_the_tensors_are_the_same() -> None:
+    state = trained()
+    plan = plan_of(state, 7)
+    assert plan_of(state, 7, plan) is plan
+    assert plan_of(state, 8, plan) is not plan
+    state["optimizer"].state.clear()  # type: ignore[attr-defined]
+    assert plan_of(state, 7, plan) is not plan
+
+
+@pytest.mark.parametrize("how", ["replaced", "resized", "strided"])
+def test_memory_that_was_given_back_is_not_read(how: str) -> None:
+    model = torch.nn.Linear(64, 64, bias=False)
+    plan = plan_of(model, 1)
+    before = folded([plan.digest(0)])
+    value = model.weight.detach().clone()
+    if how == "replaced":
+        model.weight.data = value.clone()
+    elif how == "strided":
+        model.weight.data = value.t().contiguous().t()
+    else:
+        storage = model.weight.untyped_storage()
+        storage.resize_(0)
+        storage.resize_(64 * 64 * 4)
+        model.weight.data.copy_(value)
+    assert folded([plan.digest(0)]) == before
+    assert folded([plan_of(model, 1, plan).digest(0)]) == before
