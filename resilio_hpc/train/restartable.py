@@ -7,6 +7,7 @@ function is called again. A rank that does not leave in time is ended and starte
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -17,10 +18,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from resilio_hpc.core import gloo_groups, stack_dump
+from resilio_hpc.core.rank_error import write_error
 from resilio_hpc.core.rank_link import CanReenter, EnterRound, LeaveRound, LeavingRound, LeftRound, Raised
 from resilio_hpc.native import intercept
 from resilio_hpc.train import broken_communication
@@ -32,7 +35,7 @@ T = TypeVar("T")
 
 _SIGNAL = signal.SIGURG  # nothing is done at it by default, and few programs use it
 _AGAIN_S = 0.05
-_MOST_TEXT = 16_000
+_MOST_TEXT = 10_000  # characters, of which some take four bytes of a packet
 _MAKING_S = 0.3
 _BEYOND_REPAIR = ("CUDA error", "HIP error", "device-side assert")
 """In errors after which a process can use its device no more."""
@@ -155,7 +158,8 @@ class Reentry:
         assert training is not None
         begun = time.monotonic()
         while self.is_inside:
-            broken_communication.break_all(os.environ)
+            with contextlib.suppress(Exception):  # the training thread may destroy groups meanwhile
+                broken_communication.break_all(os.environ)
             signal.pthread_kill(training, _SIGNAL)
             time.sleep(_AGAIN_S)
             if gloo_groups.is_making() and time.monotonic() - begun > _MAKING_S:
@@ -179,9 +183,13 @@ class Reentry:
             return False
         if self._ordered_at is not None:
             return True  # what the round's end has broken
-        shown = "".join(traceback.format_exception(error.with_traceback(_user_frames(error.__traceback__))))
+        error.__traceback__ = _user_frames(error.__traceback__)
+        write_error(
+            Path(os.environ.get("TORCHELASTIC_ERROR_FILE", os.devnull)), error
+        )  # first: the console looks there
+        shown = "".join(traceback.format_exception(error))
         print(shown, file=sys.stderr, end="", flush=True)
-        self._link.send(Raised(f"{type(error).__name__}: {text}"[:4000], shown[-_MOST_TEXT:], time.time()))
+        self._link.send(Raised(f"{type(error).__name__}: {text}"[:2000], shown[-_MOST_TEXT:], time.time()))
         if not is_of_a_lost_peer(error):
             attach().save_finished_step()
         with self._changed:

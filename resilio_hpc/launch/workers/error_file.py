@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal as signals
 import stat
-import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from resilio_hpc.core.rank_error import MAX_MESSAGE, MAX_TRACEBACK, clean
+
 MAX_BYTES = 1024 * 1024
-_MAX_MESSAGE = 4000  # characters that are kept
-_MAX_TRACEBACK = 64 * 1024
-_UNSAFE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")  # control characters, escapes, surrogates
 
 
 class RankError(Struct, frozen=True):
@@ -72,15 +68,15 @@ def parse_error(content: bytes, written: float) -> RankError | None:
         return None
     message = data.get("message") if isinstance(data, dict) else None
     if isinstance(message, str):
-        return RankError(_clean(message, _MAX_MESSAGE), "", _time_of(data, written))
+        return RankError(clean(message, MAX_MESSAGE), "", _time_of(data, written))
     text = message.get("message") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(text, str):
         return None
     extra = message.get("extraInfo")
     extra = extra if isinstance(extra, dict) else {}
     callstack = extra.get("py_callstack")
-    stack = _clean(callstack, _MAX_TRACEBACK) if isinstance(callstack, str) else ""
-    return RankError(_clean(text, _MAX_MESSAGE), stack, _time_of(extra, written))
+    stack = clean(callstack, MAX_TRACEBACK) if isinstance(callstack, str) else ""
+    return RankError(clean(text, MAX_MESSAGE), stack, _time_of(extra, written))
 
 
 def _time_of(data: dict[str, Any], written: float) -> float:
@@ -93,35 +89,6 @@ def _time_of(data: dict[str, Any], written: float) -> float:
     if whole is None or not 0 <= whole < 1 << 40 or abs(written - whole) <= 2:
         return written
     return float(whole)
-
-
-def _clean(text: str, limit: int) -> str:
-    cut = text if len(text) <= limit else text[: limit // 2] + "\n…\n" + text[-limit // 2 :]
-    return without_controls(cut.replace("\r\n", "\n"))
-
-
-def without_controls(text: str) -> str:
-    """Return the text as an error file keeps it: control characters and surrogates become ``?``."""
-    return _UNSAFE.sub("?", text)
-
-
-def write_error(path: Path, error: BaseException, *, overwrite: bool = False) -> None:
-    """Record an uncaught exception as ``record`` would, unless the script did so itself. Never raises."""
-    try:
-        if not overwrite and path.exists() and path.stat().st_size > 0:
-            return
-        message = {
-            "message": _clean(f"{type(error).__name__}: {error}", _MAX_MESSAGE),
-            "extraInfo": {
-                "py_callstack": _clean("".join(traceback.format_exception(error)), _MAX_TRACEBACK),
-                "timestamp": str(int(time.time())),
-            },
-        }
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"message": message}), encoding="utf-8")
-        temporary.replace(path)
-    except Exception:  # noqa: BLE001  the process is dying of ``error``: that, not our trouble, must be its end
-        return
 
 
 _EXIT_WORDS = {

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.rank_error import without_controls
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.console import Console, RankLogs
-from resilio_hpc.launch.workers.error_file import describe_exit, read_error, without_controls
+from resilio_hpc.launch.workers.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.log_tail import last_line
 from resilio_hpc.launch.workers.node_context import NodeContext

@@ -190,7 +190,7 @@ def _record(error: BaseException) -> None:
     if PACKAGE_PARENT not in sys.path:
         sys.path.append(PACKAGE_PARENT)
     try:
-        from resilio_hpc.launch.workers.error_file import write_error
+        from resilio_hpc.core.rank_error import write_error
 
         write_error(Path(path), error)
     except Exception as failure:  # noqa: BLE001 - the script may have broken imports; its own error must be shown
