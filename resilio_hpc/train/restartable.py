@@ -184,9 +184,8 @@ class Reentry:
         if self._ordered_at is not None:
             return True  # what the round's end has broken
         error.__traceback__ = _user_frames(error.__traceback__)
-        write_error(
-            Path(os.environ.get("TORCHELASTIC_ERROR_FILE", os.devnull)), error
-        )  # first: the console looks there
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            write_error(Path(path), error)  # first: the console looks there whether the traceback is news
         shown = "".join(traceback.format_exception(error))
         print(shown, file=sys.stderr, end="", flush=True)
         self._link.send(Raised(f"{type(error).__name__}: {text}"[:2000], shown[-_MOST_TEXT:], time.time()))

@@ -254,14 +254,13 @@ class LocalRanks:
                 self._node.record("error_file_ignored", reason=note)
             if said is not None:
                 error, at = (said.message, said.traceback), min(at, said.time)
-        # a restart waits for no look at ranks that are being stopped
-        failed = event.exit_code != 0 and self._core.local is not None
+        failed = event.exit_code != 0 and self._core.local is not None  # a restart waits for no look at others
         evidence = self._evidence(event.local_rank, bool(error[1])) if failed or error[1] else NO_EVIDENCE
-        self._pids.pop(event.local_rank, None)
+        local_rank, how = event.local_rank, (event.exit_code, event.signal)
+        self._pids.pop(local_rank, None)
         if failed:
-            self._around.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
-        how = event.exit_code, event.signal
-        self._core.ends.exited(self._core.local, event.local_rank, how, at, error, evidence)
+            self._around.rank_failed(local_rank, error, self._error_logs.get(local_rank))
+        self._core.ends.exited(self._core.local, local_rank, how, at, error, evidence)
 
     def _evidence(self, local_rank: int, raised: bool) -> RankEvidence:
         log = None if self._options.output.log_dir else self._error_logs.get(local_rank)  # the user's may hang
