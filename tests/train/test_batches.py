@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from resilio_hpc import train
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.train.run import _layout
+from resilio_hpc.train.place import _layout
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(1, 12), (2, 6), (3, 4), (4, 3), (12, 1)])
