@@ -69,6 +69,7 @@ def test_it_is_put_in_place_once() -> None:
         c10d._new_process_group_helper = before
 
 
+@pytest.mark.slow
 def test_a_process_that_goes_on_frees_groups_that_are_broken(tmp_path: Path) -> None:
     """Two ranks, again and again: a collective of which one has no peer is broken, and nothing of the group is left."""
     done = [

@@ -46,9 +46,11 @@ class Core:
     def rank_said(self, *_arguments: Any) -> None:
         raise AssertionError("no rank runs here")
 
-    def rank_exited(
-        self, local_rank: int, code: int | None, signal: int | None, time: float, error: Any, evidence: Any = None
-    ) -> None:
+    @property
+    def ends(self) -> Core:
+        return self
+
+    def exited(self, local: Any, local_rank: int, how: Any, at: float, error: Any, evidence: Any = None) -> None:
         self.told.append((local_rank, error[0]))
 
 

@@ -112,14 +112,14 @@ class ReplicaCheck:
         run.not_after = self._gone_back = verified
 
     def _judged(self, message: m.ResultJudged) -> None:
-        found = message.judgement
+        found, is_noise = message.judgement, message.judgement.verdict == "noise"
         known = {"rank": found.rank, "node": next(iter(self._nodes((found.rank,))), "")} if found.rank >= 0 else {}
         fields = {
             "signal": found.signal, "samples": found.samples, "module": found.module, "device": found.device
         }  # fmt: skip
         measured = {"difference": found.difference, "peer_difference": found.peer_difference}
         self._out.record(
-            "noise_measured" if found.verdict == "noise" else "result_judged", round=self._run.round, step=found.step,
+            "noise_measured" if is_noise else "result_judged", round=self._run.round, step=found.step,
             verdict=found.verdict, **known, **{name: text for name, text in fields.items() if text},
             tries=found.tries, **{name: value for name, value in measured.items() if value >= 0}, said_by=message.rank,
         )  # fmt: skip
