@@ -100,15 +100,11 @@ def free(patience_s: float = 1.0) -> int:
     import ctypes
 
     until = time.monotonic() + patience_s
-    groups, _made[:] = list(_made), []
-    while groups:
-        waits = groups.pop()
-        if _rest(waits.threads, until):
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(waits.group))
-        else:
-            _made.append(waits)
-        del waits
-    return len(_made)
+    if not _rest({thread for one in _made for thread in one.threads}, until):
+        return len(_made)
+    while _made:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(_made.pop().group))
+    return 0
 
 
 def _rest(threads: set[int], until: float) -> bool:
