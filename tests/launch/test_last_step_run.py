@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from resilio_hpc.core.ledger import Event, read_ledger
 from tests.support.environments import scrubbed
+from tests.support.launch.own_generators import drawn_after
 from tests.support.waiting import PATIENCE_S
 
 STEPS, STRUCK = 9, 5
@@ -57,15 +57,6 @@ print("END", run.rank, float(torch.rand(1)), float(model.weight.sum()), flush=Tr
 """.replace("STRUCK", str(STRUCK)).replace("STEPS", str(STEPS))
 
 
-def drawn(rank: int) -> float:
-    """What a rank draws at the end: its generator went on from where it was."""
-    generator = torch.Generator()
-    generator.manual_seed(rank)
-    for _ in range(STEPS):
-        torch.randn(4, 8, generator=generator)
-    return float(torch.rand(1, generator=generator))
-
-
 def launch(path: Path, where: str, *options: str) -> tuple[list[list[str]], list[Event]]:
     """Return the words of what the ranks printed, and what became of their last steps."""
     (path / "train.py").write_text(SCRIPT)
@@ -100,5 +91,7 @@ def test_a_failure_costs_the_step_that_it_interrupts(tmp_path: Path, where: str)
     steps = [int(line[1]) for line in lines if line[:1] == ["STEP"]]
     assert steps == list(range(STEPS))  # none twice
     ends = {int(line[1]): (float(line[2]), line[3]) for line in lines if line[:1] == ["END"]}
-    assert {rank: end[0] for rank, end in ends.items()} == {rank: pytest.approx(drawn(rank)) for rank in range(2)}
+    assert {rank: end[0] for rank, end in ends.items()} == {
+        rank: pytest.approx(drawn_after(rank, STEPS)) for rank in range(2)
+    }
     assert len({weights for _, weights in ends.values()}) == 1

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from resilio_hpc.core.ledger import read_ledger
 from tests.support.environments import scrubbed
+from tests.support.launch.own_generators import drawn_after
 from tests.support.waiting import PATIENCE_S
 
 STEPS, STRUCK = 9, 5
@@ -116,17 +116,10 @@ class Outcome:
         """Each step was done once, and the ranks ended with the same weights and their own generators."""
         assert [int(line[0]) for line in self.said("STEP")] == list(range(STEPS))
         ends = {int(line[0]): (float(line[1]), line[2]) for line in self.said("END")}
-        assert {rank: end[0] for rank, end in ends.items()} == {rank: pytest.approx(drawn(rank)) for rank in range(2)}
+        assert {rank: end[0] for rank, end in ends.items()} == {
+            rank: pytest.approx(drawn_after(rank, STEPS)) for rank in range(2)
+        }
         assert len({weights for _, weights in ends.values()}) == 1
-
-
-def drawn(rank: int) -> float:
-    """What a rank draws at the end: its generator went on from where it was."""
-    generator = torch.Generator()
-    generator.manual_seed(rank)
-    for _ in range(STEPS):
-        torch.randn(4, 8, generator=generator)
-    return float(torch.rand(1, generator=generator))
 
 
 @pytest.mark.parametrize(
