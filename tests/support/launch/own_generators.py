@@ -1,4 +1,4 @@
-"""What ranks draw that each have a generator of their own, seeded with their number: it tells whether it was set back."""
+"""What each rank draws from a generator that is seeded with its number: it tells whether that was set back."""
 
 from __future__ import annotations
 
