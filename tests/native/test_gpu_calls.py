@@ -208,6 +208,7 @@ def test_counts_are_whole_whenever_the_program_is_killed(program: Path, tmp_path
         with start(program, ring, "forever", FAKE_FAST="1") as process:
             assert process.stdout is not None
             process.stdout.readline()
+            until(lambda: ring.exists() and CallRing(ring).gpu(), "the first call")  # late, on a busy machine
             time.sleep(draw.uniform(0.0, 0.02))
             process.send_signal(signal.SIGKILL)
         gpu = gpu_of(ring)
