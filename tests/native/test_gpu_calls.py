@@ -55,6 +55,11 @@ def asked(said: str) -> tuple[int, int, int]:
     return int(made), int(recorded), int(queried)
 
 
+def await_first_call(ring: Path) -> None:
+    """On a busy machine, a program that has said its first line may call late."""
+    until(lambda: ring.exists() and CallRing(ring).gpu(), "the program's first call")
+
+
 def gpu_of(ring: Path) -> GpuSight:
     found = CallRing(ring).gpu()
     assert found is not None
@@ -208,7 +213,7 @@ def test_counts_are_whole_whenever_the_program_is_killed(program: Path, tmp_path
         with start(program, ring, "forever", FAKE_FAST="1") as process:
             assert process.stdout is not None
             process.stdout.readline()
-            until(lambda: ring.exists() and CallRing(ring).gpu(), "the first call")  # late, on a busy machine
+            await_first_call(ring)
             time.sleep(draw.uniform(0.0, 0.02))
             process.send_signal(signal.SIGKILL)
         gpu = gpu_of(ring)
