@@ -125,22 +125,61 @@ def test_ranks_that_ended_by_themselves_have_saved_already(agent: Agent) -> None
     assert (agent.ended()["step"], agent.events[0]["saved"]) == (4, 2)
 
 
-def test_a_rank_that_does_not_answer_is_not_waited_for(agent: Agent) -> None:
+def test_one_of_the_ranks_that_hold_the_same_is_asked_and_enough(agent: Agent) -> None:
     agent.record(1, 4)
     agent.saves.begin(agent.local, "shared")
+    assert agent.asked == [0]
+    assert agent.waits()
     agent.saved(0, 4)
+    assert agent.ended()["made"] == [1]
+    assert agent.asked == [0]
+
+
+def test_the_others_are_asked_where_one_is_not_enough(agent: Agent) -> None:
+    agent.saves.begin(agent.local, "shared")
+    agent.saved(0, 4)  # rank 1 has left no record of step 4
+    until(lambda: agent.saves.tick() or agent.asked == [0, 1], "the other one is asked")
+    agent.saved(1, 4)
+    assert (agent.ended()["step"], agent.events[0]["made"]) == (4, [])
+
+
+def test_the_others_are_asked_where_the_first_cannot_save(agent: Agent) -> None:
+    agent.record(0, 4)
+    agent.saves.begin(agent.local, "shared")
+    agent.says(0, rank_link.LastStepSaved(-1, "NotHeld: an optimizer's step had begun"))
+    until(lambda: agent.saves.tick() or agent.asked == [0, 1], "the other one is asked")
+    agent.saved(1, 4)
+    assert (agent.ended()["step"], agent.events[0]["made"]) == (4, [0])
+
+
+def test_the_first_that_is_asked_is_one_that_saves_already_and_else_not_one_that_raised(agent: Agent) -> None:
+    agent.local.ranks[0].has_raised = True
+    agent.record(0, 4)
+    agent.saves.begin(agent.local, "shared")
+    assert agent.asked == [1]
+    agent.says(1, rank_link.SavingLastStep())
+    agent.saved(1, 4)
+    assert agent.ended()["made"] == [0]
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for(agent: Agent) -> None:
+    agent.record(0, 4)
+    agent.saves.begin(agent.local, "shared")
     assert agent.waits()
     agent.now += ANSWER_S + 0.01
-    assert agent.ended()["made"] == [1]
+    until(lambda: agent.saves.tick() or agent.asked == [0, 1], "the other one is asked")
+    agent.saved(1, 4)
+    assert agent.ended()["made"] == [0]
 
 
 def test_a_rank_that_is_saving_gets_more_time(agent: Agent) -> None:
+    agent.dies(1)
     agent.saves.begin(agent.local, "shared")
-    agent.saved(0, 4)
-    agent.says(1, rank_link.SavingLastStep())
+    agent.says(0, rank_link.SavingLastStep())
     agent.now += LIMIT_S - 1
     assert agent.waits()
     agent.now += 1.01
+    agent.arenas.joinpath("rank1.slot0").unlink()
     event = agent.ended()
     assert (event["step"], event["made"]) == (-1, [])  # there is no record
     assert words("last_step", event | {"node": "n1"}) == (

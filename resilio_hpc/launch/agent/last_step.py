@@ -1,8 +1,9 @@
 """Before this node's ranks are ended for a restart: the step that they finished last is saved, if that is possible.
 
-Ranks that can do so are asked, and get some time. A rank that is gone has left a record of its last boundaries. Where
-ranks hold the same tensors, its snapshot is made of another rank's (``ckpt.replication.lost_ranks``). Which step all
-nodes have, and whether it is newer than what was saved before, is for the controller to see.
+Ranks that can do so are asked, and get some time. Where ranks hold the same tensors one is asked first: all have left
+a record of their last boundaries, so its snapshot is enough (``ckpt.replication.lost_ranks``), and the others are asked
+where it is not. Which step all nodes have, and whether it is newer than what was saved before, is for the controller to
+see.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ class LastStepSaves:
         self._is_stopped = is_stopped
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
-        self._begun = 0.0
+        self._begun = self._since = 0.0  # the first question, the last one
         self._making: Future[Made] | None = None
         self._found: Made | None = None  # what this node's ranks have
+        self._asked: set[int] = set()  # local ranks
+        self._answering: set[int] = set()  # those of them that were asked last
         self._asked_at = 0.0  # for the ranks of the other node
 
     def begin(self, local: LocalRound, worth: m.LastStep) -> bool:
@@ -63,17 +66,34 @@ class LastStepSaves:
         is_worth = worth == "all" or (worth == "shared" and any(one.shared for one in holds))
         if local is self._done or not holds or not is_worth:
             return False
-        self._local, self._making, self._found, self._begun = local, None, None, self._clock()
-        for rank in self._awaited(local):
-            self._tell_rank(rank.local_rank, rank_link.SaveLastStep())
+        self._local, self._asked, self._begun = local, set(), self._clock()
+        able = self._able(local)
+        shared = [rank for rank in able if rank.holds_steps is not None and rank.holds_steps.shared]
+        first = min(shared, key=lambda rank: (not rank.saves_last, rank.has_raised, rank.local_rank), default=None)
+        self._ask(able if first is None else [first])
         return True
+
+    def _ask(self, ranks: list[LocalRank]) -> None:
+        self._making, self._found, self._since = None, None, self._clock()
+        self._answering = {rank.local_rank for rank in ranks}
+        for rank in ranks:
+            self._asked.add(rank.local_rank)
+            self._tell_rank(rank.local_rank, rank_link.SaveLastStep())
+
+    def _able(self, local: LocalRound) -> list[LocalRank]:
+        """Return the ranks that could save and were not asked yet."""
+        return [
+            rank for rank in local.ranks.values()
+            if rank.holds_steps is not None and not rank.done and rank.local_rank not in self._asked
+            and not self._is_stopped(rank.local_rank)
+        ]  # fmt: skip
 
     def _awaited(self, local: LocalRound) -> list[LocalRank]:
         """Return the ranks that may still save."""
-        waited = self._clock() - self._begun
+        waited = self._clock() - self._since
         return [
             rank for rank in local.ranks.values()
-            if rank.holds_steps is not None and not rank.done and rank.last_saved is None
+            if rank.local_rank in self._answering and not rank.done and rank.last_saved is None
             and waited < (LIMIT_S if rank.saves_last else ANSWER_S) and not self._is_stopped(rank.local_rank)
         ]  # fmt: skip
 
@@ -86,9 +106,8 @@ class LastStepSaves:
             self._local = None  # its ranks are being ended without it
         elif self._making is None:
             if not self._awaited(local):
-                places = {rank.rank: rank.local_rank for rank in local.ranks.values()}
-                directory, spill = self._node.arena_dir, self._node.local_dir / "lost-ranks"
-                self._making = begin(lambda: lost_ranks.complete(directory, spill, places, local.number))
+                directory, ranks = self._node.arena_dir, [rank.rank for rank in local.ranks.values()]
+                self._making = begin(lambda: lost_ranks.whole_step(directory, ranks, local.number))
                 if wait([self._making], SOON_S).done:  # mostly it is little work
                     self._made(local, self._making)
         elif self._found is not None:
@@ -96,18 +115,28 @@ class LastStepSaves:
                 self._end(local, *self._found, "the replicator does not answer")
         elif self._making.done():
             self._made(local, self._making)
-        elif self._clock() - self._begun > 2 * LIMIT_S:
-            self._end(local, -1, [], "the snapshots of lost ranks took too long")
+        elif self._clock() - self._since > 2 * LIMIT_S:
+            self._end(local, -1, [], "to look for what lost ranks have left took too long")
+
+    @staticmethod
+    def _saved(local: LocalRound) -> list[rank_link.LastStepSaved]:
+        """Return the answers of ranks."""
+        return [rank.last_saved for rank in local.ranks.values() if rank.last_saved is not None]
 
     def _made(self, local: LocalRound, making: Future[Made]) -> None:
         """See whether the partner's ranks, if they are lost, can have the same step."""
+        step, why = -1, ""
+        made: list[int] = []
         try:
             step, made = making.result(0)
         except (ResilioError, OSError) as error:
-            self._end(local, -1, [], f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+        others = self._able(local)
+        if others and not any(one.step == step for one in self._saved(local)):
+            self._ask(others)
             return
         if step < 0:
-            self._end(local, -1, [], "")
+            self._end(local, -1, [], why)
             return
         self._found, self._asked_at = (step, made), self._clock()
         self._make_lost(step, lambda: self._end(local, step, made, ""))
@@ -116,7 +145,7 @@ class LastStepSaves:
         if self._local is not local:
             return
         self._local, self._done = None, local
-        saved = [rank.last_saved for rank in local.ranks.values() if rank.last_saved is not None]
+        saved = self._saved(local)
         errors = {error, *(one.error for one in saved)} - {""}
         step = step if made or any(one.step == step for one in saved) else -1  # else it was saved before
         self._node.record(
