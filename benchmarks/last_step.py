@@ -34,6 +34,7 @@ from resilio_hpc.core.ledger import Event, read_ledger
 SCRIPT = Path(__file__).with_name("replicated_training.py")
 PER_RUN = 12  # faults
 LIMIT_S = 120.0
+STEP_S = 0.05
 KINDS = {"rank killed": 6, "rank stopped": 1, "rank killed in a recovery": 2, "node killed": 1}  # how often of ten
 
 
@@ -48,6 +49,7 @@ class Run:
         argv = [
             *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-environment-check"),
             *("--nproc-per-node", str(options.ranks), "--max-restarts", "100", str(SCRIPT)),
+            *("--step-s", str(options.step_s), "--every", "40" if options.step_s < 1 else "3"),
             *("--stamps", str(self.stamps), "--result", str(self.result), "--enough", str(self.enough), *more),
             *(("--in-process",) if options.in_process else ()),
         ]  # fmt: skip
@@ -90,9 +92,9 @@ class Run:
         return ended
 
 
-def strike(run: Run, kind: str, draw: random.Random) -> None:
+def strike(run: Run, kind: str, draw: random.Random, step_s: float) -> None:
     """Do one thing to a rank, at an instant by chance."""
-    time.sleep(draw.uniform(0.5, 3.0))
+    time.sleep(0.5 + draw.uniform(0.0, max(2.5, step_s)))
     if kind == "node killed":
         agent = psutil.Process(draw.choice(run.pids())).parents()[1]
         for process in (agent, *agent.children(recursive=True)):
@@ -117,7 +119,7 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
         for _ in range(faults):
             kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
             before = len(run.events("recovered"))
-            strike(run, kind, draw)
+            strike(run, kind, draw, options.step_s)
             run.until(lambda before=before: len(run.events("recovered")) > before, f"recovery from: {kind}")
             time.sleep(0.7)  # of two faults the second may still come
             recovered = run.events("recovered")[-1].fields
@@ -142,7 +144,8 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
 
 
 def place_of(options: argparse.Namespace) -> str:
-    return f"{options.nodes}x{options.ranks}" + (" in-process" if options.in_process else "")
+    slow = f", steps of {options.step_s:g} s" if options.step_s != STEP_S else ""
+    return f"{options.nodes}x{options.ranks}" + (" in-process" if options.in_process else "") + slow
 
 
 def table(rows: list[dict[str, Any]], console: Console) -> None:
@@ -164,6 +167,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=24, help="as many in all, with those in --results")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of each node")
+    parser.add_argument("--step-s", type=float, default=STEP_S, help="how long a step takes at least")
     parser.add_argument("--in-process", action="store_true", help="ranks that live enter again in their processes")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--seed", type=int, default=0)

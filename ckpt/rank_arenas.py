@@ -16,7 +16,7 @@ from typing import Any
 from resilio_hpc.ckpt.coordination.coordinator import Coordinator
 from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.ckpt.format.manifest import Layout
-from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.ckpt.replication import borrowed_state, lost_ranks
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.snapshot import arena
@@ -170,7 +170,7 @@ class RankArenas:
                 arenas = self.open()
                 found = lost_ranks.lent_to(directory, place.rank, step, place.world_size, part)
                 if found is not None and arenas.newest_step < step:
-                    lost_ranks.make(arenas, found)
+                    borrowed_state.make(arenas, found)
 
         threading.Thread(target=act, name="resilio-own-snapshot", daemon=True).start()
 

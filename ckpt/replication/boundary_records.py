@@ -15,7 +15,8 @@ from typing import Any
 
 import zmq
 
-from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.ckpt.replication import borrowed_state, lost_ranks
+from resilio_hpc.ckpt.replication.borrowed_state import Borrowed
 from resilio_hpc.ckpt.replication.caller import SnapshotCaller
 from resilio_hpc.ckpt.replication.messages import Follow, NewRecords, RankBoundary, WantRecords, asking, giving
 from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopies
@@ -165,7 +166,7 @@ class PartnerRecords:
             return False
         try:
             own = {path for path in self._replicas.own_paths(rank) if not is_batch_statistic(path)}
-            self._replicas.put(lost_ranks.replica(lost_ranks.Borrowed(rank, holder, record, own)))
+            self._replicas.put(borrowed_state.replica(Borrowed(rank, holder, record, own)))
         except (CheckpointError, OSError) as error:
             print(f"resilio: no snapshot of rank {rank} of step {holder.step}: {error}", file=sys.stderr, flush=True)
             return False

@@ -11,59 +11,91 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
-
-from resilio_hpc.ckpt.format.manifest import REPLICATED, Extent, RankTable
-from resilio_hpc.ckpt.format.own_parts import decode_part, filled, table_group, with_own
+from resilio_hpc.ckpt.format.manifest import REPLICATED, RankTable
+from resilio_hpc.ckpt.format.own_parts import decode_part, table_group
 from resilio_hpc.ckpt.format.pages import PAGE
-from resilio_hpc.ckpt.format.whole_snapshot import Header
-from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy, checked_table, owned, read_ranges
+from resilio_hpc.ckpt.replication.borrowed_state import Borrowed, check_known, locked, table_of
+from resilio_hpc.ckpt.replication.replica_copies import checked_table, read_ranges
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, read_records, record_path
 from resilio_hpc.core.errors import CheckpointError
-from resilio_hpc.native import copy_blocks, crc32c, map_shared
 
-_PIECE_BYTES = 8 << 20
 _RECORD_NAME = re.compile(r"rank(\d{1,9})\.boundary")
 
 _Moment = tuple[int, int, int]
 """Step, round and world size."""
 
 
-class Borrowed(NamedTuple):
-    """The state of a rank that has no snapshot of a step: the holder's tensors, and the rank's record.
+class _Node:
+    """The snapshots and records of a node; each table is read once."""
 
-    ``known``: paths of tensors that were not the same on both.
-    """
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.moments: dict[_Moment, dict[int, arena.HeldSnapshot]] = defaultdict(dict)
+        for held in arena.scan(directory):
+            self.moments[held.step, held.round, held.world_size][held.rank] = held
+        self._tables: dict[arena.HeldSnapshot, RankTable] = {}
 
-    rank: int
-    holder: arena.HeldSnapshot
-    record: BoundaryRecord
-    known: Collection[str] = ()
+    def recorded(self) -> set[int]:
+        """Return the ranks that have left records."""
+        try:
+            names = [path.name for path in self._directory.iterdir()]
+        except OSError:
+            return set()
+        return {int(found[1]) for name in names if (found := _RECORD_NAME.fullmatch(name))}
 
-    @property
-    def local_rank(self) -> int:
-        """Return the rank's place on its node: a node's ranks follow each other."""
-        return (self.holder.local_rank + self.rank - self.holder.rank) % self.holder.local_world_size
+    def borrowed(self, rank: int, moment: _Moment) -> Borrowed | None:
+        """Return how a rank of this node gets its state of a moment without a snapshot, as far as the files tell."""
+        step, number, world_size = moment
+        records = read_records(record_path(self._directory, rank))
+        return self.borrowed_by(rank, record_of(records, step, number, world_size), moment)
 
+    def borrowed_by(self, rank: int, record: BoundaryRecord | None, moment: _Moment) -> Borrowed | None:
+        """Do the same with a record of it."""
+        holders = self.moments[moment]
+        one = holders[min(holders)]
+        if record is None or not 0 <= one.local_rank + rank - one.rank < one.local_world_size:
+            return None
+        holder = holder_of(record, holders.values())
+        return None if holder is None else Borrowed(rank, holder, record, self._differing(holder, rank))
 
-class Own(msgspec.Struct, frozen=True):
-    """What is a rank's own: its header; and its tree, small tensors and table, each with its place.
+    def check(self, one: Borrowed) -> None:
+        """Raise CheckpointError where the holder's snapshot is damaged, or does not have all that the rank needs."""
+        self._table(one.holder)
+        check_known(one, decode_part(one.record.part))
 
-    They lie behind the holder's bytes.
-    """
+    def is_good(self, one: Borrowed) -> bool:
+        """Return whether that is not so."""
+        try:
+            self.check(one)
+        except (CheckpointError, OSError):
+            return False
+        return True
 
-    header: Header
-    table: RankTable
-    tree: bytes
-    parts: tuple[tuple[int, bytes], ...]
+    def _table(self, held: arena.HeldSnapshot) -> RankTable:
+        if held not in self._tables:
+            file = locked(held)
+            try:
+                self._tables[held] = table_of(file, held)[1]
+            finally:
+                os.close(file)
+        return self._tables[held]
+
+    def _differing(self, holder: arena.HeldSnapshot, rank: int) -> set[str]:
+        """Return which tensors of a rank were others than the holder's when both were saved last."""
+        both = (ranks for _, ranks in sorted(self.moments.items(), reverse=True) if {rank, holder.rank} <= ranks.keys())
+        found = next((ranks for ranks in both if ranks[rank].step != holder.step), None)
+        if found is None or found[rank].world_size != holder.world_size:
+            return set()
+        pairs = zip(self._table(found[rank]).tensors, self._table(found[holder.rank]).tensors, strict=False)
+        return {
+            mine.path for mine, its in pairs
+            if (mine.path, mine.checksums) != (its.path, its.checksums) and not is_batch_statistic(mine.path)
+        }  # fmt: skip
 
 
 def whole_step(directory: Path, ranks: Collection[int], round_number: int) -> tuple[int, list[int]]:
@@ -71,79 +103,52 @@ def whole_step(directory: Path, ranks: Collection[int], round_number: int) -> tu
 
     And the ranks without a snapshot; -1 where there is no such step. Raises CheckpointError, OSError.
     """
-    moments = _moments(directory)
-    for moment in sorted(moments, reverse=True):
+    node = _Node(directory)
+    for moment in sorted(node.moments, reverse=True):
         step, number, _ = moment
-        there = moments[moment].keys() & set(ranks)
-        missing = sorted(set(ranks) - there)
-        if number != round_number or not there:
+        missing = sorted(set(ranks) - node.moments[moment].keys())
+        if number != round_number or len(missing) == len(set(ranks)):
             continue
-        found = [_borrowed(directory, rank, moments[moment]) for rank in missing]
-        if all(one is not None for one in found):
+        found = [one for rank in missing if (one := node.borrowed(rank, moment)) is not None]
+        if len(found) == len(missing):
             for one in found:
-                if one is not None:
-                    own_of(one)
+                node.check(one)
             return step, missing
     return -1, []
 
 
 def lent(directory: Path) -> list[Borrowed]:
     """Return the states that ranks of this node can restore without a snapshot of their own."""
-    moments, found = _moments(directory), []
-    own = {(held.rank, held.step) for holders in moments.values() for held in holders.values()}
-    for (step, _, _), holders in moments.items():
-        for rank in sorted(rank for rank in _recorded(directory) if (rank, step) not in own):
-            one = _borrowed(directory, rank, holders)
-            if one is not None and _is_good(one):
+    node, found = _Node(directory), []
+    own = {(held.rank, held.step) for holders in node.moments.values() for held in holders.values()}
+    for moment in node.moments:
+        for rank in sorted(rank for rank in node.recorded() if (rank, moment[0]) not in own):
+            one = node.borrowed(rank, moment)
+            if one is not None and node.is_good(one):
                 found.append(one)
     return found
 
 
 def borrowed(directory: Path, rank: int, step: int, world_size: int) -> Borrowed | None:
     """Return how a rank gets its state of a step without a snapshot of its own; None where it cannot."""
-    for (its_step, _, world), holders in sorted(_moments(directory).items(), reverse=True):
-        if (its_step, world) == (step, world_size):
-            one = _borrowed(directory, rank, holders)
-            if one is not None and _is_good(one):
-                return one
-    return None
+    node = _Node(directory)
+    found = (node.borrowed(rank, moment) for moment in _moments_of(node, step, world_size))
+    return next((one for one in found if one is not None and node.is_good(one)), None)
 
 
 def lent_to(directory: Path, rank: int, step: int, world_size: int, part: bytes) -> Borrowed | None:
     """Return a rank's state of a step by another rank's snapshot. ``part``: what is its own, as it was recorded."""
-    for (its_step, number, world), holders in sorted(_moments(directory).items(), reverse=True):
-        record = BoundaryRecord(step, world_size, number, False, part)
-        holder = holder_of(record, holders.values()) if (its_step, world) == (step, world_size) else None
-        if holder is not None:
-            return Borrowed(rank, holder, record, _differing(directory, holder, rank))
+    node = _Node(directory)
+    for moment in _moments_of(node, step, world_size):
+        one = node.borrowed_by(rank, BoundaryRecord(step, world_size, moment[1], False, part), moment)
+        if one is not None:
+            return one
     return None
 
 
-def _moments(directory: Path) -> dict[_Moment, dict[int, arena.HeldSnapshot]]:
-    """Return the snapshots by moment and rank."""
-    found: dict[_Moment, dict[int, arena.HeldSnapshot]] = defaultdict(dict)
-    for held in arena.scan(directory):
-        found[held.step, held.round, held.world_size][held.rank] = held
-    return found
-
-
-def _recorded(directory: Path) -> set[int]:
-    try:
-        return {int(name[1]) for path in directory.iterdir() if (name := _RECORD_NAME.fullmatch(path.name))}
-    except OSError:
-        return set()
-
-
-def _borrowed(directory: Path, rank: int, holders: dict[int, arena.HeldSnapshot]) -> Borrowed | None:
-    """Return how a rank of this node gets its state by these snapshots of one moment."""
-    one = holders[min(holders)]
-    if not 0 <= one.local_rank + rank - one.rank < one.local_world_size:
-        return None
-    record = record_of(read_records(record_path(directory, rank)), one.step, one.round, one.world_size)
-    holder = None if record is None else holder_of(record, holders.values())
-    if record is None or holder is None:
-        return None
-    return Borrowed(rank, holder, record, _differing(directory, holder, rank))
+def _moments_of(node: _Node, step: int, world_size: int) -> list[_Moment]:
+    found = [moment for moment in node.moments if (moment[0], moment[2]) == (step, world_size)]
+    return sorted(found, reverse=True)
 
 
 def holder_of(record: BoundaryRecord, holders: Iterable[arena.HeldSnapshot]) -> arena.HeldSnapshot | None:
@@ -164,17 +169,7 @@ def _group(held: arena.HeldSnapshot) -> str | None:
     if header.layout == REPLICATED:
         return ""
     data = read_ranges(held, ((header.table_offset, header.table_size),))
-    if data is None:
-        return None
-    return table_group(checked_table(header, data[PAGE:]))
-
-
-def _is_good(one: Borrowed) -> bool:
-    try:
-        own_of(one)
-    except (CheckpointError, OSError):
-        return False
-    return True
+    return None if data is None else table_group(checked_table(header, data[PAGE:]))
 
 
 def record_of(
@@ -184,98 +179,3 @@ def record_of(
     wanted = (step, round_number, world_size)
     found = [record for record in records if (record.step, record.round, record.world_size) == wanted]
     return max(found, key=lambda record: record.order, default=None)
-
-
-def replica(one: Borrowed) -> ReplicaCopy:
-    """Return it as a copy that relies on the holder's snapshot. Raises CheckpointError, OSError."""
-    holder, own = one.holder, own_of(one)
-    size = holder.size_bytes - PAGE
-    parts, kept = [CopyPart(PAGE, size, holder.rank, PAGE)], b""
-    for at, data in own.parts:
-        parts.append(CopyPart(at, len(data), -1, len(kept)))
-        kept += data
-    return ReplicaCopy(arena.page(own.header), own.header, parts, kept, [holder])
-
-
-def own_of(one: Borrowed, file: int | None = None) -> Own:
-    """Return what is the rank's own. ``file``: the holder's arena, if it is locked. Raises CheckpointError, OSError."""
-    if file is not None:
-        return _own(file, one)
-    file = locked(one.holder)
-    try:
-        return _own(file, one)
-    finally:
-        os.close(file)
-
-
-def locked(holder: arena.HeldSnapshot) -> int:
-    """Return a descriptor that keeps a snapshot from being overwritten. Raises CheckpointError where it was."""
-    file = arena.lock_snapshot(holder)
-    if file is None:
-        raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is gone")
-    return file
-
-
-def _own(file: int, one: Borrowed) -> Own:
-    holder, record = one.holder, one.record
-    header = arena.header_of(file)
-    if header is None or record.world_size != header.world_size:
-        raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is another one")
-    table = checked_table(header, os.pread(file, header.table_size, header.table_offset))
-    its_tree = os.pread(file, table.tree.size_bytes, table.tree.offset)
-    if crc32c(its_tree) != table.tree.crc32c:
-        raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is damaged")
-    part = decode_part(record.part)
-    if others := set(one.known) - {tensor.path for tensor in part.tensors}:
-        raise CheckpointError(f"{min(others)} is another tensor on each rank, and not in what the lost rank left")
-    tree = filled(part.outline, its_tree)
-    tree_at = -(-header.size_bytes // 64) * 64
-    tensors_at = -(-(tree_at + len(tree)) // 64) * 64
-    records, tensors = with_own(table, part, tensors_at)
-    own_table = RankTable(Extent(tree_at, len(tree), crc32c(tree)), tuple(records))
-    data = msgspec.json.encode(own_table)
-    table_at = -(-(tensors_at + len(tensors)) // 64) * 64
-    mine = replace(header, rank=one.rank, local_rank=one.local_rank, size_bytes=table_at + len(data))
-    mine = replace(mine, table_offset=table_at, table_size=len(data), table_crc32c=crc32c(data))
-    parts = ((tree_at, tree), (tensors_at, tensors), (table_at, data))
-    return Own(mine, own_table, tree, tuple(part for part in parts if part[1]))
-
-
-def _differing(directory: Path, holder: arena.HeldSnapshot, rank: int) -> set[str]:
-    """Return which tensors of a rank were others than the holder's when both were saved last."""
-    for step in sorted({held.step for held in arena.scan(directory)} - {holder.step}, reverse=True):
-        found = {one.held.rank: one.table.tensors for one in owned(directory, step, holder.world_size)}
-        if found.keys() >= {rank, holder.rank}:
-            pairs = zip(found[rank], found[holder.rank], strict=False)
-            return {
-                mine.path for mine, its in pairs
-                if (mine.path, mine.checksums) != (its.path, its.checksums) and not is_batch_statistic(mine.path)
-            }  # fmt: skip
-    return set()
-
-
-def make(pair: ArenaPair, one: Borrowed) -> None:
-    """Make the rank's own snapshot in its arena: the holder's tensors, and what is its own.
-
-    Raises CheckpointError, OSError.
-    """
-    file = locked(one.holder)
-    try:
-        own = own_of(one, file)
-        _fill(pair, own, map_shared(file, one.holder.size_bytes, False))
-    finally:
-        os.close(file)
-
-
-def _fill(pair: ArenaPair, own: Own, source: memoryview) -> None:
-    slot, room, sequence = pair.reserve(own.header.step, own.header.size_bytes, is_last=True)
-    try:
-        with room:
-            for start in range(PAGE, len(source), _PIECE_BYTES):
-                copy_blocks(room, [(start, source, start, min(_PIECE_BYTES, len(source) - start))])
-            for at, data in own.parts:
-                room[at : at + len(data)] = data
-    except BaseException:
-        pair.abandon(slot)
-        raise
-    pair.finish(slot, replace(own.header, sequence=sequence))

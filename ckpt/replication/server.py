@@ -15,7 +15,7 @@ from typing import Protocol
 import zmq
 
 from resilio_hpc.ckpt.format.pages import PAGE
-from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.ckpt.replication import borrowed_state, lost_ranks
 from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
 from resilio_hpc.ckpt.replication.messages import (
     ANY,
@@ -266,7 +266,7 @@ class SnapshotGiver:
         for directory in self._directories:
             found = lost_ranks.borrowed(directory, rank, step, world_size)
             if found is not None:
-                return lost_ranks.replica(found)
+                return borrowed_state.replica(found)
         return None
 
     def _say(self, caller: bytes, message: Given) -> bool:

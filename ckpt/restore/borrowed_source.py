@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from resilio_hpc.ckpt.format.source import Wanted
-from resilio_hpc.ckpt.replication import lost_ranks
-from resilio_hpc.ckpt.replication.lost_ranks import Borrowed
+from resilio_hpc.ckpt.replication import borrowed_state
+from resilio_hpc.ckpt.replication.borrowed_state import Borrowed
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.whole_reader import copy_whole
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
@@ -23,13 +23,13 @@ class BorrowedSource(ArenaSource):
         """Raise CorruptCheckpoint where it is not there any more, or damaged."""
         holder = borrowed.holder
         try:
-            self._lock = lost_ranks.locked(holder)
+            self._lock = borrowed_state.locked(holder)
         except CheckpointError as error:
             raise CorruptCheckpoint(str(error)) from error
         try:
             super().__init__(holder.path)
             try:
-                own = lost_ranks.own_of(borrowed, self._lock)
+                own = borrowed_state.own_of(borrowed, self._lock)
             except CheckpointError as error:
                 super().close()
                 raise CorruptCheckpoint(str(error)) from error

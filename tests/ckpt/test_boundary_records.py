@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from resilio_hpc.ckpt.format.pages import PAGE
-from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.ckpt.replication import borrowed_state, lost_ranks
 from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
 from resilio_hpc.ckpt.replication.messages import Fetch, Fetched, FetchFailed, Follow, LostMade, MakeLost, WantRecords
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
@@ -171,7 +171,7 @@ def test_a_rank_takes_a_snapshot_of_its_own_of_what_was_lent(memory: Path) -> No
     found = lost_ranks.lent_to(memory, 1, 6, WORLD, own_part(state(1, 6)))
     assert found is not None
     pair = ArenaPair(memory, Owner(1, 1, WORLD, 2, 0, "replicated", "run"), memory / "spill")
-    lost_ranks.make(pair, found)
+    borrowed_state.make(pair, found)
     record_path(memory, 1).unlink()
     assert whole_step(memory) == (6, [])
     assert lent(memory) == []
