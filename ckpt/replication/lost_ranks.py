@@ -150,7 +150,9 @@ def holder_of(record: BoundaryRecord, holders: Iterable[arena.HeldSnapshot]) -> 
     """Return the first snapshot that has the tensors of the rank that left the record."""
     try:
         group = decode_part(record.part).group
-        return next((held for held in sorted(holders, key=lambda one: one.rank) if _group(held) == group), None)
+        alike = [held for held in sorted(holders, key=lambda one: one.rank) if _group(held) == group]
+        largest = max((held.size_bytes for held in alike), default=0)
+        return next((held for held in alike if 2 * held.size_bytes > largest), None)  # a reduced one has a part of them
     except (CheckpointError, OSError):
         return None  # damaged: another step is taken
 
@@ -228,6 +230,8 @@ def _own(file: int, one: Borrowed) -> Own:
     part = decode_part(record.part)
     if others := set(one.known) - {tensor.path for tensor in part.tensors}:
         raise CheckpointError(f"{min(others)} is another tensor on each rank, and not in what the lost rank left")
+    if any(record.offset < 0 < record.size_bytes for record in table.tensors):
+        raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} leaves tensors out")
     tree = filled(part.outline, its_tree)
     tree_at = -(-header.size_bytes // 64) * 64
     tensors_at = -(-(tree_at + len(tree)) // 64) * 64
