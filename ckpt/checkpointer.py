@@ -137,7 +137,7 @@ class Checkpointer:
         try:
             self._coordinator.before_save(step)
             pool = self._copy_pool if self._overlapped else self._pool
-            taken = Snapshot(self._arenas.open(), step, flattened, pool, self._overlapped, self._arenas.device)
+            taken = self._arenas.take(step, flattened, pool, self._overlapped)
         except (OSError, CheckpointError) as error:
             self._not_saved(handle, error)
             return handle
@@ -212,7 +212,7 @@ class Checkpointer:
         """Report a snapshot. ``blocked_s``: for how long training has waited for it; None: since ``started``."""
         try:
             path, size = taken.finish()
-            self._arenas.look_after_save()
+            self._arenas.look_after_save(handle.step)
             now = time.monotonic()
             if blocked_s is None:
                 blocked_s = now - started
@@ -226,7 +226,7 @@ class Checkpointer:
             self._not_saved(handle, error)
 
     def _not_saved(self, handle: SaveHandle, error: Exception) -> None:
-        text = os_error_text(error, "a snapshot's arena") if isinstance(error, OSError) else str(error)
+        text = self._arenas.why_not_taken(handle.step, error)
         self._warn(f"step {handle.step} is not saved: {text}")
         self._saves.forget(handle)
         handle.fail(text, refused=isinstance(error, SaveRefused))

@@ -13,20 +13,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.ckpt import reduced_snapshot
 from resilio_hpc.ckpt.coordination.coordinator import Coordinator
 from resilio_hpc.ckpt.coordination.turns import Turns
-from resilio_hpc.ckpt.format.manifest import Layout
+from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.replication import borrowed_state, lost_ranks
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.arena_writer import NO_ROOM, ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.snapshot.device_copy import CUDA, Device
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.expected import expected_bytes
 from resilio_hpc.ckpt.state.held_state import HeldState
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+from resilio_hpc.ckpt.state.tree import Flattened
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, os_error_text
+from resilio_hpc.core.tiers import SnapshotRoom
+
+NEEDS_ROOM = "needs-room"
 
 
 class RankArenas:
@@ -52,6 +57,8 @@ class RankArenas:
         self._warn = warn
         self._prefaulted = False
         self._own_part: tuple[int, bytes] | None = None  # of the step that training goes on from: what no other has
+        self._room = SnapshotRoom.MEMORY
+        self._reduced = ""  # why the newest snapshot leaves something out
         self.pair: ArenaPair | None = None
         """Once they are open."""
         self.device: Device = CUDA
@@ -81,16 +88,79 @@ class RankArenas:
             self.pair = ArenaPair(directory, owner, spill, not self._memory, self.device.lock_pages)
         return self.pair
 
-    def look_after_save(self) -> None:
+    def take(self, step: int, state: Flattened, pool: ThreadPoolExecutor, overlapped: bool) -> Snapshot:
+        """Take a snapshot; where there is no room, one without what other ranks of the node have.
+
+        Rank 0's tensors are what goes to disk: where it has no room, the others give theirs back. Raises OSError,
+        CheckpointError.
+        """
+        arenas, place, self._reduced = self.open(), self._coordinator.place, ""
+        shares = self._layout == REPLICATED and place.local_world_size > 1
+        directory = self._coordinator.arena_directory if shares else None
+        needed = None if directory is None else directory / f"rank0.{NEEDS_ROOM}"
+        try:
+            if needed is not None and place.rank > 0 and needed.exists():
+                arenas.give_room()
+                raise OSError(errno.ENOSPC, "rank 0 needs the room", str(directory))
+            taken = Snapshot(arenas, step, state, pool, overlapped, self.device)
+        except (OSError, SaveRefused) as error:
+            if directory is None or needed is None:
+                raise
+            reduced_snapshot.say_without(directory, place.rank, place.round, step)
+            if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+                raise
+            if place.rank == 0:
+                needed.touch(0o600)
+                raise
+            reduced = reduced_snapshot.take(arenas, step, state, pool, self.device, directory)
+            if reduced is None:
+                raise
+            self._reduced = os_error_text(error, "its arena")
+            return reduced
+        if needed is not None and place.rank == 0:
+            needed.unlink(missing_ok=True)
+        return taken
+
+    def look_after_save(self, step: int) -> None:
         """Warn of what makes saves slow; after the first one, make the other arena as large."""
         arenas = self.open()
-        if arenas.on_disk and self._memory:
+        if self._reduced:
+            if self._tell(step, SnapshotRoom.REDUCED, self._reduced):
+                self._warn(
+                    f"from step {step} on its snapshots leave out what other ranks of this node have in theirs "
+                    f"({self._reduced})"
+                )
+        elif arenas.only_one:
+            if self._tell(step, SnapshotRoom.ONE, arenas.only_one):
+                self._warn(
+                    f"from step {step} on there is room for one snapshot alone ({arenas.only_one}); a kill in the "
+                    "middle of a save costs the steps since the last commit"
+                )
+        elif arenas.on_disk and self._memory:
+            self._tell(step, SnapshotRoom.DISK, arenas.why_on_disk)
             self._warn(f"no room for two snapshots in shared memory ({arenas.why_on_disk}); one or both go to disk")
+        else:
+            self._tell(step, SnapshotRoom.MEMORY, "")
         if self.device.refusal:
             self._warn(f"{self.device.refusal}: copies from the device take longer, and saves wait for them")
         if not self._prefaulted:
             self._prefaulted = True
             arenas.prefault_beside()
+
+    def why_not_taken(self, step: int, error: Exception) -> str:
+        """Return why there is no snapshot of ``step``, in words. Take note where there was no room for it."""
+        if not isinstance(error, OSError):
+            return str(error)
+        text = os_error_text(error, "a snapshot's arena")
+        self._tell(step, SnapshotRoom.NONE, text)
+        return text
+
+    def _tell(self, step: int, room: SnapshotRoom, why: str) -> bool:
+        """Tell the coordinator where snapshots have room, when that changes; return whether it has changed."""
+        changed, self._room = room is not self._room, room
+        if changed:
+            self._coordinator.snapshot_room(step, room, why)
+        return changed
 
     def mark_boundary(self, held: HeldState) -> None:
         """Note which work of devices a state that is held comes after."""
@@ -139,9 +209,11 @@ class RankArenas:
         """Return the snapshot of a step, to be restored. Raises CorruptCheckpoint where there is none, OSError."""
         arenas = self.open()
         path = arenas.held(step)
-        if path is not None:
-            return ArenaSource(path, memory=arenas.memory(step))
         place, directory = self._coordinator.place, self._coordinator.arena_directory
+        if path is not None:
+            if directory is None or self._layout != REPLICATED:
+                return ArenaSource(path, memory=arenas.memory(step))
+            return reduced_snapshot.CompletedSource(path, arenas.memory(step), directory)
         found = lost_ranks.borrowed(directory, place.rank, step, place.world_size) if directory is not None else None
         if found is None:
             raise CorruptCheckpoint(f"this node holds no snapshot of step {step} of rank {place.rank}")

@@ -13,7 +13,7 @@ import msgspec
 
 from resilio_hpc.core.judgement import Judgement
 from resilio_hpc.core.struct_codec import StructCodec
-from resilio_hpc.core.tiers import Stage, Tier
+from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 
 MAX_BYTES = 64 * 1024
 COLLECTIVE_VARIABLE = "RESILIO_COLLECTIVE_TIMEOUT_S"
@@ -51,6 +51,14 @@ class SnapshotTaken(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields
     arena: str
     size_bytes: int
     blocked_s: float
+
+
+class SnapshotPlaced(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: from ``step`` on its snapshots have this room, and why not more."""
+
+    step: int
+    room: SnapshotRoom
+    why: str
 
 
 class Restored(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -221,7 +229,7 @@ LastStepMessage = HoldsSteps | SavingLastStep | LastStepSaved
 ReentryMessage = CanReenter | Raised | LeavingRound | LeftRound
 RankMessage = (
     Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Section | Stopped | Finished
-    | LastStepMessage | ReentryMessage | ReplicaDigest | StepJudged
+    | LastStepMessage | ReentryMessage | ReplicaDigest | StepJudged | SnapshotPlaced
 )  # fmt: skip
 AgentMessage = (
     StopAt | StopConfirmed | PauseConfirmed | Resume | SaveAt | SaveProgress | SaveLastStep | LeaveRound | EnterRound

@@ -1,4 +1,4 @@
-"""Tiers of checkpoints and stages of a save: enums that ranks, agents and controller share."""
+"""Tiers of checkpoints, stages of a save, and room for snapshots: enums that ranks, agents and controller share."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ class Tier(StrEnum):
     """Other nodes' disks."""
     COMMITTED = "committed"
     """The store of committed steps, which all nodes see."""
+
+
+class SnapshotRoom(StrEnum):
+    """Where a rank's snapshots have room, the best first."""
+
+    MEMORY = "memory"
+    """Two of them in shared memory."""
+    DISK = "disk"
+    """Two, at least one of them in a file on the node's disk."""
+    ONE = "one"
+    """One alone: each is written over the one before."""
+    REDUCED = "reduced"
+    """For what no other rank of the node has."""
+    NONE = "none"
+    """No new one."""
 
 
 class Stage(StrEnum):

@@ -22,7 +22,7 @@ from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.core.tiers import Stage, Tier
+from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 
 EXIT_RESTORE_FAILED = 98
 """Exit code of a rank whose restore point turned out bad; the controller chooses another."""
@@ -127,6 +127,10 @@ class AgentCoordinator:
         """Tell the agent about the snapshot."""
         self._saved.add(step)
         self._link.send(rank_link.SnapshotTaken(step, str(arena), size_bytes, blocked_s))
+
+    def snapshot_room(self, step: int, room: SnapshotRoom, why: str) -> None:
+        """Tell the agent, which records it."""
+        self._link.send(rank_link.SnapshotPlaced(step, room, why[:300]))
 
     def on_stage(self, callback: OnStage) -> None:
         """Call ``callback`` for the agent's Stage messages; the end of the agent or the round fails every open save."""

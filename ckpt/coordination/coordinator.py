@@ -15,7 +15,7 @@ from typing import Protocol
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.core.tiers import Stage, Tier
+from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 
 ROUND_OVER = "its ranks could not go on"
 """Why saves of a round fail that is over; the snapshots may become durable with the next one."""
@@ -97,6 +97,10 @@ class Coordinator(Protocol):
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
         """Make the snapshot of ``step``, whole in ``arena``, durable in the background."""
+        ...
+
+    def snapshot_room(self, step: int, room: SnapshotRoom, why: str) -> None:
+        """Take note that from ``step`` on this rank's snapshots have more room, or less."""
         ...
 
     def on_stage(self, callback: OnStage) -> None:

@@ -24,7 +24,7 @@ from resilio_hpc.ckpt.saver.saver_process import Asked
 from resilio_hpc.ckpt.store import checkpoint_index, writers
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, WireError
-from resilio_hpc.core.tiers import Stage, Tier
+from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 from resilio_hpc.events.event_text import words
 
 _all: WeakSet[LocalCoordinator] = WeakSet()
@@ -172,6 +172,9 @@ class LocalCoordinator:
             asked.cancel()
             raise
         self._busy, self._busy_with = busy, step
+
+    def snapshot_room(self, step: int, room: SnapshotRoom, why: str) -> None:
+        """Do nothing: the process has said it on standard error."""
 
     def on_stage(self, callback: OnStage) -> None:
         """See Coordinator."""

@@ -104,6 +104,8 @@ def _own(file: int, one: Borrowed) -> Own:
     header, table, its_tree = table_of(file, one.holder)
     part = decode_part(one.record.part)
     check_known(one, part)
+    if any(record.offset < 0 < record.size_bytes for record in table.tensors):
+        raise CheckpointError(f"the snapshot of step {header.step} of rank {header.rank} leaves tensors out")
     tree = filled(part.outline, its_tree)
     tree_at = -(-header.size_bytes // 64) * 64
     tensors_at = -(-(tree_at + len(tree)) // 64) * 64

@@ -155,7 +155,9 @@ def holder_of(record: BoundaryRecord, holders: Iterable[arena.HeldSnapshot]) -> 
     """Return the first snapshot that has the tensors of the rank that left the record."""
     try:
         group = decode_part(record.part).group
-        return next((held for held in sorted(holders, key=lambda one: one.rank) if _group(held) == group), None)
+        alike = [held for held in sorted(holders, key=lambda one: one.rank) if _group(held) == group]
+        largest = max((held.size_bytes for held in alike), default=0)
+        return next((held for held in alike if 2 * held.size_bytes > largest), None)  # a reduced one has a part of them
     except (CheckpointError, OSError):
         return None  # damaged: another step is taken
 

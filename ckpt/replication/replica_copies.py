@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from resilio_hpc.ckpt.format.manifest import RankTable, TensorRecord, read_table
+from resilio_hpc.ckpt.format.manifest import RankTable, read_table
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.snapshot import arena
@@ -134,7 +134,7 @@ def may_have_replicas(directory: Path, least_bytes: int = LEAST_BYTES) -> bool:
 
     They do by their layout, or as slabs. ``least_bytes``: of a snapshot that is worth it.
     """
-    for held in arena.scan(directory)[-1:]:
+    for held in sorted(arena.scan(directory), key=lambda held: held.size_bytes)[-1:]:  # one may be a reduced one
         if held.size_bytes < least_bytes:
             return False
         header = arena.read_header(held.path)
@@ -158,8 +158,8 @@ def compare(header: Header, table: RankTable, mine: Iterable[Owned]) -> tuple[li
     for rank, its_table in ((one.held.rank, one.table) for one in mine):
         for record in its_table.tensors:
             if record.offset >= 0:
-                holders.setdefault(_content(record), (rank, record.offset))
-    spans = [(record.offset, record.size_bytes, holders.get(_content(record))) for record in table.tensors]
+                holders.setdefault(record.content, (rank, record.offset))
+    spans = [(record.offset, record.size_bytes, holders.get(record.content)) for record in table.tensors]
     spans += [(table.tree.offset, table.tree.size_bytes, None), (header.table_offset, header.table_size, None)]
     parts: list[CopyPart] = []
     ranges: list[Range] = []
@@ -175,10 +175,6 @@ def compare(header: Header, table: RankTable, mine: Iterable[Owned]) -> tuple[li
             ranges.append((offset, size))
             kept += size
     return parts, ranges
-
-
-def _content(record: TensorRecord) -> object:
-    return record.path, record.kind, record.dtype, record.shape, record.size_bytes, record.checksums
 
 
 class ReplicaCopies:

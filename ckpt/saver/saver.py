@@ -90,6 +90,7 @@ def persist(
         arenas = _open_arenas(request, memory, mappings)
         staging = cache(partial(_staging, request))
         found = replicas.compare(arenas, request.world_size, staging, request.rank_0_s, why_never)
+        _check_kept(arenas, found)
         if request.local:
             record = LocalWay(request, arenas, memory.close, say, staging, patience, found.numbers).take()
             if isinstance(record, ShardRecord):
@@ -97,6 +98,18 @@ def persist(
             text = f"{os_error_text(record, request.local)}: {advice(record)}"
             say(LocalFailed(request.step, f"{text}; until then steps go straight to {request.directory}"))
         return _persisted(request, _write_directly(request, arenas, staging(), found), found)
+
+
+def _check_kept(arenas: Sequence[ArenaSource], found: Differences) -> None:
+    """Raise CheckpointError where a rank has left out what no other rank writes (``ckpt.reduced_snapshot``)."""
+    for arena in arenas:
+        for number in found.numbers.get(arena.header.rank, ()):
+            record = arena.tensors[number]
+            if record.offset < 0 < record.size_bytes:
+                raise CheckpointError(
+                    f"{record.path} of rank {arena.header.rank} is another tensor than rank 0's, and its snapshot has "
+                    "left it out for lack of memory"
+                )
 
 
 def _persisted(request: Persist, record: ShardRecord, found: Differences) -> Persisted:

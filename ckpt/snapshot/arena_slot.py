@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -62,9 +63,20 @@ class Slot:
     def move_to_disk(self, why: str) -> None:
         """Shared memory has no room: from now on this slot is a file on disk (locked before and after)."""
         self.why_on_disk = why
+        self._move(on_disk=True)
+
+    def move_to_memory(self) -> None:
+        """Make this slot an empty file in shared memory again: the disk has no room (locked before and after)."""
+        self.why_on_disk = ""
+        self._move(on_disk=False)
+
+    def _move(self, on_disk: bool) -> None:
         named = not self.path.is_relative_to("/proc")
         self.close()
-        self.on_disk = True
+        if named and not on_disk:
+            (self._spill / self.path.name).unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
+        self.on_disk = on_disk
         self._fd, self.path = self._open_named(self.path) if named else self._open_nameless()
         self.lock()
 
@@ -157,10 +169,15 @@ class Slot:
 
     def _allocate(self, size: int) -> None:
         """Allocate piece by piece, each after a look at the free memory: all ranks of a node do it at the same time."""
-        if self.on_disk and not is_in_memory(self._fd):
-            os.posix_fallocate(self._fd, 0, size)
-            return
         present = self.size_bytes
+        self._refuse_to_fill(size)
+        if self.on_disk and not is_in_memory(self._fd):
+            try:
+                os.posix_fallocate(self._fd, 0, size)
+            except OSError:
+                os.ftruncate(self._fd, min(present, size))  # else the part that was allocated keeps the disk full
+                raise
+            return
         if present < size:
             os.ftruncate(self._fd, size)
         has_huge_pages = self.has_huge_pages if present else not self.on_disk
@@ -175,6 +192,18 @@ class Slot:
             os.ftruncate(self._fd, min(present, size))  # the allocation is given back, and no process maps the hole
             raise
         os.pwrite(self._fd, HUGE if has_huge_pages else bytes(len(HUGE)), HUGE_AT)
+
+    def _refuse_to_fill(self, size: int) -> None:
+        """Raise OSError (ENOSPC) before what is left is taken in vain: others use that file system, too."""
+        there, room = os.fstat(self._fd).st_blocks * 512, os.fstatvfs(self._fd)
+        if room.f_blocks and room.f_bavail * room.f_frsize < size - there:  # 0: a tmpfs without a limit
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def give_room(self) -> None:
+        """Give all of its room back (locked; the snapshot is lost)."""
+        self.clear()
+        self._unmap()
+        os.ftruncate(self._fd, 0)
 
     def begin(self) -> None:
         """Empty the slot until ``finish`` (locked)."""

@@ -12,7 +12,9 @@ from resilio_hpc.ckpt.format.manifest import Layout
 from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_slot import LockPages, Slot
-from resilio_hpc.core.errors import SaveRefused
+from resilio_hpc.core.errors import SaveRefused, os_error_text
+
+NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class ArenaPair:
         self.owner = owner
         self._lock = threading.Lock()
         self._is_asked = False  # of the mapping under way
+        self.only_one = ""
+        """Why the newest snapshot was written over the one before; "": it was not."""
         self._place = spill, on_disk, lock_pages
         self._slots = [
             self._open(None if directory is None else arena.slot_path(directory, owner.rank, number))
@@ -94,9 +98,13 @@ class ArenaPair:
         """Lock the slot for ``step``; return it, its memory (state ``writing``), and the new sequence number.
 
         ``is_last``: ranks cannot go on; other snapshots that may be needed stay. Raises OSError, with the place, when
-        there is no room,
-        SaveRefused when both slots are pinned.
+        there is no room, SaveRefused when both slots are pinned.
+
+        Where neither memory nor disk has room for the other slot, the one that is there takes every snapshot
+        (``only_one``). It is written over in its own room alone: a slot that would have to grow keeps what it holds.
         """
+        no_room: OSError | None = None
+        is_pinned = False
         with self._lock:
             headers = [slot.header for slot in self._all]
             sequence = 1 + max((header.sequence for header in headers if header is not None), default=0)
@@ -104,18 +112,31 @@ class ArenaPair:
             if is_last and self._last_path is not None:
                 slots = self._slots_for_last(self._last_path)
             for slot in slots:
+                if no_room is not None and slot.size_bytes < size:
+                    continue
                 if not slot.lock():
+                    is_pinned = True
                     continue
                 try:
                     room = _make_room(slot, size)
                     slot.begin()
                 except BaseException as error:
                     slot.unlock()
-                    if isinstance(error, OSError):
-                        raise OSError(error.errno, error.strerror or str(error), str(slot.place)) from error
-                    raise
+                    if not isinstance(error, OSError):
+                        raise
+                    why = OSError(error.errno, error.strerror or str(error), str(slot.place))
+                    if no_room is not None or is_last or error.errno not in NO_ROOM:
+                        raise why from error
+                    no_room = why
+                    continue
+                self.only_one = "" if no_room is None else os_error_text(no_room, "its arena")
                 return slot, room, sequence
-        raise SaveRefused("both arenas of this rank are still being written to disk")
+        if no_room is None:
+            raise SaveRefused("both arenas of this rank are still being written to disk")
+        if is_pinned:
+            text = os_error_text(no_room, "its arena")
+            raise SaveRefused(f"there is room for one snapshot alone ({text}), which is still being written to disk")
+        raise no_room
 
     def _slots_for_last(self, third: Path) -> list[Slot]:
         """Return the slots that may take the last finished step, the best first.
@@ -164,6 +185,14 @@ class ArenaPair:
         """Empty a reserved slot that could not be filled."""
         slot.clear()
         slot.unlock()
+
+    def give_room(self) -> None:
+        """Give back the room of both slots, but of one that is being written to disk; their snapshots are lost."""
+        with self._lock:
+            for slot in self._slots:
+                if slot.lock():
+                    slot.give_room()
+                    slot.unlock()
 
     def drop_after(self, step: int) -> None:
         """Forget every snapshot later than ``step``, of a life that is over: training goes on from ``step``."""
@@ -246,10 +275,14 @@ def _make_room(slot: Slot, size: int) -> memoryview:
     try:
         return slot.make_room(size)
     except OSError as error:
-        if slot.on_disk or error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+        if slot.on_disk or error.errno not in NO_ROOM:
             raise
         slot.move_to_disk(error.strerror or str(error))
-        return slot.make_room(size)
+        try:
+            return slot.make_room(size)
+        except OSError:
+            slot.move_to_memory()  # a later one may be smaller, or find more room
+            raise
 
 
 def _worth(header: Header | None, step: int) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -98,12 +99,13 @@ class Snapshot:
         overlapped: bool = False,
         device: Device = CUDA,
         is_last: bool = False,
+        known: Mapping[int, list[int]] = MappingProxyType({}),
     ) -> None:
         """Take the snapshot.
 
         ``is_last``: see ``ArenaPair.reserve``. ``overlapped``: tensors on devices, and tensors that only an optimizer's
-        step changes, are copied in the background from here on. Raises OSError or CheckpointError; then the former
-        snapshot is unchanged.
+        step changes, are copied in the background from here on. ``known``: checksums of tensors that are left out.
+        Raises OSError or CheckpointError; then the former snapshot is unchanged.
         """
         self._pair, self._step, self._state, self._pool = pair, step, state, pool
         leaves = state.leaves
@@ -119,6 +121,8 @@ class Snapshot:
         self._versions_held: list[int] | None = None
         self._plan = plan(leaves, len(state.tree))
         self._checksums = [[0] * len(blocks(leaf.held_bytes)) for leaf in leaves]
+        for number, checksums in known.items():
+            self._checksums[number] = checksums
         self._copies: list[Begun] = []
         self._slot, self._room, self._sequence = pair.reserve(step, self._plan.room_bytes, is_last)
         self._devices = DeviceCopies(device, self._room, pool)

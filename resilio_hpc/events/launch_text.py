@@ -24,6 +24,14 @@ def _launch(f: Fields) -> str:
     return f"job {f.text('job', '?')} starts {where}, link {f.whole('link')}: {names(f.texts('nodes'))}"
 
 
+def _placed(f: Fields) -> str:
+    places = f.data.get("places")
+    told = [f"{node} takes place {place}" for node, place in places.items()] if isinstance(places, dict) else []
+    more = (f.whole("count") or 0) - len(told)
+    whose = "its disk has" if len(told) == 1 else "their disks have"
+    return f"{', '.join(told)}{f' and {more} more' if more > 0 else ''}: {whose} step {f.whole('step')} of those ranks"
+
+
 def _nodes_checked(f: Fields) -> str:
     if f.text("no_result"):
         return f"pair check without a result: {f.text('no_result')}"
@@ -79,6 +87,7 @@ def _predecessor(f: Fields) -> str:
 
 LAUNCH_EVENTS: Mapping[str, Callable[[Fields], str]] = {
     "launch": _launch,
+    "placed": _placed,
     "launch_ends": lambda f: f"launch ends: {verdict_of(f)}, exit code {f.whole('exit_code')}",
     "agent_ended": lambda f: f"agent of {f.text('node', '?')} ended with {_code(f)} after start {f.whole('starts')}",
     "launch_failed": lambda f: (

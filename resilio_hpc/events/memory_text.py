@@ -47,6 +47,21 @@ def _alert(f: Fields) -> str:
     return f"memory {_LEVELS.get(f.whole('level') or 0, 'warning')} on {f.text('node', '?')}: {f.text('text')}{others}"
 
 
+_ROOM = {
+    "memory": "have room for two snapshots in memory again",
+    "disk": "have no room for two snapshots in memory: one or both are files on the node's disk",
+    "one": "have room for one snapshot alone: each is written over the one before",
+    "reduced": "have room for what no other rank of the node has, and leave the rest out",
+    "none": "have no room for a new snapshot: it is not saved",
+}
+
+
+def _snapshot_room(f: Fields) -> str:
+    what = _ROOM.get(f.text("room"), f.text("room", "?"))
+    why = f" ({f.text('why')})" if f.text("why") else ""
+    return f"step {f.whole('step')}: saves of rank {f.whole('rank')} on {f.text('node', '?')} {what}{why}"
+
+
 MEMORY_EVENTS: Mapping[str, Callable[[Fields], str]] = {
     "memory_warning": lambda f: (
         f"memory {_LEVELS.get(f.whole('level') or 0, 'warning')} on {f.text('node', '?')}: {memory_words(f)}"
@@ -54,6 +69,7 @@ MEMORY_EVENTS: Mapping[str, Callable[[Fields], str]] = {
     "memory_eased": lambda f: f"memory on {f.text('node', '?')} is as usual again: {memory_words(f)}",
     "memory_alert": _alert,
     "counters": _counters,
+    "snapshot_room": _snapshot_room,
     "metrics_endpoint": lambda f: f"metrics of {f.text('node', '?')}: {f.text('url')}",
     "metrics_unclear": lambda f: f"metrics of {f.text('node', '?')}: {f.text('reason')}",
     "sampler_died": lambda f: (

@@ -22,37 +22,8 @@ from resilio_hpc.ckpt.snapshot.boundary_record import read_records, record_path
 from resilio_hpc.ckpt.state import overlap
 from resilio_hpc.ckpt.state.held_state import NotHeld
 from resilio_hpc.ckpt.state_saver import StateSaver
+from tests.support.ckpt.recording_coordinator import RecordingCoordinator
 from tests.support.waiting import PATIENCE_S
-
-
-class Launcher:
-    """A coordinator as under the launcher: arenas have names, and no process writes them."""
-
-    local_directory = peer_disks = read_ahead = None
-    memory_step = -1
-
-    def __init__(self, arenas: Path) -> None:
-        self.place = Place(0, 0, 4, 2, 5, "run")
-        self.arena_directory = arenas
-        self.taken: list[int] = []
-
-    def await_arenas(self) -> None:
-        pass
-
-    def restore_points(self) -> list[Any]:
-        return []
-
-    def restored(self, step: int, source: Any, seconds: float) -> None:
-        pass
-
-    def before_save(self, step: int) -> None:
-        pass
-
-    def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
-        self.taken.append(step)
-
-    def on_stage(self, callback: Any) -> None:
-        pass
 
 
 class Rank:
@@ -61,8 +32,8 @@ class Rank:
     def __init__(self, path: Path) -> None:
         self.arenas = path / "arenas"
         self.arenas.mkdir()
-        self.launcher = Launcher(self.arenas)
-        coordinator.use(self.launcher)  # type: ignore[arg-type]
+        self.launcher = RecordingCoordinator(self.arenas, Place(0, 0, 4, 2, 5, "run"))
+        coordinator.use(self.launcher)
         self.checkpoint = Checkpointer(path / "checkpoints", layout=REPLICATED)
         torch.manual_seed(3)
         self.model = torch.nn.Linear(3, 2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core import rank_link
-from resilio_hpc.core.tiers import Stage, Tier
+from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
+from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.agent.heartbeat import beat_interval_s
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
@@ -21,6 +22,21 @@ def test_thousands_of_agents_beat_less_often_but_five_times_in_a_timeout(
     timeout_s: float, agents: int, interval_s: float
 ) -> None:
     assert beat_interval_s(timeout_s, agents) == interval_s
+
+
+def test_a_rank_whose_snapshots_have_less_room_is_in_the_ledger() -> None:
+    world = World(nodes=2)
+    world.until_step(5)
+    agent = world.agents["n2"]
+    local = agent.core.ranks.local
+    assert local is not None
+    agent.core.ranks.rank_said(local.number, 1, rank_link.SnapshotPlaced(7, SnapshotRoom.ONE, "no room on /tmp"))
+    agent.core.ranks.rank_said(local.number - 1, 1, rank_link.SnapshotPlaced(8, SnapshotRoom.NONE, "of another round"))
+    (told,) = world.records("snapshot_room")
+    assert words("snapshot_room", told) == (
+        "step 7: saves of rank 3 on n2 have room for one snapshot alone: each is written over the one before "
+        "(no room on /tmp)"
+    )
 
 
 def test_a_rank_that_saves_again_what_its_round_began_with_is_told_that_it_is_committed() -> None:

@@ -120,7 +120,7 @@ def test_one_node_alone_differs_from_none() -> None:
 def tell(world: World, node: str, **fields: Any) -> None:
     agent = world.agents[node]
     fields = {"facts": {}, **fields}
-    agent.event(lambda: agent.core.ranks.reports.tell_environment(m.EnvironmentSeen(node, 0, **fields)))
+    agent.event(lambda: agent.core.ranks.reports.tell_of_node(m.EnvironmentSeen(node, 0, **fields)))
 
 
 def members(world: World) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.ledger import Event, read_ledger
+from resilio_hpc.events.event_text import words
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 
@@ -86,6 +87,10 @@ def second(first: Launch) -> Launch:
         size = path.stat().st_size
         path.write_bytes(b"")
         os.truncate(path, size)  # whoever reads here fails
+    one, other = sorted(first.disk.iterdir())  # of a node each: the next job's nodes come in the other order
+    one.rename(first.disk / "exchanged")
+    other.rename(one)
+    (first.disk / "exchanged").rename(other)
     first.run()
     return first
 
@@ -105,6 +110,14 @@ def test_the_next_run_reads_what_was_committed_from_the_nodes_own_disks(second: 
     assert {(event.fields["node"], event.fields["step"]) for event in second.events("read_ahead")} == {
         (node, 3) for node in nodes
     }
+
+
+def test_each_node_gets_the_ranks_whose_state_its_own_disk_has(second: Launch) -> None:
+    before, after = (event.fields["members"] for event in second.events("round"))
+    assert after == before[::-1]
+    (placed,) = second.events("placed")
+    assert placed.fields["places"] == {node: place for place, node in enumerate(after)}
+    assert words("placed", placed.fields).endswith("their disks have step 3 of those ranks")
 
 
 @pytest.mark.slow

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.launch.controller.rendezvous import AvailableNode, NodeCounts, by_switch, choose, whole_first
+from resilio_hpc.ckpt.format.own_copy import OwnCopy
+from resilio_hpc.launch.controller.rendezvous import (
+    AvailableNode,
+    NodeCounts,
+    by_switch,
+    choose,
+    places_on_disk,
+    whole_first,
+)
 
 
 def nodes(*names: str, slots: int = 2) -> list[AvailableNode]:
@@ -101,3 +109,68 @@ def test_to_prefer_whole_nodes_makes_no_round_smaller(evicted: list[int], size: 
     left = whole_first(candidates, shape)
     assert shape.trim(len(left)) == shape.trim(len(candidates))
     assert all(c in left for c in candidates if not c.evicted)
+
+
+# -- nodes whose own disks have the state of some ranks ----------------------------------------------------------------
+
+
+def on_disks(**places: int) -> dict[str, tuple[OwnCopy, ...]]:
+    """Disks with step 100 of a world of three nodes with two ranks each."""
+    return {node: (OwnCopy(100, 2 * place, 2, 6), OwnCopy(90, 0, 2, 6)) for node, place in places.items()}
+
+
+def placed(at_hand: list[AvailableNode], previous: list[str], disks: dict[str, tuple[OwnCopy, ...]]) -> list[str]:
+    shape = NodeCounts(3, 3)
+    members = choose(at_hand, previous, shape, 0, places_on_disk(at_hand, disks, 100, 3))
+    assert [member.first_rank for member in members] == [0, 2, 4]
+    return [member.node for member in members]
+
+
+@pytest.mark.parametrize(
+    ("at_hand", "previous", "disks", "members"),
+    [
+        # the next job: one node is another one, and the names' order would move all the others
+        (("b", "c", "d"), (), {"b": 1, "c": 2}, ["d", "b", "c"]),
+        # in another order than before
+        (("c", "a", "b"), (), {"a": 0, "b": 1, "c": 2}, ["a", "b", "c"]),
+        # a spare's disk has what a member's has not
+        (("a", "x", "b", "c"), (), {"a": 0, "b": 1, "c": 2}, ["a", "b", "c"]),
+        # two nodes are replaced: each place goes to the node that had it
+        (("a", "s", "c", "b"), ("a", "x", "y"), {"a": 0, "b": 1, "c": 2}, ["a", "b", "c"]),
+        # a node that stays keeps its place, whatever another one's disk has
+        (("a", "x", "b", "c"), ("a", "x", "z"), {"b": 1, "c": 2}, ["a", "x", "c"]),
+        # two disks have the same: the first in order
+        (("c", "b", "a"), (), {"c": 1, "b": 1}, ["b", "c", "a"]),
+        # the run grows again after it shrank without a commit meanwhile: what memory holds is of another world
+        (("a", "c", "b"), ("a", "c"), {"a": 0, "b": 1, "c": 2}, ["a", "b", "c"]),
+        (("b", "c", "d"), (), {}, ["b", "c", "d"]),
+    ],
+)
+def test_a_node_comes_to_the_ranks_whose_state_its_own_disk_has(
+    at_hand: tuple[str, ...], previous: tuple[str, ...], disks: dict[str, int], members: list[str]
+) -> None:
+    assert placed(nodes(*at_hand), list(previous), on_disks(**disks)) == members
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [OwnCopy(90, 4, 2, 6), OwnCopy(100, 4, 2, 8), OwnCopy(100, 4, 4, 6), OwnCopy(100, 1, 2, 6)],
+    ids=["of another step", "of another world", "of more ranks", "between two nodes' ranks"],
+)
+def test_a_copy_that_no_place_restores_moves_no_node(copy: OwnCopy) -> None:
+    assert placed(nodes("a", "b", "c"), [], {"a": (copy,)}) == ["a", "b", "c"]
+
+
+def test_nodes_with_different_numbers_of_ranks_keep_their_order() -> None:
+    at_hand = [*nodes("a", "b"), *nodes("c", slots=1)]
+    assert places_on_disk(at_hand, on_disks(a=2, b=0, c=1), 100, 3) == {}
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(0, 3), min_size=6, max_size=6), st.sets(st.integers(0, 5)))
+def test_no_assignment_lets_more_nodes_find_their_state(order: list[int], has: list[int], gone: set[int]) -> None:
+    at_hand = [AvailableNode(f"n{number}", place, "", 2) for place, number in enumerate(order) if number not in gone]
+    disks = {f"n{number}": place for number, place in enumerate(has) if place < 3}
+    members = choose(at_hand, [], NodeCounts(1, 3), 0, disks)
+    there = {disks[one.node] for one in at_hand if one.node in disks and disks[one.node] < len(members)}
+    assert sum(disks.get(member.node) == member.node_rank for member in members) == len(there)
+    assert len({member.node for member in members}) == len(members) == min(3, len(at_hand))

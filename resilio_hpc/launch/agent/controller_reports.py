@@ -24,7 +24,7 @@ class ControllerReports:
         self.epoch = 0
         self._ports = ports
         self._facts: dict[tuple[str, int], m.ToController] = {}
-        self._environment: m.EnvironmentSeen | None = None
+        self._of_node: dict[type, m.OfNode] = {}
 
     def tell(self, message: m.ToController) -> None:
         """Send to the controller; send again if the connection breaks."""
@@ -59,16 +59,17 @@ class ControllerReports:
         """Send the facts of this round again: the controller may have missed them."""
         for fact in self._facts.values():
             self._ports.to_controller(fact)
-        self._send_environment()
+        for report in self._of_node.values():
+            self._send_of_node(report)
 
-    def tell_environment(self, report: m.EnvironmentSeen) -> None:
+    def tell_of_node(self, report: m.OfNode) -> None:
         """Send what this node is like, and send it again to each later controller."""
-        self._environment = report
-        self._send_environment()
+        self._of_node[type(report)] = report
+        self._send_of_node(report)
 
-    def _send_environment(self) -> None:
-        if self._environment is not None and self.epoch > 0:
-            self._ports.to_controller(msgspec.structs.replace(self._environment, epoch=self.epoch))
+    def _send_of_node(self, report: m.OfNode) -> None:
+        if self.epoch > 0:
+            self._ports.to_controller(msgspec.structs.replace(report, epoch=self.epoch))
 
     def clear(self) -> None:
         """Forget the facts: another round or another controller begins."""

@@ -78,7 +78,7 @@ class EnvironmentCheck:
         self._unfit = report.unfit if self._first else ""
         if report.facts is None and not report.unfit:
             return  # the next line says more
-        self._reports.tell_environment(m.EnvironmentSeen(
+        self._reports.tell_of_node(m.EnvironmentSeen(
             self._node.name, self._reports.epoch, report.facts or {}, report.unfit[:300], self._first,
             tuple(note[:200] for note in report.notes),
         ))  # fmt: skip

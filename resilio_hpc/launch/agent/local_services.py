@@ -16,6 +16,7 @@ from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.agent.collective_traces import CollectiveTraces
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
 from resilio_hpc.launch.agent.disk_link import DiskLink
+from resilio_hpc.launch.agent.disk_look import DiskLook
 from resilio_hpc.launch.agent.environment_check import EnvironmentCheck
 from resilio_hpc.launch.agent.kept_ranks import KeptRanks
 from resilio_hpc.launch.agent.last_step import LastStepSaves
@@ -55,6 +56,7 @@ class LocalServices:
         self._disks = disks
         devices.attach(core, self._start_ranks)
         self._environment = EnvironmentCheck(node, core.ranks.reports, self._spawn_on_devices)
+        self._disk_look = DiskLook(node, core.ranks.reports)
         self._snapshots = LocalSnapshots(node, core.ranks, self.tell_rank)
         self._copies = PartnerCopies(node, core.ranks)
         self._last_step = LastStepSaves(
@@ -75,6 +77,7 @@ class LocalServices:
     def start(self) -> None:
         """Start the spawner and the helpers."""
         self._environment.start()
+        self._disk_look.start()
         self._ranks.start()
         self._copies.start()
         self._disks.start()
@@ -85,7 +88,7 @@ class LocalServices:
         """Do what is due."""
         for part in (
             self._ranks, self._last_step, self._kept, self._snapshots, self._copies, self._disks, self._read_ahead,
-            self._devices, self._metrics, self._traces, self._environment, self._probe,
+            self._devices, self._metrics, self._traces, self._environment, self._probe, self._disk_look,
         ):  # fmt: skip
             part.tick()
 
@@ -94,6 +97,7 @@ class LocalServices:
         yield from self._ranks.filenos()
         yield from self._devices.filenos()
         yield from self._environment.filenos()
+        yield from self._disk_look.filenos()
         for child in (self._snapshots.saver, self._copies.link, self._metrics):
             descriptor = child.fileno()
             if descriptor is not None:
@@ -120,7 +124,7 @@ class LocalServices:
         """End all processes of this node."""
         for part in (
             self._ranks, self._metrics, self._snapshots, self._copies, self._disks, self._devices, self._read_ahead,
-            self._traces, self._environment, self._probe,
+            self._traces, self._environment, self._probe, self._disk_look,
         ):  # fmt: skip
             part.close()
 

@@ -273,6 +273,9 @@ class NodeRanks:
             self._ports.keep(self.state)
         if isinstance(message, rank_link.SnapshotTaken) and self.saves.repeats(message.step, local):
             self._ports.services.tell_rank(local_rank, rank_link.SaveProgress(message.step, Stage.COMMITTED))
+        if isinstance(message, rank_link.SnapshotPlaced):
+            rank, room, why = local.ranks[local_rank].rank, message.room, message.why
+            self._ports.record("snapshot_room", node=self.node, rank=rank, step=message.step, room=room, why=why)
         if isinstance(message, rank_link.Attach):
             for word in local.pending_stop():
                 self._ports.services.tell_rank(local_rank, word)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from resilio_hpc.ckpt.format.own_copy import OwnCopy
 from resilio_hpc.core.tiers import Stage, Tier
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller import replica_placement
@@ -130,6 +131,7 @@ class CheckpointPhase:
             # is no ancestor of what is computed now: a step of this life takes its place.
             self._out.record("commit_late", step=message.step, round=message.round)
             return
+        self._note_disks(message.step)
         following = self._commits.commit(message.step)
         run.bad_copies.discard(m.RestorePoint(Tier.COMMITTED, message.step))
         run.without_progress = 0
@@ -142,6 +144,14 @@ class CheckpointPhase:
         self._out.broadcast(m.StageReached(run.epoch, message.step, Stage.COMMITTED))
         self._persist(following)
         self._intend(StepCommitted())
+
+    def _note_disks(self, step: int) -> None:
+        """Take note of whose own disks have files of a step that is durable now."""
+        run = self._run
+        for record in self._commits.records if step == self._commits.in_flight else ():
+            ranks = sorted(rank.rank for rank in record.ranks)
+            if ranks:
+                run.note_copies(record.node, (OwnCopy(step, ranks[0], len(ranks), run.world_size),))
 
     def _measure_save(self, step: int) -> None:
         """Measure how long the save of ``step`` took, which is durable now."""

@@ -41,7 +41,7 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import Term
 
 MAX_AGENTS = 20_000
-OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | m.EnvironmentSeen | m.OfRound
+OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | m.OfNode | m.OfRound
 
 
 class Controller:
@@ -216,6 +216,8 @@ class Controller:
                 self.membership_change.leaving(agent, message)
             case m.EnvironmentSeen():
                 self.environments.seen(message)
+            case m.DiskSeen():
+                self.run.note_copies(message.node, message.copies)
             case m.VotersUpdated():
                 self.voters.kept(message.node, message.number)
             case _:
@@ -257,8 +259,7 @@ class Controller:
                 assert_never(message)
 
     def _welcome(self, node: str) -> None:
-        run = self.run
-        self._out.send(node, m.Welcome(run.epoch, run.node, run.term.endpoint))
+        self._out.send(node, m.Welcome(self.run.epoch, self.run.node, self.run.term.endpoint))
 
     def _on_hello(self, hello: m.Hello) -> None:
         run, node = self.run, hello.node
@@ -291,8 +292,7 @@ class Controller:
             self.shutdown.say_again(beat.node)
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
-        run = self.run
-        heard = run.agents.pop(message.node).heard
+        run, heard = self.run, self.run.agents.pop(message.node).heard
         if run.phase is Phase.ENDED:
             self.shutdown.let_go()
         elif message.epoch == run.epoch:

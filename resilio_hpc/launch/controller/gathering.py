@@ -11,13 +11,16 @@ from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.controller.intents import EndRun, EndStopped, Intend, PrepareRound
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, RecoveryPlan, World, decide
-from resilio_hpc.launch.controller.rendezvous import AvailableNode, choose, whole_first
+from resilio_hpc.launch.controller.rendezvous import AvailableNode, choose, places_on_disk, whole_first
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import MAX_LOSSES, Phase
+from resilio_hpc.launch.protocol.messages import Member
 
 WAITING_SAID_AFTER_S = 10.0
 MOST_NAMED = 4  # nodes in the reason of a verdict
 PAST_PATIENCE_S = 2.0  # seconds that the run directory has to tell what agents know as well
+DISKS_S = 2.0  # seconds that the first round of a job waits for agents to tell what their disks hold
+MOST_PLACED = 16  # nodes that an event names
 RETURN_S = 20.0  # seconds that a node that was just lost has to come back before the run gives up for lack of nodes
 
 
@@ -30,6 +33,7 @@ class Gathering:
         self._intend = intend
         self._join_until = run.now() + run.config.join_timeout_s
         self._waiting_said = False
+        self._disks_until: float | None = None
         self._order = {node: order for order, node in enumerate(run.config.expected)}
 
     def adopt(self) -> None:
@@ -84,9 +88,35 @@ class Gathering:
         if shape.trim(len(usable)) < max(1, shape.trim(len(usable) + coming)):
             return  # ``choose`` would find the same, but slowly
         candidates = whole_first([self._candidate(node) for node in usable], shape)
-        members = choose(candidates, [member.node for member in run.members], shape, coming)
+        if self._waits_for_disks(candidates):
+            return
+        before = [member.node for member in run.members]
+        disks = {node: run.disk_of(node) or () for node in usable}
+        on_disk = places_on_disk(candidates, disks, run.committed, shape.trim(len(candidates)))
+        members = choose(candidates, before, shape, coming, on_disk)
         if members:
+            self._tell_places(members, on_disk)
             self._intend(PrepareRound(tuple(members)))
+
+    def _waits_for_disks(self, candidates: Sequence[AvailableNode]) -> bool:
+        """Return whether to wait a moment for what the nodes' disks hold: it decides on the places of a job's nodes."""
+        run = self._run
+        if run.members or not run.config.local_disks or run.committed < 0:
+            return False
+        if all(run.disk_of(one.node) is not None for one in candidates):
+            return False
+        if self._disks_until is None:
+            self._disks_until = run.now() + DISKS_S
+        return run.now() < self._disks_until
+
+    def _tell_places(self, members: Sequence[Member], on_disk: dict[str, int]) -> None:
+        """Record which nodes come to the ranks whose state their own disks have."""
+        run = self._run
+        former = {member.node: member.node_rank for member in run.members}
+        placed = {x.node: x.node_rank for x in members if on_disk.get(x.node) == x.node_rank != former.get(x.node)}
+        if placed:
+            named = dict(list(placed.items())[:MOST_PLACED])
+            self._out.record("placed", round=run.round + 1, step=run.committed, places=named, count=len(placed))
 
     # -- nodes -------------------------------------------------------------------------------------------------
 

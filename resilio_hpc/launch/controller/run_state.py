@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
+from resilio_hpc.ckpt.format.own_copy import OwnCopy
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.recovery import Recovery
 from resilio_hpc.launch.controller.repeated_failure import Repeatable
@@ -23,6 +26,14 @@ from resilio_hpc.launch.protocol.vote import Term
 
 # of the time after which another node may be elected: ranks are gone by then, however the clocks differ
 LEASE_SHARE = 0.8
+MOST_ON_DISK = 8  # copies of a node that are remembered
+
+
+class NodeDisk(Struct, frozen=True):
+    """What the own disk of a node holds of committed steps, as far as one agent of it has told or written."""
+
+    incarnation: str
+    copies: tuple[OwnCopy, ...]
 
 
 @dataclass(eq=False)
@@ -72,6 +83,7 @@ class RunState:
     bad_copies: set[m.RestorePoint] = field(default_factory=set)
     verified_steps: set[int] = field(default_factory=set)  # committed, and replicas were equal afterwards
     not_after: int | None = None  # newer steps may be corrupt, and the next round restores none of them
+    disks: dict[str, NodeDisk] = field(default_factory=dict)  # what nodes' own disks hold
     save_s: float = 0.0  # seconds that a save takes, as measured
 
     # failures, stops and the end
@@ -202,6 +214,19 @@ class RunState:
     def committed(self) -> int:
         """Return the newest committed step that is not known to be bad; -1 without one."""
         return max(self.committed_steps, default=-1)
+
+    def note_copies(self, node: str, copies: Iterable[OwnCopy]) -> None:
+        """Take note of copies on a node's own disk. What an agent process before this one told counts no more."""
+        agent = self.agents.get(node)
+        if agent is not None:
+            known = {*copies, *(self.disk_of(node) or ())}
+            newest = sorted(known, key=lambda copy: copy.step, reverse=True)[:MOST_ON_DISK]
+            self.disks[node] = NodeDisk(agent.hello.incarnation, tuple(newest))
+
+    def disk_of(self, node: str) -> tuple[OwnCopy, ...] | None:
+        """Return the copies on the own disk of a node that is here; None: not told yet."""
+        disk = self.disks.get(node)
+        return disk.copies if disk is not None and disk.incarnation == self.agents[node].hello.incarnation else None
 
     def learn(self, committed: Iterable[int] = (), bad_copies: Iterable[m.RestorePoint] = ()) -> None:
         """Take note of committed steps and bad copies that other nodes know of."""

@@ -82,6 +82,7 @@ class ControllerConfig(Struct, frozen=True):
     slow_ranks: SlowRanks = "observe"  # what follows from slow ranks
     on_corruption: OnCorruption = "report"  # what follows from replicas that differ
     roles: Callable[[int, int], int] = one_role  # rank, world size → ranks of equal work
+    local_disks: bool = False  # nodes keep committed steps on disks of their own
     replica_copies: bool = False  # agents copy what other nodes do not have, where there are replicas
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
@@ -106,6 +107,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         on_corruption=options.correctness.on_corruption,
         roles=partial(role_of, options.layouts),
         mode=options.mode,
+        local_disks=bool(options.checkpoints.local_checkpoints),
         replica_copies=not options.checkpoints.partner_copies,
         test_replacements=options.check_nodes != "never",
     )

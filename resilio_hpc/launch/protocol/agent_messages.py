@@ -6,6 +6,7 @@ from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight, Text, Word
 from resilio_hpc.launch.protocol.correctness_messages import ReplicasDigested, ResultJudged
+from resilio_hpc.launch.protocol.disk_seen import DiskSeen
 from resilio_hpc.launch.protocol.environment_seen import EnvironmentSeen
 from resilio_hpc.launch.protocol.membership import NEVER, Membership
 from resilio_hpc.launch.protocol.message_parts import (
@@ -270,6 +271,7 @@ class Vote(Struct, frozen=True):
     silent_s: Seconds
 
 
+OfNode = EnvironmentSeen | DiskSeen
 OfSteps = RankTimes | ReplicasDigested | ResultJudged
 OfRound = RanksStopped | StoreOpened | StopAnswer | RanksStarted | FirstStep | RanksDone | RanksSeen | OfSteps
 ToController = (
@@ -287,7 +289,7 @@ ToController = (
     | ManifestWritten
     | StopAnswer
     | RanksSeen
-    | EnvironmentSeen
+    | OfNode
     | OfSteps
     | Warned
     | Leaving

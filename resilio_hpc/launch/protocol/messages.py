@@ -16,6 +16,7 @@ from resilio_hpc.launch.protocol.agent_messages import (
     Leaving,
     ManifestWritten,
     NoLeader,
+    OfNode,
     OfRound,
     PersistFailed,
     RankFailed,
@@ -60,6 +61,7 @@ from resilio_hpc.launch.protocol.controller_messages import (
     Welcome,
 )
 from resilio_hpc.launch.protocol.correctness_messages import EqualReplicas, ReplicasDigested, ResultJudged
+from resilio_hpc.launch.protocol.disk_seen import DiskSeen
 from resilio_hpc.launch.protocol.environment_seen import EnvironmentSeen
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -84,6 +86,7 @@ __all__ = [
     "Cause",
     "CommitStep",
     "ConfirmStop",
+    "DiskSeen",
     "End",
     "EndProbe",
     "EnvironmentSeen",
@@ -103,6 +106,7 @@ __all__ = [
     "MissingSnapshot",
     "NoLeader",
     "NotLeading",
+    "OfNode",
     "OfRound",
     "PauseRanks",
     "PersistFailed",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.ckpt.format.manifest import Extent, RankRecord, ShardRecord
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.config.agent_settings import Graces
@@ -339,8 +339,7 @@ class VirtualAgent(Process):
 
     def _write(self, message: m.PersistStep, member: m.Member) -> None:
         world, site = self._world, self.site
-        ranks = range(member.first_rank, member.first_rank + member.local_world_size)
-        copies = [site.memory.get((rank, message.step)) for rank in ranks]
+        copies = [site.memory.get((rank, message.step)) for rank in member.ranks]
         site.pinned = message.step
 
         def write() -> None:
@@ -350,7 +349,8 @@ class VirtualAgent(Process):
                 self.event(lambda: self.core.ranks.saves.persist_failed(message.round, message.step, error))
                 return
             content = [[list(entry) for entry in copy.history] for copy in copies if copy is not None]
-            record = ShardRecord(member.node_rank, json.dumps(content), 0, "own", ())
+            named, disk = [RankRecord(rank, Extent(0, 0, 0), "") for rank in member.ranks], world.config.local_disks
+            record = ShardRecord(member.node_rank, json.dumps(content), 0, "own", (*named,), "", self.node * disk)
             self.event(lambda: self.core.ranks.saves.persisted(message.round, message.step, record))
 
         world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
