@@ -4,9 +4,10 @@
     python benchmarks/last_step.py --results benchmarks/last_step.jsonl --faults 0     # only the table
 
 Ranks of several nodes, all on this machine, train in steps of some 60 ms and save every 40. A rank, drawn by chance, is
-killed or stopped at an instant drawn by chance: in a collective, in an optimizer's step, in a save, in a recovery. So are
-all processes of a node: its agent, what forks ranks, and its ranks. Each run ends after some faults; it is compared, bit
-for bit, with one that had none. Each fault is a line of --results; the same command goes on where it ended.
+killed or stopped at an instant drawn by chance: in a collective, in an optimizer's step, in a save, in a recovery. So
+are all processes of a node: its agent, what forks ranks, and its ranks. Each run ends after some faults; it is
+compared, bit for bit, with one that had none. Each fault is a line of --results; the same command goes on where it
+ended.
 """
 
 from __future__ import annotations

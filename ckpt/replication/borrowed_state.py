@@ -1,4 +1,4 @@
-"""The state of a rank without a snapshot: another rank's tensors of the same step, and what the rank itself has left."""
+"""A rank's state without a snapshot of its own: another rank's tensors of the step, and what the rank itself left."""
 
 from __future__ import annotations
 
