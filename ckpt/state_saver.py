@@ -26,7 +26,12 @@ from resilio_hpc.core.errors import CheckpointError, ResilioError
 from resilio_hpc.core.tiers import Tier
 
 IN_STEP_S = 1.0
-"""For how long a save waits for a rank that is inside of its optimizer's step, which waits for no other rank."""
+MOST_IN_STEP_S = 25.0
+"""For how long a save waits for a rank that has begun its optimizer's step: no shorter, and no longer.
+
+What follows up to the boundary waits for no other rank as a rule, and takes no longer than a whole step.
+"""
+_AS_LONG = 1.25  # times the step before
 _LOOK_S = 0.005
 _IN_STEP = "an optimizer's step had begun"
 
@@ -89,6 +94,9 @@ class StateSaver:
         self._at_gradient: bytes | None = None  # the rank's own part when the step's first gradient was there
         self._first_gradient = FirstGradient(self._on_gradient)
         self._trusts_gradient: bool | None = None  # whether that was what the next boundary had; None: not known yet
+        self._held_at = 0.0
+        self._step_s = 0.0  # between the last two boundaries
+        self._is_given_up = False
         self._is_told = False
         self._saved = -1  # the step that was saved last
         self._trusts_early = True  # what is recorded before optimizer steps was right so far
@@ -110,6 +118,8 @@ class StateSaver:
     def hold(self, step: int) -> None:
         """Take note that the state is that of ``step`` finished steps, until the next optimizer's step begins."""
         self._trainer = threading.get_ident()
+        now, self._is_given_up = time.monotonic(), False
+        self._step_s, self._held_at = now - self._held_at if self._held_at else 0.0, now
         try:
             held = HeldState(step, self._state(), self._watched)
             self._checkpoint.mark_boundary(held)
@@ -123,6 +133,10 @@ class StateSaver:
             self._held, self._why_not, self._watched = held, "", held.watched
         if "torch" in sys.modules:
             fence_before_steps(self)
+
+    def give_up_step(self) -> None:
+        """Take note that the step which has begun will not end: no save waits for its boundary."""
+        self._is_given_up = True
 
     def fence(self) -> None:
         """Take note that an optimizer's step begins."""
@@ -174,9 +188,10 @@ class StateSaver:
 
         It becomes durable with the restart that follows.
         """
-        until = time.monotonic() + (IN_STEP_S if threading.get_ident() != self._trainer else 0.0)
-        while self._why_not == _IN_STEP and time.monotonic() < until:
-            time.sleep(_LOOK_S)
+        if threading.get_ident() != self._trainer:
+            until = time.monotonic() + min(max(IN_STEP_S, _AS_LONG * self._step_s), MOST_IN_STEP_S)
+            while self._why_not == _IN_STEP and not self._is_given_up and time.monotonic() < until:
+                time.sleep(_LOOK_S)
         with self._lock:
             held = self._held
             if held is None:

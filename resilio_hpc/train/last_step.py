@@ -30,6 +30,9 @@ class StepHolder(Protocol):
     def hold(self, step: int) -> None:
         """Take note that ``step`` steps are finished, and the next one begins."""
 
+    def give_up_step(self) -> None:
+        """Take note that the step which has begun will not end."""
+
     def save_held(self) -> int:
         """Save the step that was held last, and return its number. From any thread."""
 
@@ -54,17 +57,22 @@ class LastStep:
     def __init__(self, send: Callable[[LastStepMessage], None]) -> None:
         """``send``: sends a message to the agent."""
         self._send = send
-        self._save: Callable[[], int] | None = None
+        self._holder: StepHolder | None = None
         self._lock = threading.Lock()
         self._is_saved = False
         self._is_ordered = threading.Event()
         self.shared: str | None = None
 
-    def offer(self, save_held: Callable[[], int], shared: str | None) -> None:
-        """Take what saves the last finished step and returns its number. ``shared``: see ``StepHolder``."""
+    def offer(self, holder: StepHolder) -> None:
+        """Take what saves the last finished step."""
         with self._lock:
-            self._save, self._is_saved = save_held, False
-        self._tell(shared)
+            self._holder, self._is_saved = holder, False
+        self._tell(holder.shared)
+
+    def give_up_step(self) -> None:
+        """Take note that the training thread has left its step by an error."""
+        if self._holder is not None:
+            self._holder.give_up_step()
 
     def holds(self, shared: str | None) -> None:
         """Take note of a step's end, after which other ranks may have the same tensors."""
@@ -82,17 +90,17 @@ class LastStep:
 
     def await_order(self) -> None:
         """Wait for the agent's order, which comes soon after a rank's end was seen, if it comes."""
-        if self._save is not None:
+        if self._holder is not None:
             self._is_ordered.wait(ORDER_S)
 
     def save(self) -> None:
         """Save, unless that was done."""
         with self._lock:
-            if self._save is None or self._is_saved:
+            if self._holder is None or self._is_saved:
                 return
             self._send(SavingLastStep())
             try:
-                saved = LastStepSaved(self._save())
+                saved = LastStepSaved(self._holder.save_held())
                 self._is_saved = True
             except Exception as error:  # noqa: BLE001 - a state's own code runs here; ranks restart from an older step
                 saved = LastStepSaved(-1, f"{type(error).__name__}: {error}"[:1000])

@@ -183,6 +183,7 @@ class Reentry:
             return False
         if self._ordered_at is not None:
             return True  # what the round's end has broken
+        attach().give_up_step()
         error.__traceback__ = _user_frames(error.__traceback__)
         if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             write_error(Path(path), error)  # first: the console looks there whether the traceback is news

@@ -128,7 +128,7 @@ class Run:
         """Return what can save the last finished step, if the launcher may ask for that."""
         if self._last_step is None or not isinstance(save, StepHolder):
             return None
-        self._last_step.offer(save.save_held, save.shared)
+        self._last_step.offer(save)
         return save
 
     def _hold(self, holder: StepHolder, step: int) -> None:
@@ -192,6 +192,11 @@ class Run:
         """Leave training on purpose after ``completed`` steps: exiting with 0 is right from here on."""
         if self._link is not None:
             self._link.send(Stopped(completed) if self._stopping else Finished(completed))
+
+    def give_up_step(self) -> None:
+        """Take note that the training thread has left its step by an error."""
+        if self._last_step is not None:
+            self._last_step.give_up_step()
 
     def save_finished_step(self) -> None:
         """Save the last finished step, where ``steps`` was given a saver: this rank cannot go on."""

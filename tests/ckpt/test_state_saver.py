@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.boundary_record import read_records, record_path
 from resilio_hpc.ckpt.state import overlap
 from resilio_hpc.ckpt.state.held_state import NotHeld
-from resilio_hpc.ckpt.state_saver import StateSaver
+from resilio_hpc.ckpt.state_saver import IN_STEP_S, StateSaver
 from tests.support.ckpt.recording_coordinator import RecordingCoordinator
 from tests.support.waiting import PATIENCE_S
 
@@ -104,6 +105,34 @@ def test_a_rank_inside_of_its_optimizers_step_is_waited_for(rank: Rank) -> None:
     salvage.join()
     assert found == [5]
     assert rank.saved(5)["model"]["weight"].flatten().tolist() == rank.weight()
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_what_follows_an_optimizers_step_is_waited_for_as_long_as_a_step_takes(rank: Rank, is_given_up: bool) -> None:
+    for step in (3, 4):
+        rank.saver.hold(step)
+    rank.saver._step_s = 2 * PATIENCE_S  # as it takes at most: much longer than the shortest wait
+    rank.work()
+    rank.optimizer.step()
+    rank.saver._trainer = -1
+    found: list[int | NotHeld] = []
+
+    def save() -> None:
+        try:
+            found.append(rank.saver.save_held())
+        except NotHeld as error:
+            found.append(error)
+
+    salvage = threading.Thread(target=save)
+    salvage.start()
+    if is_given_up:
+        rank.saver.give_up_step()
+    else:
+        time.sleep(1.5 * IN_STEP_S)
+        assert found == []
+        rank.saver.hold(5)
+    salvage.join()
+    assert isinstance(found[0], NotHeld) if is_given_up else found == [5]
 
 
 def test_the_training_thread_does_not_wait_for_itself(rank: Rank) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,6 +16,25 @@ SAVED = [HoldsSteps(True), SavingLastStep(), LastStepSaved(7)]
 
 
 ERROR = ValueError("a mistake")
+
+
+class Holder:
+    """A save that can be made up for later."""
+
+    replicated = True
+
+    def __init__(self, save: Callable[[], int], shared: str | None = "") -> None:
+        self.save_held, self.shared = save, shared
+        self.is_given_up = False
+
+    def hold(self, step: int) -> None:
+        raise AssertionError("a last save begins no step")
+
+    def give_up_step(self) -> None:
+        self.is_given_up = True
+
+    def state(self) -> None:
+        return None
 
 
 class Link:
@@ -39,18 +58,18 @@ def test_an_agents_order_is_carried_out_in_another_thread(link: Link) -> None:
         threads.append(threading.current_thread().name)
         return 7
 
-    link.one.offer(save, True)
+    link.one.offer(Holder(save))
     link.one.on_order(SaveLastStep())
     until(lambda: link.said == SAVED, "the answer", lambda: link.said)
     assert threads == ["resilio-last-step"]
 
 
 def test_it_is_saved_once(link: Link) -> None:
-    link.one.offer(lambda: 7, True)
+    link.one.offer(Holder(lambda: 7))
     save_before_end(ERROR)
     link.one.save()
     assert link.said == SAVED
-    link.one.offer(lambda: 8, True)  # another loop
+    link.one.offer(Holder(lambda: 8))  # another loop
     save_before_end(ERROR)
     assert link.said[3:] == [HoldsSteps(True), SavingLastStep(), LastStepSaved(8)]
 
@@ -59,7 +78,7 @@ def test_what_goes_wrong_is_an_answer(link: Link) -> None:
     def fail() -> int:
         raise MemoryError("no room")
 
-    link.one.offer(fail, True)
+    link.one.offer(Holder(fail))
     save_before_end(ERROR)
     assert link.said[-1] == LastStepSaved(-1, "MemoryError: no room")
     save_before_end(ERROR)  # it may be tried again
@@ -76,14 +95,14 @@ def test_an_error_in_the_last_save_hides_no_other(link: Link, capsys: pytest.Cap
     def interrupted() -> int:
         raise KeyboardInterrupt
 
-    link.one.offer(interrupted, True)
+    link.one.offer(Holder(interrupted))
     save_before_end(ERROR)
     assert "the last finished step is not saved: KeyboardInterrupt()" in capsys.readouterr().err
 
 
 def test_where_a_peer_has_ended_the_agents_order_is_waited_for(link: Link) -> None:
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4711")
-    link.one.offer(lambda: 7, False)
+    link.one.offer(Holder(lambda: 7, shared=None))
     waits = threading.Thread(target=save_before_end, args=(lost,))
     waits.start()
     assert link.said == [HoldsSteps(False)]
@@ -94,6 +113,21 @@ def test_where_a_peer_has_ended_the_agents_order_is_waited_for(link: Link) -> No
 
 
 def test_without_an_order_all_ranks_may_live_and_it_is_saved(link: Link) -> None:
-    link.one.offer(lambda: 7, False)
+    link.one.offer(Holder(lambda: 7, shared=None))
     save_before_end(RuntimeError("Connection reset by peer"))
     assert link.said[1:] == SAVED[1:]
+
+
+def test_other_ranks_may_have_the_same_tensors_later_on(link: Link) -> None:
+    link.one.offer(Holder(lambda: 7, shared=None))
+    for shared in (None, "a group", "a group"):
+        link.one.holds(shared)
+    assert link.said == [HoldsSteps(False), HoldsSteps(True, "a group")]
+
+
+def test_no_save_waits_for_a_step_that_was_left_by_an_error(link: Link) -> None:
+    link.one.give_up_step()  # nothing is offered yet
+    holder = Holder(lambda: 7)
+    link.one.offer(holder)
+    link.one.give_up_step()
+    assert holder.is_given_up

@@ -69,7 +69,8 @@ class LastStepSaves:
         self._local, self._asked, self._begun = local, set(), self._clock()
         able = self._able(local)
         able.sort(key=lambda rank: (not rank.saves_last, rank.has_raised, rank.local_rank), reverse=True)
-        groups = {one.group: rank for rank in able if (one := rank.holds_steps) is not None and one.shared}
+        # of ranks that have not come equally far, one of each: the other nodes may have only one of these steps
+        groups = {(one.group, rank.step): rank for rank in able if (one := rank.holds_steps) is not None and one.shared}
         self._ask(list(groups.values()) or able)
         return True
 
