@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
+from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.core import gloo_groups, stack_dump
 from resilio_hpc.core.rank_error import write_error
 from resilio_hpc.core.rank_link import CanReenter, EnterRound, LeaveRound, LeavingRound, LeftRound, Raised
@@ -37,8 +38,6 @@ _SIGNAL = signal.SIGURG  # nothing is done at it by default, and few programs us
 _AGAIN_S = 0.05
 _MOST_TEXT = 10_000  # characters, of which some take four bytes of a packet
 _MAKING_S = 0.3
-_BEYOND_REPAIR = ("CUDA error", "HIP error", "device-side assert")
-"""In errors after which a process can use its device no more."""
 
 
 class RoundOver(BaseException):
@@ -179,7 +178,7 @@ class Reentry:
     def _waits_after(self, error: Exception) -> bool:
         """Tell the agent of an error, and wait for its word. Return whether the next round may be entered."""
         text = str(error)
-        if any(part in text for part in _BEYOND_REPAIR):
+        if DEVICES.ends_process(error):
             return False
         if self._ordered_at is not None:
             return True  # what the round's end has broken

@@ -39,7 +39,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "process": "",
     },
     "ckpt": {
-        FACE: "coordination restore snapshot tiers store format state",
+        FACE: "coordination restore snapshot tiers store format state devices",
         "dcp": "coordination saver restore replication tiers store snapshot format state",
         "convert": "restore replication store format state",
         "coordination": "saver store snapshot format",
@@ -48,9 +48,10 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "replication": "store snapshot format",
         "tiers": "store format",
         "store": "format state",
-        "snapshot": "format state",
+        "snapshot": "format state devices",
         "format": "state",
-        "state": "",
+        "state": "devices",
+        "devices": "",
     },
     "slurm": {
         FACE: "submit",
