@@ -34,7 +34,7 @@ class DeviceRegistry:
     """``CopiesOut`` for tensors of all devices but the CPU, and all devices by their kinds."""
 
     def __init__(self, registered: Callable[[], Mapping[str, EntryPoint]] = _registered) -> None:
-        """``registered``: the entry points by torch's device type."""
+        """Know the CPU and CUDA. ``registered``: the entry points by torch's device type."""
         self._registered = registered
         self._devices: dict[str, Device | None] = {"cpu": Cpu(), "cuda": Cuda(), "meta": None, "": None}
 
@@ -59,7 +59,7 @@ class DeviceRegistry:
     def in_use(self) -> list[Device]:
         """Return the CPU, CUDA, and all others that were met in this process."""
         torch = sys.modules.get("torch")
-        current = torch.accelerator.current_accelerator() if torch is not None and hasattr(torch, "accelerator") else None
+        current = None if torch is None else torch.accelerator.current_accelerator()
         if current is not None:
             self.of_kind(current.type)
         return [device for device in self._devices.values() if device is not None]

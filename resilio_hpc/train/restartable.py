@@ -24,6 +24,7 @@ from typing import ParamSpec, TypeVar
 
 from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.core import gloo_groups, stack_dump
+from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.rank_error import write_error
 from resilio_hpc.core.rank_link import CanReenter, EnterRound, LeaveRound, LeavingRound, LeftRound, Raised
 from resilio_hpc.native import intercept
@@ -202,6 +203,7 @@ class Reentry:
             interrupter.join()
         broken_communication.break_all(os.environ)
         broken_communication.leave_groups()
+        _bring_devices_back()
         gc.collect()
         gloo_groups.free()
         _give_back_memory()
@@ -226,6 +228,15 @@ class Reentry:
 
 
 _reentries: list[Reentry] = []
+
+
+def _bring_devices_back() -> None:
+    """Bring back what devices have lost. Where that cannot be, this process ends, and a new one takes its place."""
+    try:
+        DEVICES.rebuild()
+    except ResilioError as error:
+        print(f"resilio: this process ends: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def _user_frames(shown: TracebackType | None) -> TracebackType | None:
