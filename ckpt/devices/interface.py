@@ -6,6 +6,9 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+LOGGED = "logged tensors"
+"""In a path of a state: tensors of devices that are rebuilt by a log, other ones on each rank."""
+
 
 class Mark(Protocol):
     """A point in a device's stream of copies."""

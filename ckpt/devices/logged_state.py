@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from resilio_hpc.ckpt.devices.device_process import digest_of
+from resilio_hpc.ckpt.devices.interface import LOGGED
 from resilio_hpc.ckpt.devices.process_device import ProcessTensor
 from resilio_hpc.ckpt.devices.process_session import DeviceSession
 from resilio_hpc.core.errors import CorruptCheckpoint, DeviceLost
@@ -33,7 +34,7 @@ class LoggedState:
             "position": position,
             "digest": self._session.digest(list(numbers.values())),
             "buffers": numbers,
-            "tensors": {name: self._own(one) for name, one in self._tensors.items()},
+            LOGGED: {name: self._own(one) for name, one in self._tensors.items()},
         }
 
     @staticmethod
@@ -48,7 +49,7 @@ class LoggedState:
         """
         if self._session.is_lost:
             self._session.rebuild()
-        contents, digest = state["tensors"], bytes(state["digest"])
+        contents, digest = state[LOGGED], bytes(state["digest"])
         if contents.keys() != self._tensors.keys():
             raise CorruptCheckpoint(f"a device's state has {sorted(contents)}, and not {sorted(self._tensors)}")
         if self._digest(contents) == digest:
@@ -69,15 +70,21 @@ class LoggedState:
 
     def _rebuild(self, position: int, numbers: Mapping[str, int], digest: bytes) -> None:
         session = self._session
-        if not session.reaches_former(position):
-            raise CorruptCheckpoint("a device's state is another rank's, and no log on this node leads to its own")
-        try:
-            session.rebuild_former(position)
-        except DeviceLost as error:
-            raise CorruptCheckpoint(f"a device's state cannot be rebuilt: {error}") from error
+        ways = [session.rebuild] if session.log.reaches(position) else []
+        ways += [session.rebuild_former] if session.reaches_former(position) else []
+        why = "no log on this node leads to it"
+        for way in ways:
+            try:
+                way(position)
+                if session.digest([numbers[name] for name in self._tensors]) == digest:
+                    self._take(numbers)
+                    return
+                why = "its commands, done again, lead to other contents"
+            except DeviceLost as error:
+                why = str(error)
+        raise CorruptCheckpoint(f"a device's state at position {position} cannot be rebuilt: {why}")
+
+    def _take(self, numbers: Mapping[str, int]) -> None:
+        """Use the buffers of a log that was done again."""
         for name, tensor in self._tensors.items():
             tensor.buffer.number = int(numbers[name])
-        for number in session.log.live.keys() - set(numbers.values()):
-            session.free_later(number)
-        if session.digest([numbers[name] for name in self._tensors]) != digest:
-            raise CorruptCheckpoint("a device's commands, done again, lead to other contents than before")

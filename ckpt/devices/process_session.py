@@ -63,6 +63,7 @@ class DeviceSession:
         self._next_buffer = 1 + max((_last_buffer(entry) for entry in self.former), default=0)
         self.rebuilds = 0
         self.captures = 0
+        self._is_closed = False
         self._link = self._start()
 
     def _adopt(self, path: Path, former: Path) -> None:
@@ -86,8 +87,8 @@ class DeviceSession:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the device is known to be lost."""
-        return self._link.failure is not None
+        """Return whether the device is known to be lost, and was not closed."""
+        return self._link.failure is not None and not self._is_closed
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -285,6 +286,7 @@ class DeviceSession:
     def close(self) -> None:
         """End the device, and remove its log."""
         with self._lock:
+            self._is_closed = True
             self._link.close()
             if self._file is not None:
                 self._file.close()

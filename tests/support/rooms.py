@@ -45,7 +45,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "coordination": "saver store snapshot format",
         "saver": "restore replication tiers store format",
         "restore": "replication tiers store snapshot format state",
-        "replication": "store snapshot format",
+        "replication": "store snapshot format devices",
         "tiers": "store format",
         "store": "format state",
         "snapshot": "format state devices",
