@@ -26,6 +26,7 @@ from resilio_hpc.ckpt.devices.process_session import DeviceSession
 STEPS, STRUCK, WHAT = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 WHO = 1
 run = train.attach()
+torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -62,6 +63,7 @@ def main() -> None:
     if found is not None:
         set_rng_state(found["random"])
         say("RESTORED", run.rank, start, logged.source, session.rebuilds, os.getpid())
+    train.warm_up_ddp(parallel, lambda: parallel(torch.ones(16, 16)).square().mean().backward())
     first = True
     for step in run.steps(start, STEPS, save=checkpoint.saver(state), every=1000):
         optimizer.zero_grad()
