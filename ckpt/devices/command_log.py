@@ -17,7 +17,7 @@ from enum import Enum
 
 import msgspec
 
-from resilio_hpc.ckpt.devices.log_entries import Argument, Capture, Captured, Command, Entry, Keeps, Marked
+from resilio_hpc.ckpt.devices.log_entries import Argument, Capture, Captured, DeviceCommand, Entry, Keeps, Marked
 
 MOST_MARKS = 8
 MOST_COMMANDS, MOST_BYTES = 20_000, 64 << 20
@@ -47,7 +47,7 @@ class CommandLog:
         self._keeper: Keeps | None = None
         self._bounds = most_commands, most_bytes
         self._captures = [Capture(0)]
-        self._commands: list[Command] = []
+        self._commands: list[DeviceCommand] = []
         self._marks: deque[Marked] = deque(maxlen=MOST_MARKS)
         self.live: dict[int, tuple[Argument, ...]] = {}
         """Buffers, with what it takes to allocate them."""
@@ -61,9 +61,9 @@ class CommandLog:
         self._keeper = keeper
 
     def _take(self, entry: Entry) -> None:
-        if isinstance(entry, Command) and entry.number <= self.position:
+        if isinstance(entry, DeviceCommand) and entry.number <= self.position:
             self.record_result(entry.number, entry.result or b"")
-        elif isinstance(entry, Command):
+        elif isinstance(entry, DeviceCommand):
             self._commands.append(entry)
             self.position = entry.number
             self._since = self._since[0] + 1, self._since[1] + entry.size_bytes
@@ -75,7 +75,7 @@ class CommandLog:
             self.position = max(self.position, entry.position)
             self.live |= {one.buffer: one.about for one in entry.buffers}
 
-    def _follow(self, command: Command) -> None:
+    def _follow(self, command: DeviceCommand) -> None:
         for buffer in command.allocates:
             self.live[buffer] = command.arguments
         for buffer in command.frees:
@@ -93,9 +93,9 @@ class CommandLog:
         allocates: Sequence[int] = (),
         frees: Sequence[int] = (),
         draws: bool = False,
-    ) -> Command:
+    ) -> DeviceCommand:
         """Queue a command. One that allocates has what it takes to do so as its arguments."""
-        command = Command(
+        command = DeviceCommand(
             self.position + 1, name, tuple(reads), tuple(writes), tuple(arguments), data,
             tuple(allocates), tuple(frees), draws,
         )  # fmt: skip
@@ -143,7 +143,7 @@ class CommandLog:
         """Return whether the state at a position can be rebuilt: one that was marked, or a recent one."""
         return self._whole_from <= position <= self.position or any(one.position == position for one in self._marks)
 
-    def until(self, position: int) -> tuple[Capture, list[Command]]:
+    def until(self, position: int) -> tuple[Capture, list[DeviceCommand]]:
         """Return what rebuilds the state at a position: a capture, and the commands after it, in order."""
         capture = max((one for one in self._captures if one.position <= position), key=lambda one: one.position)
         return capture, [one for one in self._commands if capture.position < one.number <= position]
@@ -187,7 +187,7 @@ class CommandLog:
     @property
     def size_bytes(self) -> int:
         """Return about how much memory the log takes."""
-        return sum(one.size_bytes for one in (*self._captures, *self._commands))
+        return sum(one.size_bytes for one in self._captures) + sum(one.size_bytes for one in self._commands)
 
     def __len__(self) -> int:
         """Return the number of commands that are not retired."""
@@ -209,7 +209,7 @@ class CommandLog:
         self._since = len(since), sum(one.size_bytes for one in since)
         self._look_at = 2 * len(self._commands) + _SLACK
 
-    def _needed(self) -> list[Command]:
+    def _needed(self) -> list[DeviceCommand]:
         """Return the commands that live buffers, now and at the marks, depend on: one pass, from the last to the first.
 
         Commands that are not done are all kept: a device that ends tells by them which one it had begun.

@@ -26,7 +26,7 @@ LENGTH = struct.Struct("<I")
 MOST_HEADER = 1 << 20
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class DeviceRequest(msgspec.Struct, frozen=True, array_like=True):
     """A command, or a question about buffers; ``data_bytes`` follow.
 
     ``ticket``: counts all requests; ``number``: the last command of the log so far, this one included.
@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     data_bytes: int = 0
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class DeviceReply(msgspec.Struct, frozen=True, array_like=True):
     """The request of this ticket is done; ``data_bytes`` follow. ``error``: it could not be, and no later one is."""
 
     ticket: int
@@ -58,12 +58,12 @@ class DeviceMemory:
     def __init__(self) -> None:
         self.buffers: dict[int, np.ndarray[Any, Any]] = {}
 
-    def do(self, request: Request, data: bytes) -> bytes:
+    def do(self, request: DeviceRequest, data: bytes) -> bytes:
         """Do a request; return what it asks for. Raises KeyError, ValueError, TypeError, MemoryError."""
         return OPERATIONS[request.name](self, request, data) or b""
 
 
-def _allocate(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def _allocate(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     dtype, size = np.dtype(str(request.arguments[0])), int(request.arguments[1])
     room = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
     first = -room.ctypes.data % _ALIGNMENT
@@ -71,12 +71,12 @@ def _allocate(memory: DeviceMemory, request: Request, data: bytes) -> None:
         memory.buffers[buffer] = room[first : first + size].view(dtype)
 
 
-def _free(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def _free(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     for buffer in request.frees:
         del memory.buffers[buffer]
 
 
-def _write(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def _write(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     at = int(request.arguments[0]) if request.arguments else 0
     target = memory.buffers[request.writes[0]].view(np.uint8)
     if at + len(data) > len(target):
@@ -84,39 +84,39 @@ def _write(memory: DeviceMemory, request: Request, data: bytes) -> None:
     target[at : at + len(data)] = np.frombuffer(data, dtype=np.uint8)
 
 
-def _read(memory: DeviceMemory, request: Request, data: bytes) -> bytes:
+def _read(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> bytes:
     at, size = int(request.arguments[0]), int(request.arguments[1])
     return memory.buffers[request.reads[0]].view(np.uint8)[at : at + size].tobytes()
 
 
-def _digest(memory: DeviceMemory, request: Request, data: bytes) -> bytes:
+def _digest(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> bytes:
     return digest_of([memory.buffers[buffer].tobytes() for buffer in request.reads])
 
 
-def _copy(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def _copy(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     memory.buffers[request.writes[0]].view(np.uint8)[:] = memory.buffers[request.reads[0]].view(np.uint8)
 
 
-def _fill(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def _fill(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     memory.buffers[request.writes[0]][:] = request.arguments[0]
 
 
-def _add(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def _add(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     one, other = (memory.buffers[buffer] for buffer in request.reads[:2])
     memory.buffers[request.writes[0]][:] = one + other * other.dtype.type(request.arguments[0])
 
 
-def _multiply(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def _multiply(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     one, other = (memory.buffers[buffer] for buffer in request.reads[:2])
     memory.buffers[request.writes[0]][:] = one * other
 
 
-def _scale(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def _scale(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     one = memory.buffers[request.reads[0]]
     memory.buffers[request.writes[0]][:] = one * one.dtype.type(request.arguments[0])
 
 
-def _matmul(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def _matmul(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     rows, inner, columns = (int(value) for value in request.arguments)
     one, other = (memory.buffers[buffer] for buffer in request.reads[:2])
     memory.buffers[request.writes[0]].reshape(rows, columns)[:] = one.reshape(rows, inner) @ other.reshape(
@@ -124,14 +124,14 @@ def _matmul(memory: DeviceMemory, request: Request, data: bytes) -> None:
     )
 
 
-def _normal(memory: DeviceMemory, request: Request, data: bytes) -> bytes:
+def _normal(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> bytes:
     """Fill with a normal distribution; without a seed (-1) by the system's entropy, and the result is returned."""
     target, seed = memory.buffers[request.writes[0]], int(request.arguments[0])
     target[:] = np.random.default_rng(None if seed < 0 else seed).standard_normal(len(target))
     return target.tobytes() if seed < 0 else b""
 
 
-Operation = Callable[[DeviceMemory, Request, bytes], bytes | None]
+Operation = Callable[[DeviceMemory, DeviceRequest, bytes], bytes | None]
 OPERATIONS: dict[str, Operation] = {
     "allocate": _allocate, "free": _free, "write": _write, "read": _read, "digest": _digest, "copy": _copy,
     "fill": _fill, "add": _add, "multiply": _multiply, "scale": _scale, "matmul": _matmul, "normal": _normal,
@@ -151,7 +151,7 @@ class _Server:
     def __init__(self, link: socket.socket) -> None:
         self._link, self._parent = link, os.getppid()
         self._memory = DeviceMemory()
-        self._decode = msgspec.msgpack.Decoder(Request).decode
+        self._decode = msgspec.msgpack.Decoder(DeviceRequest).decode
         self._failed = False
 
     def serve(self) -> None:
@@ -166,7 +166,7 @@ class _Server:
                 answer = self._memory.do(request, data)
             except (KeyError, ValueError, TypeError, MemoryError, IndexError, ArithmeticError) as failure:
                 self._failed, error = True, f"{type(failure).__name__}: {failure}"
-            header = msgspec.msgpack.encode(Reply(request.ticket, request.number, error, len(answer)))
+            header = msgspec.msgpack.encode(DeviceReply(request.ticket, request.number, error, len(answer)))
             self._link.sendall(LENGTH.pack(len(header)) + header + answer)
 
     def _receive(self, size: int) -> bytes:

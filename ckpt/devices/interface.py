@@ -24,8 +24,10 @@ class CopiesOut(Protocol):
     Only ``Mark.wait`` waits for the device. A device that fails raises RuntimeError, as torch does.
     """
 
-    refusal: str
-    """Why memory cannot be page-locked; "": it can, as far as is known."""
+    @property
+    def refusal(self) -> str:
+        """Return why memory cannot be page-locked; "": it can, as far as is known."""
+        ...
 
     def place(self, value: Any) -> Any:
         """Return on which device this tensor is; None: on none of this kind."""
@@ -75,14 +77,20 @@ class CopiesOut(Protocol):
 class Device(CopiesOut, Protocol):
     """A kind of devices: one object for a process."""
 
-    kind: str
-    """Torch's device type."""
+    @property
+    def kind(self) -> str:
+        """Return torch's device type."""
+        ...
 
-    classes: tuple[type, ...]
-    """Classes of its tensors, besides torch's own."""
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """Return classes of its tensors, besides torch's own."""
+        ...
 
-    rebuilds: bool
-    """Whether ``rebuild`` brings a lost state back in this process."""
+    @property
+    def rebuilds(self) -> bool:
+        """Return whether ``rebuild`` brings a lost state back in this process."""
+        ...
 
     def copy_in(self, target: Any, source: Any) -> None:
         """Assign ``source``, a tensor of the CPU or of this kind, to the elements of ``target``; it may go on later."""

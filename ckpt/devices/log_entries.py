@@ -24,7 +24,7 @@ COMMAND_BYTES = 128
 Argument = int | float | str
 
 
-class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class DeviceCommand(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One command.
 
     ``writes``: buffers that get all of their content; a buffer of which a part changes is in ``reads``, too.
@@ -75,7 +75,7 @@ class Marked(msgspec.Struct, frozen=True, array_like=True, tag=True):
     live: tuple[int, ...]
 
 
-Entry = Command | Capture | Marked
+Entry = DeviceCommand | Capture | Marked
 
 
 class Keeps(Protocol):
@@ -91,7 +91,7 @@ class Keeps(Protocol):
 
 
 _FRAME = struct.Struct("<II")
-_decoder = msgspec.msgpack.Decoder(Command | Capture | Marked)
+_decoder = msgspec.msgpack.Decoder(DeviceCommand | Capture | Marked)
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -6,7 +6,7 @@ state again, although the device has gone with the rank: it does the commands ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class LoggedState:
 
     def _rebuild(self, position: int, numbers: Mapping[str, int], digest: bytes) -> None:
         session = self._session
-        ways = [session.rebuild] if session.log.reaches(position) else []
+        ways: list[Callable[[int], None]] = [session.rebuild] if session.log.reaches(position) else []
         ways += [session.rebuild_former] if session.reaches_former(position) else []
         why = "no log on this node leads to it"
         for way in ways:

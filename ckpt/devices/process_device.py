@@ -39,16 +39,16 @@ class ProcessTensor(torch.Tensor):
     buffer: _Buffer
     offset: int
     is_rebuilt: bool
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def of(buffer: _Buffer, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> ProcessTensor:
         """Return a tensor of a buffer's elements from ``offset`` (bytes) on."""
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            ProcessTensor, tuple(shape), dtype=dtype, device=f"{KIND}:0"
+        made = torch.Tensor._make_wrapper_subclass(
+            ProcessTensor, tuple(shape), dtype=dtype, device=torch.device(KIND, 0)
         )
         made.buffer, made.offset, made.is_rebuilt = buffer, offset, False
-        return made  # type: ignore[no-any-return]
+        return made
 
     @property
     def session(self) -> DeviceSession:
@@ -69,7 +69,7 @@ class ProcessTensor(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: Mapping[str, Any] | None = None
     ) -> Any:
         """Do what the engine asks of a tensor. Raises NotImplementedError for all that it does not."""

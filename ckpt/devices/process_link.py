@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from resilio_hpc.ckpt.devices.device_process import LENGTH, MOST_HEADER, Reply, Request
+from resilio_hpc.ckpt.devices.device_process import LENGTH, MOST_HEADER, DeviceReply, DeviceRequest
 from resilio_hpc.core.errors import DeviceLost
 
 _LOOK_S = 0.5
@@ -45,7 +45,7 @@ class ProcessLink:
         self.failure: DeviceFailure | None = None
         ours, theirs = socket.socketpair()
         try:
-            self.process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, env=environment)
+            self.process = subprocess.Popen(argv, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment)
         except BaseException:
             ours.close()
             raise
@@ -64,7 +64,7 @@ class ProcessLink:
 
     def send(
         self,
-        make: Callable[[int], Request],
+        make: Callable[[int], DeviceRequest],
         data: bytes | memoryview = b"",
         into: memoryview | None = None,
         answers: bool = False,
@@ -151,7 +151,7 @@ class ProcessLink:
                 length = LENGTH.unpack(self._receive(LENGTH.size))[0]
                 if length > MOST_HEADER:
                     raise ValueError(f"a reply of {length} bytes")
-                reply = msgspec.msgpack.decode(self._receive(length), type=Reply)
+                reply = msgspec.msgpack.decode(self._receive(length), type=DeviceReply)
                 self._take(reply)
                 if reply.error:
                     self._fail(f"the device cannot do command {reply.number}: {reply.error}", reply.number)
@@ -159,7 +159,7 @@ class ProcessLink:
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self._fail(f"the device ended ({error})")
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: DeviceReply) -> None:
         with self._changed:
             into = self._wanted.get(reply.ticket)
             is_wanted = reply.ticket in self._wanted

@@ -15,16 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from resilio_hpc.ckpt.devices.command_log import MOST_BYTES, MOST_COMMANDS, CommandLog
-from resilio_hpc.ckpt.devices.device_process import Request
-from resilio_hpc.ckpt.devices.log_entries import Argument, Command, Entry, LogFile, Marked, read_entries
+from resilio_hpc.ckpt.devices.device_process import DeviceRequest
+from resilio_hpc.ckpt.devices.log_entries import Argument, DeviceCommand, Entry, LogFile, Marked, read_entries
 from resilio_hpc.ckpt.devices.process_link import ProcessLink
 from resilio_hpc.core import interpreter
 from resilio_hpc.core.errors import DeviceLost
 
 _MOST_STARTS = 5
 """Devices started for one rebuild. One that is lost twice at the same command is not started again."""
-_WINDOW = 256
-"""Commands that a new device may be behind; so it is known early which one ends it."""
+_WINDOW = 256  # commands that a new device may be behind
 
 
 def device_command() -> tuple[str, ...]:
@@ -53,8 +52,7 @@ class DeviceSession:
         self._bounds = most_commands, most_bytes
         self._lock = threading.RLock()
         self._freed: deque[int] = deque()
-        self.former: list[Entry] = []
-        """What a process before this one left."""
+        self.former: list[Entry] = []  # what a process before this one left
         file = None
         if directory is not None:
             self._adopt(directory / f"{name}.commands", directory / f"{name}.former")
@@ -83,7 +81,7 @@ class DeviceSession:
     @property
     def pid(self) -> int:
         """Return the process that is the device."""
-        return self._link.process.pid
+        return int(self._link.process.pid)
 
     @property
     def is_lost(self) -> bool:
@@ -134,14 +132,14 @@ class DeviceSession:
             self._link.wait(ticket)
             self.log.record_result(command.number, self._link.answer(ticket))
 
-    def _send(self, command: Command, answers: bool = False) -> int:
+    def _send(self, command: DeviceCommand, answers: bool = False) -> int:
         name, data = command.name, command.data
         arguments = command.arguments
         if command.result is not None:
             name, arguments, data = "write", (0,), command.result
 
-        def request(ticket: int) -> Request:
-            return Request(
+        def request(ticket: int) -> DeviceRequest:
+            return DeviceRequest(
                 ticket, command.number, name, command.reads, command.writes, arguments,
                 command.allocates, command.frees, len(data),
             )  # fmt: skip
@@ -168,14 +166,16 @@ class DeviceSession:
         self._link.wait(ticket)
         return self._link.answer(ticket)
 
-    def _question(self, name: str, reads: tuple[int, ...], arguments: tuple[Argument, ...], ticket: int) -> Request:
-        return Request(ticket, self.log.position, name, reads, (), arguments)
+    def _question(
+        self, name: str, reads: tuple[int, ...], arguments: tuple[Argument, ...], ticket: int
+    ) -> DeviceRequest:
+        return DeviceRequest(ticket, self.log.position, name, reads, (), arguments)
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     @property
     def ticket(self) -> int:
-        """Return the ticket of the last request, for ``wait``."""
+        """Return the ticket of the last request."""
         return self._link.ticket
 
     def wait(self, ticket: int) -> None:
@@ -275,8 +275,8 @@ class DeviceSession:
     def _do_again(self, log: CommandLog, position: int) -> None:
         capture, commands = log.until(position)
         for one in capture.buffers:
-            self._send(Command(capture.position, "allocate", (), (), one.about, b"", (one.buffer,)))
-            self._send(Command(capture.position, "write", (), (one.buffer,), (0,), one.data))
+            self._send(DeviceCommand(capture.position, "allocate", (), (), one.about, b"", (one.buffer,)))
+            self._send(DeviceCommand(capture.position, "write", (), (one.buffer,), (0,), one.data))
         for at, command in enumerate(commands):
             ticket = self._send(command)
             if at % _WINDOW == _WINDOW - 1:
@@ -295,6 +295,6 @@ class DeviceSession:
 
 
 def _last_buffer(entry: Entry) -> int:
-    if isinstance(entry, Command):
+    if isinstance(entry, DeviceCommand):
         return max(entry.allocates, default=0)
     return max(entry.live, default=0) if isinstance(entry, Marked) else 0

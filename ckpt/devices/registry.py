@@ -19,9 +19,7 @@ from resilio_hpc.ckpt.devices.interface import CopiesOut, Device, Mark
 from resilio_hpc.core.errors import LayoutMismatch
 
 GROUP = "resilio_hpc.devices"
-NEEDED = sorted(
-    name for kind in (CopiesOut, Device) for name in (*vars(kind), *kind.__annotations__) if not name.startswith("_")
-)
+NEEDED = sorted({name for kind in (CopiesOut, Device) for name in vars(kind) if not name.startswith("_")})
 """What an implementation has."""
 
 
@@ -154,7 +152,12 @@ class DeviceRegistry:
         unlock = [one for one in found if one is not None]
         if not unlock:
             return None
-        return lambda: [one() for one in unlock] and None
+
+        def unlock_all() -> None:
+            for one in unlock:
+                one()
+
+        return unlock_all
 
     def free_bytes(self, where: Any) -> int | None:
         """Return how much memory is free on a device; None: unknown."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from device_recovery import DeviceRun, device_run
 
+from device_recovery import DeviceRun, device_run
 from resilio_hpc.core.ledger import read_ledger
 
 STEPS, STRUCK = 10, 6

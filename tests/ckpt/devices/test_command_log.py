@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.ckpt.devices.command_log import CommandLog, CommandState
-from resilio_hpc.ckpt.devices.log_entries import Capture, Command, LogFile, read_entries
+from resilio_hpc.ckpt.devices.log_entries import Capture, DeviceCommand, LogFile, read_entries
 
 
 class Model:
@@ -17,7 +17,7 @@ class Model:
     def __init__(self, capture: Capture | None = None) -> None:
         self.buffers = {} if capture is None else {one.buffer: int(one.data) for one in capture.buffers}
 
-    def do(self, command: Command) -> None:
+    def do(self, command: DeviceCommand) -> None:
         self.buffers |= dict.fromkeys(command.allocates, 0)
         value = sum(self.buffers[buffer] for buffer in command.reads)
         if command.name == "change":

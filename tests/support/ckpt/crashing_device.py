@@ -8,14 +8,14 @@ import sys
 import time
 
 from resilio_hpc.ckpt.devices import device_process
-from resilio_hpc.ckpt.devices.device_process import DeviceMemory, Request
+from resilio_hpc.ckpt.devices.device_process import DeviceMemory, DeviceRequest
 
 
-def crash(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def crash(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hang(memory: DeviceMemory, request: Request, data: bytes) -> None:
+def hang(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     time.sleep(1000)
 
 
