@@ -72,7 +72,7 @@ def main() -> int:
                 found.append(run.recovery_s)
                 restored = {line[0]: line[1:4] for line in run.said("RESTORED")}
                 took = f"{what}: {run.recovery_s:.2f} s, bit-equal: {run.ends == calm.ends}"
-                print(f"{took}, rank 1 restored: {restored['1']}", flush=True)
+                print(f"{took}, rank 1 restored: {restored.get('1', 'nothing: all began again')}", flush=True)
         for what, found in times.items():
             place = f"{what} killed, {options.nodes}x{options.ranks}"
             print(f"{place}: median {median(found):.2f} s, at most {max(found):.2f} s")

@@ -57,12 +57,12 @@ def state() -> dict[str, object]:
 @train.restartable
 def main() -> None:
     dist.init_process_group("gloo")
-    parallel = DistributedDataParallel(model)
     torch.manual_seed(run.rank)
     start, found = checkpoint.restore(state()) or (0, None)
     if found is not None:
         set_rng_state(found["random"])
         say("RESTORED", run.rank, start, logged.source, session.rebuilds, os.getpid())
+    parallel = DistributedDataParallel(model)  # after the restore: it writes to the parameters
     train.warm_up_ddp(parallel, lambda: parallel(torch.ones(16, 16)).square().mean().backward())
     first = True
     for step in run.steps(start, STEPS, save=checkpoint.saver(state), every=1000):
