@@ -39,7 +39,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "process": "",
     },
     "ckpt": {
-        FACE: "coordination restore snapshot tiers store format state devices",
+        FACE: "coordination restore replication snapshot tiers store format state devices",
         "dcp": "coordination saver restore replication tiers store snapshot format state",
         "convert": "restore replication store format state",
         "coordination": "saver store snapshot format",
