@@ -16,6 +16,8 @@ from typing import Any
 from resilio_hpc.ckpt import reduced_snapshot
 from resilio_hpc.ckpt.coordination.coordinator import Coordinator
 from resilio_hpc.ckpt.coordination.turns import Turns
+from resilio_hpc.ckpt.devices.interface import CopiesOut
+from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.replication import borrowed_state, lost_ranks
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
@@ -23,7 +25,6 @@ from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import NO_ROOM, ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
-from resilio_hpc.ckpt.snapshot.device_copy import CUDA, Device
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.expected import expected_bytes
 from resilio_hpc.ckpt.state.held_state import HeldState
@@ -61,7 +62,7 @@ class RankArenas:
         self._reduced = ""  # why the newest snapshot leaves something out
         self.pair: ArenaPair | None = None
         """Once they are open."""
-        self.device: Device = CUDA
+        self.device: CopiesOut = DEVICES
         """What copies from devices into them."""
 
     def open(self) -> ArenaPair:

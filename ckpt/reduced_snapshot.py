@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from resilio_hpc.ckpt.devices.interface import CopiesOut
 from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES, blocks
 from resilio_hpc.ckpt.format.source import Wanted
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.snapshot.device_copy import Device
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state import tensors
 from resilio_hpc.ckpt.state.tensors import Leaf
@@ -43,7 +43,7 @@ def take(
     step: int,
     state: Flattened,
     pool: ThreadPoolExecutor,
-    device: Device,
+    device: CopiesOut,
     directory: Path,
     patience_s: float = PATIENCE_S,
 ) -> Snapshot | None:
@@ -74,7 +74,7 @@ def take(
     return Snapshot(pair, step, replace(state, leaves=leaves), pool, device=device, known=left_out)
 
 
-def _checksums(state: Flattened, pool: ThreadPoolExecutor, device: Device) -> tuple[list[int], list[list[int]]]:
+def _checksums(state: Flattened, pool: ThreadPoolExecutor, device: CopiesOut) -> tuple[list[int], list[list[int]]]:
     """Return the numbers of the tensors that may be left out, and their blocks' checksums."""
     numbers = [
         number

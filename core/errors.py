@@ -9,6 +9,7 @@ ResilioError                 anything we raise; its text is one line for a user
 ├── LaunchError              ranks could not be launched
 ├── SuspectResult              a step's result must not be used
 ├── HealthError              a node's state could not be read, or its verdict not kept
+├── DeviceLost               a device's state is gone, and is not, or cannot be, rebuilt
 └── CheckpointError          a checkpoint could not be written or read
     ├── CorruptCheckpoint    bytes do not match their checksum or description
     └── LayoutMismatch       a checkpoint does not fit the state or the world it is loaded into
@@ -66,6 +67,10 @@ class SuspectResult(ResilioError):
 
 class HealthError(ResilioError):
     """A node's state could not be read, or the verdict on it could not be kept."""
+
+
+class DeviceLost(ResilioError, RuntimeError):
+    """A device ended, or does what it should not: its state is gone. A RuntimeError, as torch's of devices."""
 
 
 class CheckpointError(ResilioError):

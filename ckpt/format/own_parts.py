@@ -18,7 +18,7 @@ from resilio_hpc.native import crc32c
 
 
 class OwnTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A small tensor of one rank, described as in ``TensorRecord``."""
+    """A small tensor of one rank, described as in ``TensorRecord``. No data: its device rebuilds it."""
 
     path: str
     kind: str
@@ -69,10 +69,14 @@ def with_own(table: RankTable, part: OwnPart, at: int) -> tuple[list[TensorRecor
         if tensor is None:
             records.append(record)
             continue
+        size = len(tensor.data) or record.size_bytes
         if (record.kind, record.dtype, record.shape, record.size_bytes) != (
-            tensor.kind, tensor.dtype, tensor.shape, len(tensor.data),
+            tensor.kind, tensor.dtype, tensor.shape, size,
         ):  # fmt: skip
             raise CorruptCheckpoint(f"{record.path}: this rank's tensor is another one than the other rank's")
+        if not tensor.data:
+            records.append(record)
+            continue
         data += bytes(-(at + len(data)) % 64)
         checksums = tuple(crc32c(tensor.data[start : start + size]) for start, size in blocks(len(tensor.data)))
         records.append(msgspec.structs.replace(record, offset=at + len(data), checksums=checksums))

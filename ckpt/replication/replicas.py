@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from resilio_hpc.ckpt.devices.interface import LOGGED
 from resilio_hpc.ckpt.format.manifest import TensorRecord, sha256
 from resilio_hpc.ckpt.format.whole_snapshot import WholeSnapshot
 from resilio_hpc.ckpt.store.mounts import store_of
@@ -99,7 +100,7 @@ def _differences(arenas: Sequence[WholeSnapshot], data: bytes) -> Differences:
         ]
         numbers[arena.header.rank] = frozenset(others)
         surprising = [arena.tensors[number].path for number in others]
-        surprising = [path for path in surprising if not is_batch_statistic(path)]
+        surprising = [path for path in surprising if not (is_batch_statistic(path) or LOGGED in path.split("/"))]
         if surprising and not told:
             more = f" and {len(surprising) - 1} more" if len(surprising) > 1 else ""
             told = f"{surprising[0]}{more} of rank {arena.header.rank}"

@@ -20,7 +20,7 @@ from resilio_hpc.ckpt.state.overlap import is_optimizer
 from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.tensors import is_tensor
 from resilio_hpc.ckpt.state.tree import has_state
-from resilio_hpc.core.errors import LayoutMismatch
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 
 _SMALL_BYTES = 64 << 10
 
@@ -105,11 +105,13 @@ class _Load:
     def run(self, state: Any = None) -> Any:
         """Load it; ``state``: in place of that of ``build``.
 
-        Raises LayoutMismatch, with the place, for any exception of the object.
+        Raises LayoutMismatch, with the place, for any exception of the object; CorruptCheckpoint where it says so.
         """
         state = self.build() if state is None else state
         try:
             self.live.load_state_dict(state)
+        except CorruptCheckpoint as error:  # an older checkpoint may be whole
+            raise CorruptCheckpoint(f"{place(self.path)}: {error}") from error
         except Exception as error:
             raise LayoutMismatch(
                 f"{place(self.path)}: {type(self.live).__name__} refused its state: {str(error) or repr(error)}"

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from resilio_hpc.ckpt.devices.interface import CopiesOut
+from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.ckpt.format.manifest import Extent, RankTable, SlabRecord, TensorRecord, blocks
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.snapshot.device_copy import CUDA, Begun, ChecksumSlot, Device, DeviceCopies, Transfer
+from resilio_hpc.ckpt.snapshot.device_copy import Begun, ChecksumSlot, DeviceCopies, Transfer
 from resilio_hpc.ckpt.state import overlap, tensors
 from resilio_hpc.ckpt.state.tensors import LARGE_BYTES, Leaf
 from resilio_hpc.ckpt.state.tree import Flattened
@@ -97,7 +99,7 @@ class Snapshot:
         state: Flattened,
         pool: ThreadPoolExecutor,
         overlapped: bool = False,
-        device: Device = CUDA,
+        device: CopiesOut = DEVICES,
         is_last: bool = False,
         known: Mapping[int, list[int]] = MappingProxyType({}),
     ) -> None:

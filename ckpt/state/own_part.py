@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.ckpt.state import overlap, tensors, tree
 from resilio_hpc.ckpt.state.parts_held import WHOLE, PartsHeld
 from resilio_hpc.ckpt.state.paths import LEFT_OUT, joined
@@ -53,7 +54,12 @@ class _Outliner(tree.Encoder):
         return LEFT_OUT if type(value) is Slab else super().encode(value, path)
 
     def _take(self, value: Any, path: tuple[Any, ...]) -> None:
-        """Take a small tensor; one on a device would have to be waited for."""
+        """Take a small tensor; one on a device would have to be waited for. One that is rebuilt needs no content."""
+        device = DEVICES.of(value)
+        if device is not None and device.is_rebuilt(value):
+            leaf = tensors.describe(value, joined(path))
+            self.own.append((leaf.path, leaf.kind, leaf.dtype, leaf.shape, b""))
+            return
         if is_dtensor(value) or not 0 < value.nbytes <= min(self._room, MOST_OF_ONE):
             return
         if hasattr(value, "device") and getattr(value.device, "type", "cpu") != "cpu":

@@ -6,25 +6,27 @@ import random
 import sys
 from typing import Any
 
-from resilio_hpc.core.errors import LayoutMismatch
+from resilio_hpc.ckpt.devices.registry import DEVICES
+
+_CPU = "torch"
+"""The CPU's generator of torch in a state; those of devices are under their kinds, such as "cuda"."""
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the state of Python's, numpy's and torch's (if loaded) and each CUDA device's (if used) generator."""
+    """Return the state of Python's, numpy's and torch's (if loaded) and each device's (if used) generator."""
     state: dict[str, Any] = {"python": random.getstate()}
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, position, has_gauss, cached = numpy.random.get_state()
         state["numpy"] = (name, keys.tobytes(), int(position), int(has_gauss), float(cached))
-    if torch is not None:
-        state["torch"] = torch.get_rng_state().numpy().tobytes()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state["cuda"] = [value.numpy().tobytes() for value in torch.cuda.get_rng_state_all()]
-    return state
+    return state | {_CPU if kind == "cpu" else kind: found for kind, found in DEVICES.rng_states().items()}
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Set every generator that ``state`` (from rng_state) has. Raises LayoutMismatch for fewer CUDA devices."""
+    """Set every generator that ``state`` (from rng_state) has.
+
+    Raises LayoutMismatch for generators of devices that are not here.
+    """
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     if "numpy" in state:
@@ -32,20 +34,5 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
         name, words, position, has_gauss, cached = state["numpy"]
         numpy.random.set_state((name, numpy.frombuffer(words, dtype=numpy.uint32), position, has_gauss, cached))
-    if "torch" in state:
-        import torch
-
-        torch.set_rng_state(_tensor(state["torch"]))
-        if "cuda" in state:
-            if len(state["cuda"]) > torch.cuda.device_count():
-                raise LayoutMismatch(
-                    f"generators of {len(state['cuda'])} CUDA devices were saved, here are {torch.cuda.device_count()}"
-                )
-            for device, value in enumerate(state["cuda"]):
-                torch.cuda.set_rng_state(_tensor(value), device)
-
-
-def _tensor(data: bytes) -> Any:
-    import torch
-
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    others = {kind: value for kind, value in state.items() if kind not in ("python", "numpy")}
+    DEVICES.set_rng_states({"cpu" if kind == _CPU else kind: value for kind, value in others.items()})

@@ -9,10 +9,11 @@ import math
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from operator import mul
 from typing import Any, Literal
 
+from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.ckpt.state import numpy_types
 from resilio_hpc.ckpt.state.slab import Slab, slab_of
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
@@ -85,7 +86,7 @@ def _describe_torch(value: Any, path: str) -> Leaf:
     if type(value) is not torch.nn.Parameter and torch.nn.parameter.is_lazy(value):
         raise UsageError("a parameter of a lazy module has no shape yet; run the module once before it is saved")
     plain = value.detach()
-    if type(plain) is not torch.Tensor:
+    if type(plain) is not torch.Tensor and not _is_of_a_device(plain):
         raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a DTensor or a plain tensor")
     device = plain.device
     if plain.is_quantized:
@@ -107,6 +108,12 @@ def _describe_torch(value: Any, path: str) -> Leaf:
         _check_memory(plain, address, stride)
     identity = (device, address, shape, stride, dtype, plain.is_conj(), plain.is_neg())
     return Leaf(path, "torch", dtype_name(dtype), shape, size, plain, identity)
+
+
+def _is_of_a_device(plain: Any) -> bool:
+    """Return whether a tensor of a class of its own is one of a registered device, whose content it copies."""
+    device = DEVICES.of(plain)
+    return device is not None and isinstance(plain, device.classes)
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:
@@ -199,7 +206,8 @@ def copy_into(target: Any, source: Any) -> None:
     with torch.inference_mode(target.is_inference()):
         if plain.dtype == source.dtype and _as_bits(plain) is not plain and _as_bits(source) is not source:
             plain, source = _as_bits(plain), _as_bits(source)
-        plain.copy_(source)
+        device = DEVICES.of(plain)
+        (plain.copy_ if device is None else partial(device.copy_in, plain))(source)
 
 
 def same_bytes(one: Any, other: Any) -> bool:

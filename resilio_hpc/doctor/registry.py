@@ -6,7 +6,17 @@ import difflib
 from collections.abc import Sequence
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.doctor import directories, gpus, installation, kernel, network, recovery, shared_memory, slurm_site
+from resilio_hpc.doctor import (
+    directories,
+    gpus,
+    installation,
+    kernel,
+    network,
+    process_restore,
+    recovery,
+    shared_memory,
+    slurm_site,
+)
 from resilio_hpc.doctor.finding import DoctorCheck
 
 RECOVERY = "loopback-recovery"
@@ -72,6 +82,11 @@ CHECKS: tuple[DoctorCheck, ...] = (
         "clock", "kernel and limits", kernel.clock, "whether the clock is synchronised, and agrees with slurmctld's",
         "time limits are slurmctld's, and munge refuses a difference of 300 s", budget_s=30,
         helps="chronyd or ntpd",
+    ),
+    DoctorCheck(
+        "process-restore", "kernel and limits", process_restore.process_restore, "CRIU's version and its own check; "
+        "with GPUs `cuda-checkpoint`", "whether processes could be restored as a whole; no run uses it", budget_s=20,
+        helps="a CRIU that knows this kernel, and CAP_CHECKPOINT_RESTORE",
     ),
     DoctorCheck(
         "host-name", "network", network.host_name, "the address of this machine's name, and how long the look-up takes",

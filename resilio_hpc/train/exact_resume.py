@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,19 +91,14 @@ def _without_trace(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _same_random_state() -> Iterator[None]:
-    import torch
-
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy is not None else None
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    devices = DEVICES.rng_states()
     try:
         yield
     finally:
         random.setstate(python)
         if numpy is not None:
             numpy.random.set_state(numpy_state)
-        torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        DEVICES.set_rng_states(devices)

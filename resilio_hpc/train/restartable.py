@@ -22,7 +22,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
+from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.core import gloo_groups, stack_dump
+from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.rank_error import write_error
 from resilio_hpc.core.rank_link import CanReenter, EnterRound, LeaveRound, LeavingRound, LeftRound, Raised
 from resilio_hpc.native import intercept
@@ -37,8 +39,6 @@ _SIGNAL = signal.SIGURG  # nothing is done at it by default, and few programs us
 _AGAIN_S = 0.05
 _MOST_TEXT = 10_000  # characters, of which some take four bytes of a packet
 _MAKING_S = 0.3
-_BEYOND_REPAIR = ("CUDA error", "HIP error", "device-side assert")
-"""In errors after which a process can use its device no more."""
 
 
 class RoundOver(BaseException):
@@ -179,7 +179,7 @@ class Reentry:
     def _waits_after(self, error: Exception) -> bool:
         """Tell the agent of an error, and wait for its word. Return whether the next round may be entered."""
         text = str(error)
-        if any(part in text for part in _BEYOND_REPAIR):
+        if DEVICES.ends_process(error):
             return False
         if self._ordered_at is not None:
             return True  # what the round's end has broken
@@ -204,6 +204,7 @@ class Reentry:
             interrupter.join()
         broken_communication.break_all(os.environ)
         broken_communication.leave_groups()
+        _bring_devices_back()
         gc.collect()
         gloo_groups.free()
         _give_back_memory()
@@ -228,6 +229,15 @@ class Reentry:
 
 
 _reentries: list[Reentry] = []
+
+
+def _bring_devices_back() -> None:
+    """Bring back what devices have lost. Where that cannot be, this process ends, and a new one takes its place."""
+    try:
+        DEVICES.rebuild()
+    except ResilioError as error:
+        print(f"resilio: this process ends: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def _user_frames(shown: TracebackType | None) -> TracebackType | None:
