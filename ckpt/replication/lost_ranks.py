@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -23,6 +24,7 @@ from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, read_records, record_path
+from resilio_hpc.core.bounded import Permit
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.native import copy_blocks, crc32c, map_shared
 
@@ -42,30 +44,88 @@ class _Own(msgspec.Struct, frozen=True):
     parts: tuple[tuple[int, bytes], ...]
 
 
-def complete(directory: Path, spill: Path, ranks: Places, round_number: int) -> tuple[int, list[int]]:
+def complete(
+    directory: Path, spill: Path, ranks: Places, round_number: int, permit: Permit | None = None
+) -> tuple[int, list[int]]:
     """Give each of this node's ``ranks`` a snapshot of the newest step that all of them can have, of one round.
 
     Return that step, and the ranks for which one was made; -1 where not all can have one that ranks have taken in this
-    round. ``spill``: a folder on disk, for what does not fit into memory. Raises CheckpointError, OSError.
+    round. ``spill``: a folder on disk, for what does not fit into memory. ``permit``: once it is withdrawn, no snapshot
+    becomes whole. Raises CheckpointError, OSError.
     """
-    held: dict[int, dict[int, arena.HeldSnapshot]] = defaultdict(dict)  # by step and rank
-    for snapshot in arena.scan(directory):
-        if snapshot.rank in ranks and snapshot.round == round_number:
-            held[snapshot.step][snapshot.rank] = snapshot
+    permit = permit or Permit()
+    held = of_round(arena.scan(directory), ranks, round_number)
     records = {rank: read_records(record_path(directory, rank)) for rank in ranks}
-    for step in sorted(held, reverse=True):
-        missing = sorted(ranks.keys() - held[step].keys())
-        holder = min(held[step].values(), key=lambda one: one.rank)
+
+    def made_of(holder: arena.HeldSnapshot, missing: list[int]) -> dict[int, BoundaryRecord] | None:
         header = arena.read_header(holder.path)
         if header is None or (missing and header.layout != REPLICATED):
-            continue
-        found = {rank: record_of(records[rank], step, round_number, header.world_size) for rank in missing}
-        if all(record is not None for record in found.values()):
-            for rank, record in found.items():
-                if record is not None:
-                    _make(directory, spill, holder, (rank, ranks[rank]), record)
-            return step, missing
-    return -1, []
+            return None
+        return records_of(records, missing, holder.step, round_number, header.world_size)
+
+    found = newest_common(held, ranks, made_of)
+    if found is None:
+        return -1, []
+    holder, made = found
+    for rank, record in made.items():
+        _make(directory, spill, holder, (rank, ranks[rank]), record, permit)
+    return holder.step, list(made)
+
+
+class OfARound(Protocol):
+    """A whole snapshot: of which rank and step, and in which round it was taken."""
+
+    @property
+    def rank(self) -> int:
+        """Return its rank."""
+
+    @property
+    def step(self) -> int:
+        """Return how many steps were finished."""
+
+    @property
+    def round(self) -> int:
+        """Return the round."""
+
+
+Snapshot = TypeVar("Snapshot", bound=OfARound)
+Held = dict[int, dict[int, Snapshot]]
+"""By step and rank."""
+
+
+def of_round(snapshots: Iterable[Snapshot], ranks: Collection[int], round_number: int) -> Held[Snapshot]:
+    """Return the snapshots of ``ranks`` that were taken in this round."""
+    held: Held[Snapshot] = defaultdict(dict)
+    for snapshot in snapshots:
+        if snapshot.rank in ranks and snapshot.round == round_number:
+            held[snapshot.step][snapshot.rank] = snapshot
+    return held
+
+
+def newest_common(
+    held: Held[Snapshot], ranks: Collection[int],
+    made_of: Callable[[Snapshot, list[int]], dict[int, BoundaryRecord] | None],
+) -> tuple[Snapshot, dict[int, BoundaryRecord]] | None:  # fmt: skip
+    """Return a snapshot of the newest step that all ``ranks`` can have, and the records for those that lack it.
+
+    ``made_of``: of what the missing ranks' snapshots can be made beside that one; None: not of all. None: no step.
+    """
+    for step in sorted(held, reverse=True):
+        holder = min(held[step].values(), key=lambda one: one.rank)
+        made = made_of(holder, sorted(set(ranks) - held[step].keys()))
+        if made is not None:
+            return holder, made
+    return None
+
+
+def records_of(
+    records: Mapping[int, Collection[BoundaryRecord]], ranks: Collection[int], step: int, round_number: int,
+    world_size: int,
+) -> dict[int, BoundaryRecord] | None:  # fmt: skip
+    """Return each rank's record of a step; None where one has none."""
+    found = {rank: record_of(records[rank], step, round_number, world_size) for rank in ranks}
+    whole = {rank: record for rank, record in found.items() if record is not None}
+    return whole if len(whole) == len(found) else None
 
 
 def record_of(
@@ -135,8 +195,9 @@ def _own(
 
 
 def _make(
-    directory: Path, spill: Path, holder: arena.HeldSnapshot, place: tuple[int, int], record: BoundaryRecord
-) -> None:
+    directory: Path, spill: Path, holder: arena.HeldSnapshot, place: tuple[int, int], record: BoundaryRecord,
+    permit: Permit,
+) -> None:  # fmt: skip
     """Make a rank's snapshot in its arena: the holder's tensors, and the rank's own tree."""
     known = _differing(directory, holder, place[0])
     file = _locked(holder)
@@ -148,7 +209,7 @@ def _make(
         )  # fmt: skip
         pair = ArenaPair(directory, owner, spill)
         try:
-            _fill(pair, own, map_shared(file, holder.size_bytes, False))
+            _fill(pair, own, map_shared(file, holder.size_bytes, False), permit)
         finally:
             pair.close()
     finally:
@@ -168,7 +229,7 @@ def _differing(directory: Path, holder: arena.HeldSnapshot, rank: int) -> set[st
     return set()
 
 
-def _fill(pair: ArenaPair, own: _Own, source: memoryview) -> None:
+def _fill(pair: ArenaPair, own: _Own, source: memoryview, permit: Permit) -> None:
     slot, room, sequence = pair.reserve(own.header.step, own.header.size_bytes, is_last=True)
     try:
         with room:
@@ -179,4 +240,5 @@ def _fill(pair: ArenaPair, own: _Own, source: memoryview) -> None:
     except BaseException:
         pair.abandon(slot)
         raise
-    pair.finish(slot, replace(own.header, sequence=sequence))
+    if not permit.use(lambda: pair.finish(slot, replace(own.header, sequence=sequence))):
+        pair.abandon(slot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.ckpt.snapshot.arena import scan
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import rank_link
+from resilio_hpc.core.bounded import Permit
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.agent.last_step import ANSWER_S, LIMIT_S, OTHERS_S, LastStepSaves
 from resilio_hpc.launch.protocol import messages as m
@@ -191,3 +194,41 @@ def test_another_node_that_does_not_answer_holds_nothing_up(agent: Agent) -> Non
     assert (event["step"], event["why"]) == (4, "the replicator does not answer")
     calls[0]()  # its answer comes late
     assert agent.over == 1
+
+
+def test_a_snapshot_that_is_being_made_when_other_ranks_may_follow_does_not_come(agent: Agent) -> None:
+    agent.record(1, 4)
+    agent.dies(1)
+    permit = Permit()
+    agent.snapshot(0, 4)
+    places = {0: 0, 1: 1}
+    permit.withdraw()
+    lost_ranks.complete(agent.arenas, agent.path / "spill", places, 5, permit)
+    assert {(held.rank, held.step) for held in scan(agent.arenas)} == {(0, 3), (0, 4), (1, 3)}
+    assert lost_ranks.complete(agent.arenas, agent.path / "spill", places, 5) == (4, [1])
+    assert (1, 4) in {(held.rank, held.step) for held in scan(agent.arenas)}
+
+
+def test_what_is_being_made_is_given_up_when_ranks_are_ended_otherwise(agent: Agent) -> None:
+    making: list[tuple[Future[tuple[int, list[int]]], Permit]] = []
+
+    def complete(_: LocalRound, permit: Permit) -> Future[tuple[int, list[int]]]:
+        making.append((Future(), permit))
+        return making[-1][0]
+
+    agent.saves = LastStepSaves(
+        agent.saves._node, agent.ranks, agent.tell, agent.make_lost, lambda: agent.now, complete=complete
+    )
+    agent.saves.begin(agent.local, "shared")
+    for rank in (0, 1):
+        agent.saved(rank, 4)
+    agent.saves.tick()
+    ((future, permit),) = making
+    done: list[int] = []
+    assert permit.use(lambda: done.append(1)) and done == [1]
+    agent.ranks.local = None  # by the end of a lease, or of the spawner
+    agent.saves.tick()
+    assert not permit.use(lambda: done.append(2)) and done == [1]
+    future.set_result((4, [1]))
+    agent.saves.tick()
+    assert agent.over == 0 and agent.events == []

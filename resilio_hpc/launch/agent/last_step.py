@@ -13,7 +13,7 @@ from concurrent.futures import Future, wait
 
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.core import rank_link
-from resilio_hpc.core.bounded import begin
+from resilio_hpc.core.bounded import Permit, begin
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.protocol import messages as m
@@ -36,11 +36,13 @@ class LastStepSaves:
         self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
         make_lost: Callable[[int, Callable[[], None]], None], clock: Callable[[], float] = time.monotonic,
         is_stopped: Callable[[int], bool] = lambda _: False,
+        complete: Callable[[LocalRound, Permit], Future[Made]] | None = None,
     ) -> None:  # fmt: skip
         """``ranks`` hears when it is over; ``tell_rank``: sends a message to a local rank.
 
         ``make_lost``: sees which snapshots of a step can be made for the ranks of another node, then calls back.
-        ``is_stopped``: whether a local rank's process is.
+        ``is_stopped``: whether a local rank's process is. ``complete``: has the snapshots of this node's lost ranks
+        made, by ``lost_ranks.complete`` as a rule, while it is permitted.
         """
         self._node = node
         self._ranks = ranks
@@ -48,10 +50,12 @@ class LastStepSaves:
         self._make_lost = make_lost
         self._clock = clock
         self._is_stopped = is_stopped
+        self._complete = complete or self._in_a_thread
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
         self._begun = 0.0
         self._making: Future[Made] | None = None
+        self._permit = Permit()
         self._found: Made | None = None  # what this node's ranks have
         self._asked_at = 0.0  # for the ranks of the other node
 
@@ -83,13 +87,12 @@ class LastStepSaves:
         if local is None:
             return
         if local is not self._ranks.local:
-            self._local = None  # its ranks are being ended without it
+            self.give_up()  # its ranks are being ended without it
         elif self._making is None:
             if not self._awaited(local):
-                places = {rank.rank: rank.local_rank for rank in local.ranks.values()}
-                directory, spill = self._node.arena_dir, self._node.local_dir / "lost-ranks"
-                self._making = begin(lambda: lost_ranks.complete(directory, spill, places, local.number))
-                if wait([self._making], SOON_S).done:  # mostly it is little work
+                self._permit = Permit()
+                self._making = self._complete(local, self._permit)
+                if self._making.done():
                     self._made(local, self._making)
         elif self._found is not None:
             if self._clock() - self._asked_at > OTHERS_S:
@@ -98,6 +101,19 @@ class LastStepSaves:
             self._made(local, self._making)
         elif self._clock() - self._begun > 2 * LIMIT_S:
             self._end(local, -1, [], "the snapshots of lost ranks took too long")
+
+    def give_up(self) -> None:
+        """Go on without it. What is still being made for lost ranks does not come: other ranks may follow."""
+        self._local = None
+        self._permit.withdraw()
+
+    def _in_a_thread(self, local: LocalRound, permit: Permit) -> Future[Made]:
+        """Begin to make the snapshots of lost ranks. Mostly it is little work, and done on return."""
+        places = {rank.rank: rank.local_rank for rank in local.ranks.values()}
+        directory, spill = self._node.arena_dir, self._node.local_dir / "lost-ranks"
+        making = begin(lambda: lost_ranks.complete(directory, spill, places, local.number, permit))
+        wait([making], SOON_S)
+        return making
 
     def _made(self, local: LocalRound, making: Future[Made]) -> None:
         """See whether the partner's ranks, if they are lost, can have the same step."""
@@ -115,7 +131,8 @@ class LastStepSaves:
     def _end(self, local: LocalRound, step: int, made: list[int], error: str) -> None:
         if self._local is not local:
             return
-        self._local, self._done = None, local
+        self.give_up()
+        self._done = local
         saved = [rank.last_saved for rank in local.ranks.values() if rank.last_saved is not None]
         errors = {error, *(one.error for one in saved)} - {""}
         step = step if made or any(one.step == step for one in saved) else -1  # else it was saved before
