@@ -4,9 +4,9 @@
     python benchmarks/last_step.py --results benchmarks/last_step.jsonl --faults 0     # only the table
 
 Ranks of several nodes, all on this machine, train in steps of some 60 ms and save every 40. A rank, drawn by chance, is
-killed or stopped at an instant drawn by chance: in a collective, in an optimizer's step, in a save, in a recovery. Each
-run ends after some faults; it is compared, bit for bit, with one that had none. Each fault is a line of --results; the
-same command goes on where it ended.
+killed or stopped at an instant drawn by chance: in a collective, in an optimizer's step, in a save, in a recovery. So are
+all processes of a node: its agent, what forks ranks, and its ranks. Each run ends after some faults; it is compared, bit
+for bit, with one that had none. Each fault is a line of --results; the same command goes on where it ended.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +34,7 @@ from resilio_hpc.core.ledger import Event, read_ledger
 SCRIPT = Path(__file__).with_name("replicated_training.py")
 PER_RUN = 12  # faults
 LIMIT_S = 120.0
-KINDS = {"rank killed": 7, "rank stopped": 1, "rank killed in a recovery": 2}  # and how often of ten
+KINDS = {"rank killed": 6, "rank stopped": 1, "rank killed in a recovery": 2, "node killed": 1}  # how often of ten
 
 
 class Run:
@@ -92,6 +93,11 @@ class Run:
 def strike(run: Run, kind: str, draw: random.Random) -> None:
     """Do one thing to a rank, at an instant by chance."""
     time.sleep(draw.uniform(0.5, 3.0))
+    if kind == "node killed":
+        agent = psutil.Process(draw.choice(run.pids())).parents()[1]
+        for process in (agent, *agent.children(recursive=True)):
+            process.kill()
+        return
     os.kill(draw.choice(run.pids()), signal.SIGSTOP if kind == "rank stopped" else signal.SIGKILL)
     if kind == "rank killed in a recovery":
         time.sleep(draw.uniform(0.0, 0.5))
@@ -107,7 +113,7 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
     run = Run(path / "struck", options)
     found: list[dict[str, Any]] = []
     try:
-        run.until(lambda: run.events("first_step"), "the first step")
+        run.until(lambda: run.events("committed"), "the first save")  # the nodes know each other's replicators by then
         for _ in range(faults):
             kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
             before = len(run.events("recovered"))

@@ -47,9 +47,9 @@ kept = make() if WHERE == "outside" else None
 def main() -> None:
     dist.init_process_group("gloo")
     model, optimizer, checkpoint = kept or make()
-    parallel = DistributedDataParallel(model, broadcast_buffers=False)
     state = {"model": model, "optimizer": optimizer}
     start, _ = checkpoint.restore(state) or (0, None)
+    parallel = DistributedDataParallel(model, init_sync=False)  # all ranks have the same already
     with (Path(os.environ["OUT"]) / f"steps-rank{run.rank}").open("ab", buffering=0) as stamps:
         for step in run.steps(start, 1_000_000, save=checkpoint.saver(state), every=1000):
             began = time.monotonic()

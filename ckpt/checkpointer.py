@@ -159,10 +159,7 @@ class Checkpointer:
         return self._saver
 
     def save_held(self, held: HeldState) -> None:
-        """Take a snapshot of a state that was held at a boundary, unless there is one, and tell no other process.
-
-        Raises CheckpointError, OSError.
-        """
+        """Take a snapshot of a state that was held, unless there is one. Raises CheckpointError, OSError."""
         with self._turns.turn():
             world.check_place(self.place)
             self._settle()
@@ -171,6 +168,7 @@ class Checkpointer:
     def mark_boundary(self, held: HeldState) -> None:
         """Note what devices have done before a state that is held."""
         self._arenas.mark_boundary(held)
+        self._arenas.take_own(held.step, self._turns)
 
     def record_writer(self) -> RecordWriter | None:
         """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
@@ -269,7 +267,8 @@ class Checkpointer:
         failure: CorruptCheckpoint | OSError | None = None
         for point in self._points.all():
             if self._saver is not None and (back := self._saver.put_back(point, state)) is not None:
-                return self._restored(point, back, Tier.MEMORY, started)
+                self._arenas.goes_on_from(back.held)
+                return self._restored(point, back.state, Tier.MEMORY, started)
             try:
                 found, tier = self._points.read(point, state, self._pool)
             except (CorruptCheckpoint, OSError) as error:

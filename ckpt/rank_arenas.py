@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.ckpt.coordination.coordinator import Coordinator
+from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
+from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
@@ -23,7 +26,7 @@ from resilio_hpc.ckpt.snapshot.device_copy import CUDA, Device
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.expected import expected_bytes
 from resilio_hpc.ckpt.state.held_state import HeldState
-from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
 
 class RankArenas:
@@ -48,6 +51,7 @@ class RankArenas:
         self._memory = memory
         self._warn = warn
         self._prefaulted = False
+        self._own_part: tuple[int, bytes] | None = None  # of the step that training goes on from: what no other has
         self.pair: ArenaPair | None = None
         """Once they are open."""
         self.device: Device = CUDA
@@ -135,10 +139,43 @@ class RankArenas:
         """Return the snapshot of a step, to be restored. Raises CorruptCheckpoint where there is none, OSError."""
         arenas = self.open()
         path = arenas.held(step)
-        if path is None:
-            rank = self._coordinator.place.rank
-            raise CorruptCheckpoint(f"this node holds no snapshot of step {step} of rank {rank}")
-        return ArenaSource(path, memory=arenas.memory(step))
+        if path is not None:
+            return ArenaSource(path, memory=arenas.memory(step))
+        place, directory = self._coordinator.place, self._coordinator.arena_directory
+        found = None
+        if directory is not None and self._layout == REPLICATED:
+            found = lost_ranks.borrowed(directory, place.rank, step, place.world_size)
+        if found is None:
+            raise CorruptCheckpoint(f"this node holds no snapshot of step {step} of rank {place.rank}")
+        self._own_part = (step, found.record.part)
+        return BorrowedSource(found)
+
+    def goes_on_from(self, held: HeldState) -> None:
+        """Take note that training goes on from a state that this process has held."""
+        if self._layout == REPLICATED and self._coordinator.arena_directory is not None:
+            self._own_part = (held.step, held.own_part())
+
+    def take_own(self, finished: int, turns: Turns) -> None:
+        """Where training has gone on from a step of which another rank has the snapshot, take this rank's own one.
+
+        In a thread beside training: without it, the loss of that snapshot would cost the step. ``finished``: steps that
+        are. The first one is awaited: until then, ranks that restore need the processors.
+        """
+        if self._own_part is None or finished <= self._own_part[0]:
+            return
+        (step, part), self._own_part = self._own_part, None
+        place, directory = self._coordinator.place, self._coordinator.arena_directory
+        if directory is None or self.open().held(step) is not None:
+            return
+
+        def act() -> None:
+            with contextlib.suppress(CheckpointError, OSError), turns.turn():  # else the next save brings one
+                arenas = self.open()
+                found = lost_ranks.lent_to(directory, place.rank, step, place.world_size, part)
+                if found is not None and arenas.newest_step < step:
+                    lost_ranks.make(arenas, found)
+
+        threading.Thread(target=act, name="resilio-own-snapshot", daemon=True).start()
 
     def forget(self, step: int) -> None:
         """Drop a snapshot that is damaged."""

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
@@ -50,6 +50,13 @@ class SavesStates(Protocol):
 
     def record_writer(self) -> RecordWriter | None:
         """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
+
+
+class PutBack(NamedTuple):
+    """A state that was brought back where it is, and how it was held."""
+
+    state: Any
+    held: HeldState
 
 
 class StateSaver:
@@ -141,7 +148,7 @@ class StateSaver:
         except Exception:  # noqa: BLE001 - the state's own code, in the midst of a step: its boundary will tell
             return None
 
-    def put_back(self, point: RestorePoint, state: Any) -> Any:
+    def put_back(self, point: RestorePoint, state: Any) -> PutBack | None:
         """Return the state, brought back where it is, if this process has held it since an earlier round; else None."""
         with self._lock:
             held = self._held
@@ -149,7 +156,7 @@ class StateSaver:
         if held is None or not is_wanted or state is None or self._round == self._checkpoint.place.round:
             return None
         with contextlib.suppress(CheckpointError):
-            return put_back(held, state)
+            return PutBack(put_back(held, state), held)
         return None
 
     def save_held(self) -> int:

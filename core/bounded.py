@@ -31,26 +31,6 @@ def begin(act: Callable[[], Result]) -> Future[Result]:
     return future
 
 
-class Permit:
-    """Lets a thread have its effect, until that is withdrawn: the thread cannot be ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_withdrawn = False
-
-    def use(self, act: Callable[[], object]) -> bool:
-        """Do ``act``, which must not hang, unless the permit is withdrawn. Return whether it was done."""
-        with self._lock:
-            if not self._is_withdrawn:
-                act()
-            return not self._is_withdrawn
-
-    def withdraw(self) -> None:
-        """Return when ``use`` does nothing any more."""
-        with self._lock:
-            self._is_withdrawn = True
-
-
 def in_time(act: Callable[[], Result], seconds: float, wait: Waiter = wait) -> Result:
     """Return or raise what ``act`` does; TimeoutError (an OSError) where it takes longer."""
     future = begin(act)

@@ -163,7 +163,7 @@ class PartnerRecords:
             return False
         try:
             own = {path for path in self._replicas.own_paths(rank) if not is_batch_statistic(path)}
-            self._replicas.put(lost_ranks.replica(holder, rank, record, own))
+            self._replicas.put(lost_ranks.replica(lost_ranks.Borrowed(rank, holder, record, own)))
         except (CheckpointError, OSError) as error:
             print(f"resilio: no snapshot of rank {rank} of step {holder.step}: {error}", file=sys.stderr, flush=True)
             return False

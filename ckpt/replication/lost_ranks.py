@@ -1,17 +1,19 @@
-"""Snapshots of ranks that were lost: made of another rank's snapshot of the same step, and of what they left behind.
+"""States of ranks without a snapshot: another rank's tensors of the same step, and what the rank itself left behind.
 
-For layout REPLICATED, where ranks hold the same tensors. A rank that is killed leaves a record of its last boundaries
-(``snapshot.boundary_record``); a rank that goes on saves its state of one of them.
+For layout REPLICATED, where ranks hold the same tensors. Each rank leaves a record of its last boundaries
+(``snapshot.boundary_record``), so one rank of a node that saves one of these is enough for all of them. Nothing is
+copied until a rank restores, from the other rank's snapshot.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,110 +24,137 @@ from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy, checked_table, owned
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, read_records, record_path
-from resilio_hpc.core.bounded import Permit
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.native import copy_blocks, crc32c, map_shared
 
 _PIECE_BYTES = 8 << 20
+_RECORD_NAME = re.compile(r"rank(\d{1,9})\.boundary")
 
-Places = dict[int, int]
-"""Local rank by rank."""
+_Moment = tuple[int, int, int]
+"""Step, round and world size."""
 
 
-class _Own(msgspec.Struct, frozen=True):
-    """What is a lost rank's own: its header; and its tree, small tensors and table, each with its place.
+class Borrowed(NamedTuple):
+    """The state of a rank that has no snapshot of a step: the holder's tensors, and the rank's record.
+
+    ``known``: paths of tensors that were not the same on both.
+    """
+
+    rank: int
+    holder: arena.HeldSnapshot
+    record: BoundaryRecord
+    known: Collection[str] = ()
+
+    @property
+    def local_rank(self) -> int:
+        """Return the rank's place on its node: a node's ranks follow each other."""
+        return (self.holder.local_rank + self.rank - self.holder.rank) % self.holder.local_world_size
+
+
+class Own(msgspec.Struct, frozen=True):
+    """What is a rank's own: its header; and its tree, small tensors and table, each with its place.
 
     They lie behind the holder's bytes.
     """
 
     header: Header
+    table: RankTable
+    tree: bytes
     parts: tuple[tuple[int, bytes], ...]
 
 
-def complete(
-    directory: Path, spill: Path, ranks: Places, round_number: int, permit: Permit | None = None
-) -> tuple[int, list[int]]:
-    """Give each of this node's ``ranks`` a snapshot of the newest step that all of them can have, of one round.
+def whole_step(directory: Path, ranks: Collection[int], round_number: int) -> tuple[int, list[int]]:
+    """Return the newest step of which some of ``ranks`` have a snapshot, taken in this round, and all others a record.
 
-    Return that step, and the ranks for which one was made; -1 where not all can have one that ranks have taken in this
-    round. ``spill``: a folder on disk, for what does not fit into memory. ``permit``: once it is withdrawn, no snapshot
-    becomes whole. Raises CheckpointError, OSError.
+    And the ranks without a snapshot; -1 where there is no such step. Raises CheckpointError, OSError.
     """
-    permit = permit or Permit()
-    held = of_round(arena.scan(directory), ranks, round_number)
-    records = {rank: read_records(record_path(directory, rank)) for rank in ranks}
-
-    def made_of(holder: arena.HeldSnapshot, missing: list[int]) -> dict[int, BoundaryRecord] | None:
-        header = arena.read_header(holder.path)
-        if header is None or (missing and header.layout != REPLICATED):
-            return None
-        return records_of(records, missing, holder.step, round_number, header.world_size)
-
-    found = newest_common(held, ranks, made_of)
-    if found is None:
-        return -1, []
-    holder, made = found
-    for rank, record in made.items():
-        _make(directory, spill, holder, (rank, ranks[rank]), record, permit)
-    return holder.step, list(made)
+    moments = _moments(directory)
+    for moment in sorted(moments, reverse=True):
+        step, number, _ = moment
+        there = moments[moment].keys() & set(ranks)
+        missing = sorted(set(ranks) - there)
+        if number != round_number or not there:
+            continue
+        found = [_borrowed(directory, rank, moments[moment]) for rank in missing]
+        if all(one is not None for one in found):
+            for one in found:
+                if one is not None:
+                    own_of(one)
+            return step, missing
+    return -1, []
 
 
-class OfARound(Protocol):
-    """A whole snapshot: of which rank and step, and in which round it was taken."""
-
-    @property
-    def rank(self) -> int:
-        """Return its rank."""
-
-    @property
-    def step(self) -> int:
-        """Return how many steps were finished."""
-
-    @property
-    def round(self) -> int:
-        """Return the round."""
+def lent(directory: Path) -> list[Borrowed]:
+    """Return the states that ranks of this node can restore without a snapshot of their own."""
+    moments, found = _moments(directory), []
+    own = {(held.rank, held.step) for holders in moments.values() for held in holders.values()}
+    for (step, _, _), holders in moments.items():
+        for rank in sorted(rank for rank in _recorded(directory) if (rank, step) not in own):
+            one = _borrowed(directory, rank, holders)
+            if one is not None and _is_good(one):
+                found.append(one)
+    return found
 
 
-Snapshot = TypeVar("Snapshot", bound=OfARound)
-Held = dict[int, dict[int, Snapshot]]
-"""By step and rank."""
-
-
-def of_round(snapshots: Iterable[Snapshot], ranks: Collection[int], round_number: int) -> Held[Snapshot]:
-    """Return the snapshots of ``ranks`` that were taken in this round."""
-    held: Held[Snapshot] = defaultdict(dict)
-    for snapshot in snapshots:
-        if snapshot.rank in ranks and snapshot.round == round_number:
-            held[snapshot.step][snapshot.rank] = snapshot
-    return held
-
-
-def newest_common(
-    held: Held[Snapshot], ranks: Collection[int],
-    made_of: Callable[[Snapshot, list[int]], dict[int, BoundaryRecord] | None],
-) -> tuple[Snapshot, dict[int, BoundaryRecord]] | None:  # fmt: skip
-    """Return a snapshot of the newest step that all ``ranks`` can have, and the records for those that lack it.
-
-    ``made_of``: of what the missing ranks' snapshots can be made beside that one; None: not of all. None: no step.
-    """
-    for step in sorted(held, reverse=True):
-        holder = min(held[step].values(), key=lambda one: one.rank)
-        made = made_of(holder, sorted(set(ranks) - held[step].keys()))
-        if made is not None:
-            return holder, made
+def borrowed(directory: Path, rank: int, step: int, world_size: int) -> Borrowed | None:
+    """Return how a rank gets its state of a step without a snapshot of its own; None where it cannot."""
+    for (its_step, _, world), holders in sorted(_moments(directory).items(), reverse=True):
+        if (its_step, world) == (step, world_size):
+            one = _borrowed(directory, rank, holders)
+            if one is not None and _is_good(one):
+                return one
     return None
 
 
-def records_of(
-    records: Mapping[int, Collection[BoundaryRecord]], ranks: Collection[int], step: int, round_number: int,
-    world_size: int,
-) -> dict[int, BoundaryRecord] | None:  # fmt: skip
-    """Return each rank's record of a step; None where one has none."""
-    found = {rank: record_of(records[rank], step, round_number, world_size) for rank in ranks}
-    whole = {rank: record for rank, record in found.items() if record is not None}
-    return whole if len(whole) == len(found) else None
+def lent_to(directory: Path, rank: int, step: int, world_size: int, part: bytes) -> Borrowed | None:
+    """Return a rank's state of a step by another rank's snapshot. ``part``: what is its own, as it was recorded."""
+    for (its_step, number, world), holders in sorted(_moments(directory).items(), reverse=True):
+        holder = _holder(rank, holders)
+        if (its_step, world) == (step, world_size) and holder is not None:
+            record = BoundaryRecord(step, world_size, number, False, part)
+            return Borrowed(rank, holder, record, _differing(directory, holder, rank))
+    return None
+
+
+def _moments(directory: Path) -> dict[_Moment, dict[int, arena.HeldSnapshot]]:
+    """Return the snapshots by moment and rank."""
+    found: dict[_Moment, dict[int, arena.HeldSnapshot]] = defaultdict(dict)
+    for held in arena.scan(directory):
+        found[held.step, held.round, held.world_size][held.rank] = held
+    return found
+
+
+def _recorded(directory: Path) -> set[int]:
+    try:
+        return {int(name[1]) for path in directory.iterdir() if (name := _RECORD_NAME.fullmatch(path.name))}
+    except OSError:
+        return set()
+
+
+def _borrowed(directory: Path, rank: int, holders: dict[int, arena.HeldSnapshot]) -> Borrowed | None:
+    holder = _holder(rank, holders)
+    if holder is None:
+        return None
+    record = record_of(read_records(record_path(directory, rank)), holder.step, holder.round, holder.world_size)
+    return None if record is None else Borrowed(rank, holder, record, _differing(directory, holder, rank))
+
+
+def _holder(rank: int, holders: dict[int, arena.HeldSnapshot]) -> arena.HeldSnapshot | None:
+    """Return the snapshot whose tensors a rank of this node has, too."""
+    holder = holders[min(holders)]
+    header = arena.read_header(holder.path)
+    is_of_this_node = 0 <= holder.local_rank + rank - holder.rank < holder.local_world_size
+    return holder if header is not None and header.layout == REPLICATED and is_of_this_node else None
+
+
+def _is_good(one: Borrowed) -> bool:
+    try:
+        own_of(one)
+    except (CheckpointError, OSError):
+        return False
+    return True
 
 
 def record_of(
@@ -137,16 +166,9 @@ def record_of(
     return max(found, key=lambda record: record.order, default=None)
 
 
-def replica(holder: arena.HeldSnapshot, rank: int, record: BoundaryRecord, known: Collection[str]) -> ReplicaCopy:
-    """Return a lost rank's snapshot as a copy that relies on the holder's.
-
-    ``known``: paths of tensors that were not the same on both. Raises CheckpointError, OSError.
-    """
-    file = _locked(holder)
-    try:
-        own = _own(file, holder, (rank, 0), record, known)
-    finally:
-        os.close(file)
+def replica(one: Borrowed) -> ReplicaCopy:
+    """Return it as a copy that relies on the holder's snapshot. Raises CheckpointError, OSError."""
+    holder, own = one.holder, own_of(one)
     size = holder.size_bytes - PAGE
     parts, kept = [CopyPart(PAGE, size, holder.rank, PAGE)], b""
     for at, data in own.parts:
@@ -155,65 +177,48 @@ def replica(holder: arena.HeldSnapshot, rank: int, record: BoundaryRecord, known
     return ReplicaCopy(arena.page(own.header), own.header, parts, kept, [holder])
 
 
-def _locked(holder: arena.HeldSnapshot) -> int:
+def own_of(one: Borrowed, file: int | None = None) -> Own:
+    """Return what is the rank's own. ``file``: the holder's arena, if it is locked. Raises CheckpointError, OSError."""
+    if file is not None:
+        return _own(file, one)
+    file = locked(one.holder)
+    try:
+        return _own(file, one)
+    finally:
+        os.close(file)
+
+
+def locked(holder: arena.HeldSnapshot) -> int:
+    """Return a descriptor that keeps a snapshot from being overwritten. Raises CheckpointError where it was."""
     file = arena.lock_snapshot(holder)
     if file is None:
         raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is gone")
     return file
 
 
-def _own(
-    file: int, holder: arena.HeldSnapshot, place: tuple[int, int], record: BoundaryRecord, known: Collection[str]
-) -> _Own:
-    """Return what is a rank's own beside the holder's snapshot.
-
-    ``place``: rank and local rank; ``known``: paths of tensors that were not the same on both.
-    """
+def _own(file: int, one: Borrowed) -> Own:
+    holder, record = one.holder, one.record
     header = arena.header_of(file)
     if header is None or record.world_size != header.world_size or header.layout != REPLICATED:
         raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is another one")
-    source = map_shared(file, holder.size_bytes, False)
-    table = checked_table(header, bytes(source[header.table_offset :][: header.table_size]))
-    its_tree = bytes(source[table.tree.offset :][: table.tree.size_bytes])
+    table = checked_table(header, os.pread(file, header.table_size, header.table_offset))
+    its_tree = os.pread(file, table.tree.size_bytes, table.tree.offset)
     if crc32c(its_tree) != table.tree.crc32c:
         raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is damaged")
     part = decode_part(record.part)
-    if others := set(known) - {tensor.path for tensor in part.tensors}:
+    if others := set(one.known) - {tensor.path for tensor in part.tensors}:
         raise CheckpointError(f"{min(others)} is another tensor on each rank, and not in what the lost rank left")
     tree = filled(part.outline, its_tree)
     tree_at = -(-header.size_bytes // 64) * 64
     tensors_at = -(-(tree_at + len(tree)) // 64) * 64
     records, tensors = with_own(table, part, tensors_at)
-    extent = Extent(tree_at, len(tree), crc32c(tree))
-    data = msgspec.json.encode(RankTable(extent, tuple(records)))
+    own_table = RankTable(Extent(tree_at, len(tree), crc32c(tree)), tuple(records))
+    data = msgspec.json.encode(own_table)
     table_at = -(-(tensors_at + len(tensors)) // 64) * 64
-    rank, local_rank = place
-    mine = replace(header, rank=rank, local_rank=local_rank, size_bytes=table_at + len(data))
+    mine = replace(header, rank=one.rank, local_rank=one.local_rank, size_bytes=table_at + len(data))
     mine = replace(mine, table_offset=table_at, table_size=len(data), table_crc32c=crc32c(data))
     parts = ((tree_at, tree), (tensors_at, tensors), (table_at, data))
-    return _Own(mine, tuple(part for part in parts if part[1]))
-
-
-def _make(
-    directory: Path, spill: Path, holder: arena.HeldSnapshot, place: tuple[int, int], record: BoundaryRecord,
-    permit: Permit,
-) -> None:  # fmt: skip
-    """Make a rank's snapshot in its arena: the holder's tensors, and the rank's own tree."""
-    known = _differing(directory, holder, place[0])
-    file = _locked(holder)
-    try:
-        own = _own(file, holder, place, record, known)
-        header = own.header
-        owner = Owner(
-            *place, header.world_size, header.local_world_size, header.round, header.layout, header.run_id
-        )  # fmt: skip
-        pair = ArenaPair(directory, owner, spill)
-        try:
-            _fill(pair, own, map_shared(file, holder.size_bytes, False), permit)
-        finally:
-            pair.close()
-    finally:
-        os.close(file)
+    return Own(mine, own_table, tree, tuple(part for part in parts if part[1]))
 
 
 def _differing(directory: Path, holder: arena.HeldSnapshot, rank: int) -> set[str]:
@@ -229,7 +234,20 @@ def _differing(directory: Path, holder: arena.HeldSnapshot, rank: int) -> set[st
     return set()
 
 
-def _fill(pair: ArenaPair, own: _Own, source: memoryview, permit: Permit) -> None:
+def make(pair: ArenaPair, one: Borrowed) -> None:
+    """Make the rank's own snapshot in its arena: the holder's tensors, and what is its own.
+
+    Raises CheckpointError, OSError.
+    """
+    file = locked(one.holder)
+    try:
+        own = own_of(one, file)
+        _fill(pair, own, map_shared(file, one.holder.size_bytes, False))
+    finally:
+        os.close(file)
+
+
+def _fill(pair: ArenaPair, own: Own, source: memoryview) -> None:
     slot, room, sequence = pair.reserve(own.header.step, own.header.size_bytes, is_last=True)
     try:
         with room:
@@ -240,5 +258,4 @@ def _fill(pair: ArenaPair, own: _Own, source: memoryview, permit: Permit) -> Non
     except BaseException:
         pair.abandon(slot)
         raise
-    if not permit.use(lambda: pair.finish(slot, replace(own.header, sequence=sequence))):
-        pair.abandon(slot)
+    pair.finish(slot, replace(own.header, sequence=sequence))

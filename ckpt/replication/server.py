@@ -15,6 +15,7 @@ from typing import Protocol
 import zmq
 
 from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
 from resilio_hpc.ckpt.replication.messages import (
     ANY,
@@ -29,7 +30,7 @@ from resilio_hpc.ckpt.replication.messages import (
     asking,
     giving,
 )
-from resilio_hpc.ckpt.replication.replica_copies import OpenedCopy, ReplicaCopies, read_ranges
+from resilio_hpc.ckpt.replication.replica_copies import OpenedCopy, ReplicaCopies, ReplicaCopy, read_ranges
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import encrypted_stream, wire
 from resilio_hpc.core.errors import CheckpointError, WireError
@@ -253,9 +254,19 @@ class SnapshotGiver:
             file = arena.lock_snapshot(snapshot)
             if file is not None:
                 return _PinnedArena(file, snapshot.size_bytes)
-        copy = None if want.table or want.ranges else self._replicas.get(*wanted)
-        with contextlib.suppress(CheckpointError):
+        if want.table or want.ranges:
+            return None
+        with contextlib.suppress(CheckpointError, OSError):
+            copy = self._replicas.get(*wanted) or self._lent(*wanted)
             return OpenedCopy(copy) if copy is not None else None
+        return None
+
+    def _lent(self, rank: int, step: int, world_size: int) -> ReplicaCopy | None:
+        """Return the state of a rank of this node that has no snapshot of its own."""
+        for directory in self._directories:
+            found = lost_ranks.borrowed(directory, rank, step, world_size)
+            if found is not None:
+                return lost_ranks.replica(found)
         return None
 
     def _say(self, caller: bytes, message: Given) -> bool:

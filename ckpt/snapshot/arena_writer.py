@@ -202,6 +202,11 @@ class ArenaPair:
         found = self._holder(step)
         return None if found is None else found[0].path
 
+    @property
+    def newest_step(self) -> int:
+        """Return the newest step that an arena holds; -1: none."""
+        return max((header.step for slot in self._all if (header := slot.header) is not None), default=-1)
+
     def has(self, step: int) -> bool:
         """Return whether an arena holds ``step``, saved in this round."""
         found = self._holder(step)

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
 from resilio_hpc.ckpt.replication.messages import Fetch, Fetched, FetchFailed, Follow, LostMade, MakeLost, WantRecords
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.restore.restore import restore
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
@@ -26,7 +28,7 @@ from resilio_hpc.ckpt.snapshot.boundary_record import ROOM, BoundaryRecord, Reco
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.tree import flatten
-from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 from tests.support.ckpt.replicator_process import POOL, Replicator
 from tests.support.waiting import until
 
@@ -128,15 +130,20 @@ def record(node: Path, rank: int, *done: int, early: bool = False, life: int = 0
     return writer
 
 
-def complete(node: Path, life: int = 0) -> tuple[int, list[int]]:
-    return lost_ranks.complete(node, node / "spill", {0: 0, 1: 1}, life)
+def whole_step(node: Path, life: int = 0) -> tuple[int, list[int]]:
+    return lost_ranks.whole_step(node, (0, 1), life)
+
+
+def lent(node: Path) -> list[tuple[int, int]]:
+    return [(one.rank, one.holder.step) for one in lost_ranks.lent(node)]
 
 
 def restored(node: Path, rank: int, step: int) -> Any:
-    """What a rank restores; it has its own rank in its snapshot's header."""
-    (held,) = [one for one in arena.scan(node) if (one.rank, one.step) == (rank, step)]
-    assert held.local_rank == rank % 2
-    with ArenaSource(held.path) as source:
+    """What a rank restores, of its own snapshot or another one's; its own rank is in the header."""
+    found = lost_ranks.borrowed(node, rank, step, WORLD)
+    held = [one.path for one in arena.scan(node) if (one.rank, one.step) == (rank, step)]
+    with BorrowedSource(found) if found is not None and not held else ArenaSource(held[0]) as source:
+        assert (source.header.rank, source.header.local_rank) == (rank, rank % 2)
         return restore(source, None, POOL)
 
 
@@ -147,15 +154,66 @@ def is_state(found: Any, rank: int, step: int) -> bool:
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_a_lost_ranks_snapshot_is_made_of_another_ranks(memory: Path, early: bool) -> None:
+def test_a_lost_ranks_state_is_another_ranks_and_its_own_record(memory: Path, early: bool) -> None:
     for rank in (0, 1):
         save(memory, rank, 5)
     record(memory, 1, 6, early=early)
     save(memory, 0, 6)
-    assert complete(memory) == (6, [1])
+    assert whole_step(memory) == (6, [1])
+    assert lent(memory) == [(1, 6)]
     for rank, step in ((0, 5), (1, 5), (0, 6), (1, 6)):
         assert is_state(restored(memory, rank, step), rank, step)
-    assert complete(memory) == (6, [])  # a second time there is nothing to do
+
+
+def test_a_rank_takes_a_snapshot_of_its_own_of_what_was_lent(memory: Path) -> None:
+    record(memory, 1, 6)
+    save(memory, 0, 6)
+    found = lost_ranks.lent_to(memory, 1, 6, WORLD, own_part(state(1, 6)))
+    assert found is not None
+    pair = ArenaPair(memory, Owner(1, 1, WORLD, 2, 0, "replicated", "run"), memory / "spill")
+    lost_ranks.make(pair, found)
+    record_path(memory, 1).unlink()
+    assert whole_step(memory) == (6, [])
+    assert lent(memory) == []
+    assert is_state(restored(memory, 1, 6), 1, 6)
+    pinned = arena.pin(memory, 6)  # of one round: they are written to disk together
+    assert pinned is not None
+    pinned.release()
+
+
+def test_what_was_lent_is_not_overwritten_while_it_is_read(memory: Path) -> None:
+    record(memory, 1, 6)
+    save(memory, 0, 6)
+    found = lost_ranks.borrowed(memory, 1, 6, WORLD)
+    assert found is not None
+    with BorrowedSource(found) as source:
+        for step in (7, 8, 9):
+            save(memory, 0, step)
+        assert is_state(restore(source, None, POOL), 1, 6)
+
+
+def test_what_is_gone_or_damaged_is_not_lent(memory: Path) -> None:
+    record(memory, 1, 6)
+    save(memory, 0, 6)
+    found = lost_ranks.borrowed(memory, 1, 6, WORLD)
+    assert found is not None
+    arena.mark_empty(found.holder.path, 6)
+    with pytest.raises(CorruptCheckpoint, match="gone"):
+        BorrowedSource(found)
+    assert lost_ranks.borrowed(memory, 1, 6, WORLD) is None
+    assert lent(memory) == []
+
+
+def test_damage_of_a_tensor_is_seen_by_who_borrows_it(memory: Path) -> None:
+    record(memory, 1, 6)
+    save(memory, 0, 6)
+    found = lost_ranks.borrowed(memory, 1, 6, WORLD)
+    assert found is not None
+    with found.holder.path.open("r+b") as file:
+        file.seek(PAGE + 1000)
+        file.write(b"damage")
+    with BorrowedSource(found) as source, pytest.raises(CorruptCheckpoint):
+        restore(source, None, POOL)
 
 
 def test_ranks_a_step_apart_meet_at_the_earlier_one(memory: Path) -> None:
@@ -163,26 +221,26 @@ def test_ranks_a_step_apart_meet_at_the_earlier_one(memory: Path) -> None:
     record(memory, 1, 5, 6)
     save(memory, 0, 7)
     save(memory, 1, 6)
-    assert complete(memory) == (6, [0])
+    assert whole_step(memory) == (6, [0])
     assert is_state(restored(memory, 0, 6), 0, 6)
     assert is_state(restored(memory, 1, 6), 1, 6)
 
 
 def test_without_what_is_a_ranks_own_nothing_is_made(memory: Path) -> None:
     save(memory, 0, 6)
-    assert complete(memory) == (-1, [])  # there is no record
+    assert whole_step(memory) == (-1, [])  # there is no record
     record(memory, 1, 6, life=2)
-    assert complete(memory) == (-1, [])  # of another life
+    assert whole_step(memory) == (-1, [])  # of another life
     record(memory, 1, 4, 5)
-    assert complete(memory) == (-1, [])  # of other steps
+    assert whole_step(memory) == (-1, [])  # of other steps
 
 
 def test_tensors_that_are_each_ranks_own_are_not_given_to_another(memory: Path) -> None:
     record(memory, 1, 6)
     save(memory, 0, 6, layout="own")
-    assert complete(memory) == (-1, [])
+    assert whole_step(memory) == (-1, [])
     save(memory, 1, 6, layout="own")
-    assert complete(memory) == (6, [])
+    assert whole_step(memory) == (6, [])
 
 
 def test_a_large_tensor_that_was_another_on_each_rank_is_not_taken_from_one(memory: Path) -> None:
@@ -198,11 +256,11 @@ def test_a_large_tensor_that_was_another_on_each_rank_is_not_taken_from_one(memo
     RecordWriter(memory, 1, WORLD, 0).write(6, own_part(large(1, 6)), False)
     save_large(0, 6)
     with pytest.raises(CheckpointError, match="noise is another tensor on each rank"):
-        complete(memory)
-    assert [(one.rank, one.step) for one in arena.scan(memory)] == [(0, 5), (0, 6), (1, 5)]
+        whole_step(memory)
+    assert lent(memory) == []
 
 
-def test_a_damaged_holder_is_an_error_and_nothing_is_made(memory: Path) -> None:
+def test_a_damaged_holder_is_an_error_and_nothing_is_lent(memory: Path) -> None:
     record(memory, 1, 6)
     save(memory, 0, 6)
     (held,) = arena.scan(memory)
@@ -212,8 +270,8 @@ def test_a_damaged_holder_is_an_error_and_nothing_is_made(memory: Path) -> None:
         file.seek(header.table_offset + 20)
         file.write(b"?")
     with pytest.raises(CheckpointError, match="damaged"):
-        complete(memory)
-    assert [one.rank for one in arena.scan(memory)] == [0]
+        whole_step(memory)
+    assert lent(memory) == []
 
 
 # -- on another node -----------------------------------------------------------------------------------------------

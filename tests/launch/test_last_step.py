@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt.replication import lost_ranks
-from resilio_hpc.ckpt.snapshot.arena import scan
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import rank_link
-from resilio_hpc.core.bounded import Permit
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.agent.last_step import ANSWER_S, LIMIT_S, OTHERS_S, LastStepSaves
 from resilio_hpc.launch.protocol import messages as m
@@ -128,22 +125,61 @@ def test_ranks_that_ended_by_themselves_have_saved_already(agent: Agent) -> None
     assert (agent.ended()["step"], agent.events[0]["saved"]) == (4, 2)
 
 
-def test_a_rank_that_does_not_answer_is_not_waited_for(agent: Agent) -> None:
+def test_one_of_the_ranks_that_hold_the_same_is_asked_and_enough(agent: Agent) -> None:
     agent.record(1, 4)
     agent.saves.begin(agent.local, "shared")
+    assert agent.asked == [0]
+    assert agent.waits()
     agent.saved(0, 4)
+    assert agent.ended()["made"] == [1]
+    assert agent.asked == [0]
+
+
+def test_the_others_are_asked_where_one_is_not_enough(agent: Agent) -> None:
+    agent.saves.begin(agent.local, "shared")
+    agent.saved(0, 4)  # rank 1 has left no record of step 4
+    until(lambda: agent.saves.tick() or agent.asked == [0, 1], "the other one is asked")
+    agent.saved(1, 4)
+    assert (agent.ended()["step"], agent.events[0]["made"]) == (4, [])
+
+
+def test_the_others_are_asked_where_the_first_cannot_save(agent: Agent) -> None:
+    agent.record(0, 4)
+    agent.saves.begin(agent.local, "shared")
+    agent.says(0, rank_link.LastStepSaved(-1, "NotHeld: an optimizer's step had begun"))
+    until(lambda: agent.saves.tick() or agent.asked == [0, 1], "the other one is asked")
+    agent.saved(1, 4)
+    assert (agent.ended()["step"], agent.events[0]["made"]) == (4, [0])
+
+
+def test_the_first_that_is_asked_is_one_that_saves_already_and_else_not_one_that_raised(agent: Agent) -> None:
+    agent.local.ranks[0].has_raised = True
+    agent.record(0, 4)
+    agent.saves.begin(agent.local, "shared")
+    assert agent.asked == [1]
+    agent.says(1, rank_link.SavingLastStep())
+    agent.saved(1, 4)
+    assert agent.ended()["made"] == [0]
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for(agent: Agent) -> None:
+    agent.record(0, 4)
+    agent.saves.begin(agent.local, "shared")
     assert agent.waits()
     agent.now += ANSWER_S + 0.01
-    assert agent.ended()["made"] == [1]
+    until(lambda: agent.saves.tick() or agent.asked == [0, 1], "the other one is asked")
+    agent.saved(1, 4)
+    assert agent.ended()["made"] == [0]
 
 
 def test_a_rank_that_is_saving_gets_more_time(agent: Agent) -> None:
+    agent.dies(1)
     agent.saves.begin(agent.local, "shared")
-    agent.saved(0, 4)
-    agent.says(1, rank_link.SavingLastStep())
+    agent.says(0, rank_link.SavingLastStep())
     agent.now += LIMIT_S - 1
     assert agent.waits()
     agent.now += 1.01
+    agent.arenas.joinpath("rank1.slot0").unlink()
     event = agent.ended()
     assert (event["step"], event["made"]) == (-1, [])  # there is no record
     assert words("last_step", event | {"node": "n1"}) == (
@@ -194,41 +230,3 @@ def test_another_node_that_does_not_answer_holds_nothing_up(agent: Agent) -> Non
     assert (event["step"], event["why"]) == (4, "the replicator does not answer")
     calls[0]()  # its answer comes late
     assert agent.over == 1
-
-
-def test_a_snapshot_that_is_being_made_when_other_ranks_may_follow_does_not_come(agent: Agent) -> None:
-    agent.record(1, 4)
-    agent.dies(1)
-    permit = Permit()
-    agent.snapshot(0, 4)
-    places = {0: 0, 1: 1}
-    permit.withdraw()
-    lost_ranks.complete(agent.arenas, agent.path / "spill", places, 5, permit)
-    assert {(held.rank, held.step) for held in scan(agent.arenas)} == {(0, 3), (0, 4), (1, 3)}
-    assert lost_ranks.complete(agent.arenas, agent.path / "spill", places, 5) == (4, [1])
-    assert (1, 4) in {(held.rank, held.step) for held in scan(agent.arenas)}
-
-
-def test_what_is_being_made_is_given_up_when_ranks_are_ended_otherwise(agent: Agent) -> None:
-    making: list[tuple[Future[tuple[int, list[int]]], Permit]] = []
-
-    def complete(_: LocalRound, permit: Permit) -> Future[tuple[int, list[int]]]:
-        making.append((Future(), permit))
-        return making[-1][0]
-
-    agent.saves = LastStepSaves(
-        agent.saves._node, agent.ranks, agent.tell, agent.make_lost, lambda: agent.now, complete=complete
-    )
-    agent.saves.begin(agent.local, "shared")
-    for rank in (0, 1):
-        agent.saved(rank, 4)
-    agent.saves.tick()
-    ((future, permit),) = making
-    done: list[int] = []
-    assert permit.use(lambda: done.append(1)) and done == [1]
-    agent.ranks.local = None  # by the end of a lease, or of the spawner
-    agent.saves.tick()
-    assert not permit.use(lambda: done.append(2)) and done == [1]
-    future.set_result((4, [1]))
-    agent.saves.tick()
-    assert agent.over == 0 and agent.events == []

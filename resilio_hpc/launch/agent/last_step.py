@@ -1,8 +1,9 @@
 """Before this node's ranks are ended for a restart: the step that they finished last is saved, if that is possible.
 
-Ranks that can do so are asked, and get some time. A rank that is gone has left a record of its last boundaries. Where
-ranks hold the same tensors, its snapshot is made of another rank's (``ckpt.replication.lost_ranks``). Which step all
-nodes have, and whether it is newer than what was saved before, is for the controller to see.
+Ranks that can do so are asked, and get some time. Where ranks hold the same tensors one is asked first: all have left
+a record of their last boundaries, so its snapshot is enough (``ckpt.replication.lost_ranks``), and the others are asked
+where it is not. Which step all nodes have, and whether it is newer than what was saved before, is for the controller to
+see.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from concurrent.futures import Future, wait
 
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.core import rank_link
-from resilio_hpc.core.bounded import Permit, begin
+from resilio_hpc.core.bounded import begin
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.protocol import messages as m
@@ -36,13 +37,13 @@ class LastStepSaves:
         self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
         make_lost: Callable[[int, Callable[[], None]], None], clock: Callable[[], float] = time.monotonic,
         is_stopped: Callable[[int], bool] = lambda _: False,
-        complete: Callable[[LocalRound, Permit], Future[Made]] | None = None,
+        look: Callable[[LocalRound], Future[Made]] | None = None,
     ) -> None:  # fmt: skip
         """``ranks`` hears when it is over; ``tell_rank``: sends a message to a local rank.
 
         ``make_lost``: sees which snapshots of a step can be made for the ranks of another node, then calls back.
-        ``is_stopped``: whether a local rank's process is. ``complete``: has the snapshots of this node's lost ranks
-        made, by ``lost_ranks.complete`` as a rule, while it is permitted.
+        ``is_stopped``: whether a local rank's process is. ``look``: for what this node's ranks can have, by
+        ``lost_ranks.whole_step`` as a rule.
         """
         self._node = node
         self._ranks = ranks
@@ -50,13 +51,14 @@ class LastStepSaves:
         self._make_lost = make_lost
         self._clock = clock
         self._is_stopped = is_stopped
-        self._complete = complete or self._in_a_thread
+        self._look = look or self._in_a_thread
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
-        self._begun = 0.0
+        self._begun = self._since = 0.0  # the first question, the last one
         self._making: Future[Made] | None = None
-        self._permit = Permit()
         self._found: Made | None = None  # what this node's ranks have
+        self._asked: set[int] = set()  # local ranks
+        self._answering: set[int] = set()  # those of them that were asked last
         self._asked_at = 0.0  # for the ranks of the other node
 
     def begin(self, local: LocalRound, worth: m.LastStep) -> bool:
@@ -67,17 +69,34 @@ class LastStepSaves:
         is_worth = worth == "all" or (worth == "shared" and any(one.shared for one in holds))
         if local is self._done or not holds or not is_worth:
             return False
-        self._local, self._making, self._found, self._begun = local, None, None, self._clock()
-        for rank in self._awaited(local):
-            self._tell_rank(rank.local_rank, rank_link.SaveLastStep())
+        self._local, self._asked, self._begun = local, set(), self._clock()
+        able = self._able(local)
+        shared = [rank for rank in able if rank.holds_steps is not None and rank.holds_steps.shared]
+        first = min(shared, key=lambda rank: (not rank.saves_last, rank.has_raised, rank.local_rank), default=None)
+        self._ask(able if first is None else [first])
         return True
+
+    def _ask(self, ranks: list[LocalRank]) -> None:
+        self._making, self._found, self._since = None, None, self._clock()
+        self._answering = {rank.local_rank for rank in ranks}
+        for rank in ranks:
+            self._asked.add(rank.local_rank)
+            self._tell_rank(rank.local_rank, rank_link.SaveLastStep())
+
+    def _able(self, local: LocalRound) -> list[LocalRank]:
+        """Return the ranks that could save and were not asked yet."""
+        return [
+            rank for rank in local.ranks.values()
+            if rank.holds_steps is not None and not rank.done and rank.local_rank not in self._asked
+            and not self._is_stopped(rank.local_rank)
+        ]  # fmt: skip
 
     def _awaited(self, local: LocalRound) -> list[LocalRank]:
         """Return the ranks that may still save."""
-        waited = self._clock() - self._begun
+        waited = self._clock() - self._since
         return [
             rank for rank in local.ranks.values()
-            if rank.holds_steps is not None and not rank.done and rank.last_saved is None
+            if rank.local_rank in self._answering and not rank.done and rank.last_saved is None
             and waited < (LIMIT_S if rank.saves_last else ANSWER_S) and not self._is_stopped(rank.local_rank)
         ]  # fmt: skip
 
@@ -87,11 +106,10 @@ class LastStepSaves:
         if local is None:
             return
         if local is not self._ranks.local:
-            self.give_up()  # its ranks are being ended without it
+            self._local = None  # its ranks are being ended without it
         elif self._making is None:
             if not self._awaited(local):
-                self._permit = Permit()
-                self._making = self._complete(local, self._permit)
+                self._making = self._look(local)
                 if self._making.done():
                     self._made(local, self._making)
         elif self._found is not None:
@@ -99,31 +117,35 @@ class LastStepSaves:
                 self._end(local, *self._found, "the replicator does not answer")
         elif self._making.done():
             self._made(local, self._making)
-        elif self._clock() - self._begun > 2 * LIMIT_S:
-            self._end(local, -1, [], "the snapshots of lost ranks took too long")
+        elif self._clock() - self._since > 2 * LIMIT_S:
+            self._end(local, -1, [], "to look for what lost ranks have left took too long")
 
-    def give_up(self) -> None:
-        """Go on without it. What is still being made for lost ranks does not come: other ranks may follow."""
-        self._local = None
-        self._permit.withdraw()
+    def _in_a_thread(self, local: LocalRound) -> Future[Made]:
+        """Begin to look for a step that all ranks have. Mostly it is little work, and done on return."""
+        directory, ranks = self._node.arena_dir, [rank.rank for rank in local.ranks.values()]
+        looking = begin(lambda: lost_ranks.whole_step(directory, ranks, local.number))
+        wait([looking], SOON_S)
+        return looking
 
-    def _in_a_thread(self, local: LocalRound, permit: Permit) -> Future[Made]:
-        """Begin to make the snapshots of lost ranks. Mostly it is little work, and done on return."""
-        places = {rank.rank: rank.local_rank for rank in local.ranks.values()}
-        directory, spill = self._node.arena_dir, self._node.local_dir / "lost-ranks"
-        making = begin(lambda: lost_ranks.complete(directory, spill, places, local.number, permit))
-        wait([making], SOON_S)
-        return making
+    @staticmethod
+    def _saved(local: LocalRound) -> list[rank_link.LastStepSaved]:
+        """Return the answers of ranks."""
+        return [rank.last_saved for rank in local.ranks.values() if rank.last_saved is not None]
 
     def _made(self, local: LocalRound, making: Future[Made]) -> None:
         """See whether the partner's ranks, if they are lost, can have the same step."""
+        step, why = -1, ""
+        made: list[int] = []
         try:
             step, made = making.result(0)
         except (ResilioError, OSError) as error:
-            self._end(local, -1, [], f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+        others = self._able(local)
+        if others and not any(one.step == step for one in self._saved(local)):
+            self._ask(others)
             return
         if step < 0:
-            self._end(local, -1, [], "")
+            self._end(local, -1, [], why)
             return
         self._found, self._asked_at = (step, made), self._clock()
         self._make_lost(step, lambda: self._end(local, step, made, ""))
@@ -131,9 +153,8 @@ class LastStepSaves:
     def _end(self, local: LocalRound, step: int, made: list[int], error: str) -> None:
         if self._local is not local:
             return
-        self.give_up()
-        self._done = local
-        saved = [rank.last_saved for rank in local.ranks.values() if rank.last_saved is not None]
+        self._local, self._done = None, local
+        saved = self._saved(local)
         errors = {error, *(one.error for one in saved)} - {""}
         step = step if made or any(one.step == step for one in saved) else -1  # else it was saved before
         self._node.record(

@@ -219,11 +219,7 @@ class LocalServices:
         self._snapshots.commit(message)
 
     def held(self) -> tuple[m.Held, ...]:
-        """Return the whole snapshots in this node's memory, its own and copies of its partner's.
-
-        No more are made of ranks that have ended: they would come beside those of the ranks that follow.
-        """
-        self._last_step.give_up()
+        """Return the whole snapshots in this node's memory, its own and copies of its partner's."""
         return self._snapshots.held() + self._copies.held()
 
     def copy_port(self) -> int:

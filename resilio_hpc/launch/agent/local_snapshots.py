@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.saver import messages
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.store.retention import Retention
@@ -52,9 +53,11 @@ class LocalSnapshots:
         self._retention = Retention(kept.keep_checkpoints, kept.keep_every, kept.keep_hours, kept.keep_gb)
 
     def held(self) -> tuple[m.Held, ...]:
-        """Return the whole snapshots, from the arenas' headers."""
-        found = arena.scan(self._node.arena_dir)
-        return tuple(m.Held(snapshot.rank, snapshot.step, snapshot.world_size) for snapshot in found)
+        """Return the whole snapshots, from the arenas' headers, and what ranks can restore from another rank's."""
+        directory = self._node.arena_dir
+        lent = [(one.rank, one.holder) for one in lost_ranks.lent(directory)]
+        found = [(held.rank, held) for held in arena.scan(directory)] + lent
+        return tuple(m.Held(rank, held.step, held.world_size) for rank, held in found)
 
     def forget_after(self, step: int) -> None:
         """Invalidate snapshots of later steps."""
@@ -88,13 +91,14 @@ class LocalSnapshots:
             self._ranks.saves.persist_failed(message.round, message.step, REFUSED)
 
     def _not_written(self, order: PersistOrder, error: str) -> None:
-        """Report a failure, unless ranks save the step again that their round began with: that is written, then.
+        """Report a failure, unless ranks take snapshots of the step that their round began with: it is written, then.
 
-        Ranks that restart after their last step do so, and each drops the snapshot from which it was restored.
+        Ranks that restart after their last step do so, and each drops the snapshot from which it was restored. So do
+        ranks that were restored from another rank's snapshot.
         """
         step, number, local = order.message.step, order.message.round, self._ranks.local
         is_restored = local is not None and local.restore is not None and local.restore.step == step
-        again = is_restored and any((one.step, one.round) == (step, number) for one in arena.scan(self._node.arena_dir))
+        again = is_restored and any(one.step == step for one in arena.scan(self._node.arena_dir))
         if again and self._waiting is None:
             self._waiting = (order, self._clock() + SAVED_AGAIN_S, error)
         else:
@@ -115,6 +119,10 @@ class LocalSnapshots:
             pin.release()
             self._waiting = None
             self._persist(order)
+        elif local.section != rank_link.LAST_CHECKPOINT and any(
+            not rank.first_step_at for rank in local.ranks.values()
+        ):
+            self._waiting = (order, self._clock() + SAVED_AGAIN_S, error)  # ranks do it after their first step
         elif self._clock() > until:
             self._waiting = None
             self._ranks.saves.persist_failed(order.message.round, order.message.step, error)

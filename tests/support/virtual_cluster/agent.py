@@ -356,7 +356,7 @@ class VirtualAgent(Process):
         return self._world.directory.fence > epoch  # then the checkpoint engine refuses to commit
 
     def held(self) -> tuple[m.Held, ...]:
-        self.processes.last_step.give_up()
+        self.processes.lend()
         return tuple(m.Held(rank, step, copy.world_size) for (rank, step), copy in sorted(self.site.memory.items(),
                      key=lambda item: item[0])) + self.copies.held()  # fmt: skip
 

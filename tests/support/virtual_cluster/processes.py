@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.core import rank_link
-from resilio_hpc.core.bounded import Permit
 from resilio_hpc.launch.agent.kept_ranks import KeptRanks
 from resilio_hpc.launch.agent.last_step import LastStepSaves
 from resilio_hpc.launch.protocol import messages as m
@@ -24,7 +23,7 @@ from resilio_hpc.launch.workers.rank_reentry import RankReentry
 from resilio_hpc.launch.workers.spawner_messages import RankCommand
 from tests.support.virtual_cluster.network import LATENCY_S
 from tests.support.virtual_cluster.rank_process import Behaviour, RankProcess
-from tests.support.virtual_cluster.ranks import Life, Training, life_of
+from tests.support.virtual_cluster.ranks import Life, Snapshot, Training, life_of
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent
@@ -50,7 +49,7 @@ class NodeProcesses:
         server: Any = self
         self.reentry = RankReentry(server, self.pids, self._end)
         self.last_step = LastStepSaves(
-            node, ranks, agent.tell_rank, agent.copies.make_lost, clock, self._is_stopped, self._complete
+            node, ranks, agent.tell_rank, agent.copies.make_lost, clock, self._is_stopped, self._look
         )
         self.kept = KeptRanks(node, ranks, agent.tell_rank, clock, self._is_stopped, agent.unix)
 
@@ -335,37 +334,42 @@ class NodeProcesses:
             self._agent.site.take(training.snapshot(process.rank, step), is_last=True)
         self._says(process, rank_link.LastStepSaved(-1, NOT_HELD) if is_unable else rank_link.LastStepSaved(step))
 
-    def _complete(self, local: LocalRound, permit: Permit) -> Future[tuple[int, list[int]]]:
-        """As ``lost_ranks.complete``, by its own decisions."""
-        made: Future[tuple[int, list[int]]] = Future()
+    def _look(self, local: LocalRound) -> Future[tuple[int, list[int]]]:
+        """As ``lost_ranks.whole_step``, after a while."""
+        found: Future[tuple[int, list[int]]] = Future()
+        self._world.after(self._world.makes_s(), lambda: found.set_result(self._whole_step(local)))
+        return found
 
-        def make() -> None:
-            if self._agent.alive:  # else the thread has ended with it
-                made.set_result(self._make(local, permit))
+    def _whole_step(self, local: LocalRound) -> tuple[int, list[int]]:
+        memory, ranks = self._agent.site.memory, [rank.rank for rank in local.ranks.values()]
+        taken = {step for (rank, step), copy in memory.items() if rank in ranks and copy.round == local.number}
+        for step in sorted(taken, reverse=True):
+            missing = [rank for rank in ranks if (rank, step) not in memory or memory[rank, step].round != local.number]
+            lent = self._lent(local)
+            if all((rank, step) in lent for rank in missing):
+                return step, missing
+        return -1, []
 
-        self._world.after(self._world.makes_s(), make)
-        return made
-
-    def _make(self, local: LocalRound, permit: Permit) -> tuple[int, list[int]]:
+    def _lent(self, local: LocalRound) -> dict[tuple[int, int], Snapshot]:
+        """As ``lost_ranks.lent``: what ranks can restore by another one's snapshot and their own record."""
         training, memory = self._training(life_of(local)), self._agent.site.memory
-        assert training is not None
+        if training is None or not training.shares:
+            return {}
         ranks = [rank.rank for rank in local.ranks.values()]
-        held = lost_ranks.of_round(memory.values(), ranks, local.number)
-        records = {rank: training.records(rank) for rank in ranks}
+        steps = {step for (rank, step), copy in memory.items() if rank in ranks and copy.life == training.life}
+        found = {}
+        for rank, step in [(rank, step) for rank in ranks for step in sorted(steps) if (rank, step) not in memory]:
+            record = lost_ranks.record_of(training.records(rank), step, local.number, training.size)
+            if record is not None:
+                found[rank, step] = training.snapshot(rank, step, record.step)
+        return found
 
-        def made_of(holder: Any, missing: list[int]) -> Any:
-            if missing and not training.shares:
-                return None
-            return lost_ranks.records_of(records, missing, holder.step, local.number, holder.world_size)
-
-        found = lost_ranks.newest_common(held, ranks, made_of)
-        if found is None:
-            return -1, []
-        holder, made = found
-        for rank, record in made.items():
-            copy = training.snapshot(rank, holder.step, record.step)
-            permit.use(partial(self._agent.site.take, copy, is_last=True))
-        return holder.step, list(made)
+    def lend(self) -> None:
+        """What ranks can restore so is held from now on: none of them takes a step any more."""
+        ranks = self._agent.core.ranks
+        local = ranks.local or ranks.ends.before
+        for copy in self._lent(local).values() if local is not None else ():
+            self._agent.site.take(copy, is_last=True)
 
 
 def _life_in(order: rank_link.EnterRound) -> Life:

@@ -1,0 +1,57 @@
+"""A rank's state that is read from another rank's snapshot: its tensors, beside what is the rank's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from resilio_hpc.ckpt.format.source import Wanted
+from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.ckpt.replication.lost_ranks import Borrowed
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.whole_reader import copy_whole
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+
+
+class BorrowedSource(ArenaSource):
+    """The state of a rank without a snapshot. The holder's one is not overwritten until ``close``."""
+
+    def __init__(self, borrowed: Borrowed) -> None:
+        """Raise CorruptCheckpoint where it is not there any more, or damaged."""
+        holder = borrowed.holder
+        try:
+            self._lock = lost_ranks.locked(holder)
+        except CheckpointError as error:
+            raise CorruptCheckpoint(str(error)) from error
+        try:
+            super().__init__(holder.path)
+            try:
+                own = lost_ranks.own_of(borrowed, self._lock)
+            except CheckpointError as error:
+                super().close()
+                raise CorruptCheckpoint(str(error)) from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._behind = self.header.size_bytes  # the holder's bytes end here
+        self._own = own.parts
+        self.header, self.table, self.tensors, self.tree = own.header, own.table, own.table.tensors, own.tree
+
+    def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
+        """See Source."""
+        super().fill([each for each in wanted if each[0].offset < self._behind], pool)
+        for start, data in self._own:
+            inside = [
+                (msgspec.structs.replace(record, offset=record.offset - start), target)
+                for record, target in wanted
+                if record.offset >= self._behind and start <= record.offset < start + len(data)
+            ]
+            copy_whole(self.step, memoryview(data), inside, pool)
+
+    def close(self) -> None:
+        """Close, and let the holder go."""
+        super().close()
+        os.close(self._lock)
