@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -171,14 +172,14 @@ def main() -> int:
     table = Table(
         "faults of", "state", "days", "lost, % of a day", "bar", "s a fault, median", "longest", "steps again"
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, share in (("ranks", 0.0), ("a tenth nodes", 0.1)):
         for state, inputs in INPUTS.items() if options.only in name else ():
             days = [day(inputs, share, options, seed) for seed in range(options.days)]
             waits = sorted(wait for one in days for wait in one.waits)
             lost = [one.lost_s / (options.part * DAY_S) for one in days]
             again = sum(one.again for one in days)
-            row = {"faults": name, "state": state, "lost": lost, "median_s": waits[len(waits) // 2],
+            row: dict[str, Any] = {"faults": name, "state": state, "lost": lost, "median_s": waits[len(waits) // 2],
                    "longest_s": waits[-1], "steps_again": again, "inputs": inputs, "bar": BARS[name]}  # fmt: skip
             rows.append(row)
             table.add_row(
@@ -188,7 +189,7 @@ def main() -> int:
     Console().print(table)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
-    return 0 if all(max(row["lost"]) <= row["bar"] for row in rows) else 1  # type: ignore[type-var,operator]
+    return 0 if all(max(row["lost"]) <= row["bar"] for row in rows) else 1
 
 
 if __name__ == "__main__":
