@@ -171,7 +171,7 @@ class Checkpointer:
         self._arenas.take_own(held.step, self._turns)
 
     def record_writer(self) -> RecordWriter | None:
-        """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
+        """Return where this rank records its boundaries; None without the launcher."""
         return self._arenas.record_writer()
 
     def _check_structure(self, flattened: tree.Flattened) -> None:
@@ -267,7 +267,7 @@ class Checkpointer:
         failure: CorruptCheckpoint | OSError | None = None
         for point in self._points.all():
             if self._saver is not None and (back := self._saver.put_back(point, state)) is not None:
-                self._arenas.goes_on_from(back.held)
+                self._arenas.goes_on_from(back.step, back.part)
                 return self._restored(point, back.state, Tier.MEMORY, started)
             try:
                 found, tier = self._points.read(point, state, self._pool)

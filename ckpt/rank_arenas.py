@@ -15,7 +15,7 @@ from typing import Any
 
 from resilio_hpc.ckpt.coordination.coordinator import Coordinator
 from resilio_hpc.ckpt.coordination.turns import Turns
-from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
+from resilio_hpc.ckpt.format.manifest import Layout
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
@@ -108,9 +108,9 @@ class RankArenas:
                 Snapshot(pair, held.step, held.flattened(), pool, device=self.device, is_last=True).finish()
 
     def record_writer(self) -> RecordWriter | None:
-        """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
+        """Return where this rank records its boundaries; None without the launcher."""
         place, directory = self._coordinator.place, self._coordinator.arena_directory
-        if directory is None or self._layout != REPLICATED:
+        if directory is None:
             return None
         return RecordWriter(directory, place.rank, place.world_size, place.round)
 
@@ -142,18 +142,15 @@ class RankArenas:
         if path is not None:
             return ArenaSource(path, memory=arenas.memory(step))
         place, directory = self._coordinator.place, self._coordinator.arena_directory
-        found = None
-        if directory is not None and self._layout == REPLICATED:
-            found = lost_ranks.borrowed(directory, place.rank, step, place.world_size)
+        found = lost_ranks.borrowed(directory, place.rank, step, place.world_size) if directory is not None else None
         if found is None:
             raise CorruptCheckpoint(f"this node holds no snapshot of step {step} of rank {place.rank}")
         self._own_part = (step, found.record.part)
         return BorrowedSource(found)
 
-    def goes_on_from(self, held: HeldState) -> None:
-        """Take note that training goes on from a state that this process has held."""
-        if self._layout == REPLICATED and self._coordinator.arena_directory is not None:
-            self._own_part = (held.step, held.own_part())
+    def goes_on_from(self, step: int, part: bytes) -> None:
+        """Take note that training goes on from a state that this process has held; ``part``: see ``PutBack``."""
+        self._own_part = (step, part) if part else None
 
     def take_own(self, finished: int, turns: Turns) -> None:
         """Where training has gone on from a step of which another rank has the snapshot, take this rank's own one.

@@ -18,6 +18,7 @@ from resilio_hpc.ckpt.state.first_gradient import FirstGradient
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
 from resilio_hpc.ckpt.state.overlap import fence_before_steps
 from resilio_hpc.ckpt.state.own_part import own_part
+from resilio_hpc.ckpt.state.parts_held import WHOLE, PartsHeld
 from resilio_hpc.ckpt.state.put_back import put_back
 from resilio_hpc.ckpt.state.tree import has_state
 from resilio_hpc.ckpt.state.watched import Watched
@@ -49,20 +50,21 @@ class SavesStates(Protocol):
         """Take a snapshot, and tell no other process. Raises CheckpointError, OSError."""
 
     def record_writer(self) -> RecordWriter | None:
-        """Return where this rank records its boundaries; None where no other rank holds the same tensors."""
+        """Return where this rank records its boundaries; None without the launcher."""
 
 
 class PutBack(NamedTuple):
-    """A state that was brought back where it is, and how it was held."""
+    """A state that was brought back where it is, after ``step`` steps. ``part``: what other ranks do not have of it."""
 
     state: Any
-    held: HeldState
+    step: int
+    part: bytes
 
 
 class StateSaver:
     """Saves a state: ``saver(step)``. ``Checkpointer.saver`` makes it.
 
-    ``shared``: other ranks have the same tensors. ``run.steps`` holds the state at each boundary (``hold``), which
+    ``replicated``: all ranks have the same tensors. ``run.steps`` holds the state at each boundary (``hold``), which
     copies only what is small. Where the ranks cannot go on, ``save_held`` saves it, from any thread, unless the next
     optimizer's step has begun.
     """
@@ -71,7 +73,9 @@ class StateSaver:
         """``state``: what is saved, or a function that returns it and changes nothing."""
         self._checkpoint = checkpoint
         self._round = checkpoint.place.round
-        self.shared = checkpoint.layout == REPLICATED
+        self.replicated = checkpoint.layout == REPLICATED
+        self._parts: PartsHeld | None = WHOLE if self.replicated else None  # None: no other rank is known to have them
+        self._parts_of: Watched | None = None  # for which that was looked for
         is_function = callable(state) and not has_state(state)  # a module can be called, too
         self._state: Callable[[], Any] = state if is_function else lambda: state
         self._held: HeldState | None = None
@@ -92,6 +96,11 @@ class StateSaver:
     def state(self) -> Any:
         """Return what is saved."""
         return self._state()
+
+    @property
+    def shared(self) -> str | None:
+        """Return the name of the ranks that have the same tensors, "" for all ranks; None: no others have them."""
+        return None if self._parts is None else self._parts.group
 
     def __call__(self, step: int) -> SaveHandle:
         """Save the state of ``step`` steps."""
@@ -144,7 +153,7 @@ class StateSaver:
 
     def _own_part_now(self) -> bytes | None:
         try:
-            return own_part(self._state())
+            return own_part(self._state(), self._parts or WHOLE)
         except Exception:  # noqa: BLE001 - the state's own code, in the midst of a step: its boundary will tell
             return None
 
@@ -156,7 +165,8 @@ class StateSaver:
         if held is None or not is_wanted or state is None or self._round == self._checkpoint.place.round:
             return None
         with contextlib.suppress(CheckpointError):
-            return PutBack(put_back(held, state), held)
+            part = b"" if self._parts is None else held.own_part(self._parts)
+            return PutBack(put_back(held, state), held.step, part)
         return None
 
     def save_held(self) -> int:
@@ -196,6 +206,10 @@ class StateSaver:
 
     def _record_boundary(self, held: HeldState) -> None:
         """Leave in shared memory what is this rank's own, where other ranks hold the same tensors."""
+        if not self.replicated and self._parts_of is not held.watched:
+            self._parts, self._parts_of = held.parts(), held.watched
+        if self._parts is None:
+            return
         if not self._is_opened:
             self._is_opened = True
             try:
@@ -203,7 +217,7 @@ class StateSaver:
             except OSError as error:
                 self._tell(str(error))
         if self._records is not None:
-            part = held.own_part()
+            part = held.own_part(self._parts)
             self._write(held.step, part, False)
             if self._at_gradient is not None:
                 self._trusts_gradient = self._trusts_gradient is not False and self._at_gradient == part

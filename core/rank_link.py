@@ -98,10 +98,11 @@ class Section(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 class HoldsSteps(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """rank → agent: it can still save the last finished step when the ranks cannot go on (SaveLastStep).
 
-    ``shared``: other ranks have the same tensors, so that it helps where a rank is lost.
+    ``shared``: other ranks have the same tensors, so that it helps where a rank is lost; ``group``: names these ranks.
     """
 
     shared: bool
+    group: str = ""
 
 
 class SavingLastStep(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

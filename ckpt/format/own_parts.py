@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import Count, RankTable, TensorRecord, blocks
+from resilio_hpc.ckpt.state.parts_held import group_of
 from resilio_hpc.ckpt.state.paths import LEFT_OUT
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
@@ -27,10 +28,15 @@ class OwnTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OwnPart(msgspec.Struct, frozen=True, array_like=True):
-    """What is one rank's own. ``outline``: its tree, in JSON, without tensors and torch's objects."""
+    """What is one rank's own. ``outline``: its tree, in JSON, without tensors and torch's objects.
+
+    ``group`` and ``replicas``: see ``state.parts_held``.
+    """
 
     outline: bytes
     tensors: tuple[OwnTensor, ...]
+    group: str = ""
+    replicas: bytes = b""
 
 
 _decoder = msgspec.msgpack.Decoder(OwnPart)
@@ -44,6 +50,12 @@ def decode_part(data: bytes) -> OwnPart:
         raise CorruptCheckpoint(f"what is a rank's own cannot be read: {error}") from error
 
 
+def table_group(table: RankTable) -> str | None:
+    """Return the name of the ranks with the same parts of tensors; None where there are no such parts."""
+    parts = [(one.path, one.shape, one.slab) for one in table.tensors if one.slab is not None]
+    return group_of((path, shape, slab.global_shape, slab.start) for path, shape, slab in parts) if parts else None
+
+
 def with_own(table: RankTable, part: OwnPart, at: int) -> tuple[list[TensorRecord], bytes]:
     """Return a table's records in which the tensors of ``part`` lie behind ``at``, and the bytes there.
 
@@ -52,7 +64,7 @@ def with_own(table: RankTable, part: OwnPart, at: int) -> tuple[list[TensorRecor
     """
     own = {tensor.path: tensor for tensor in part.tensors}
     records, data = [], b""
-    for record in table.tensors:
+    for record in _with_replicas(table, part):
         tensor = own.pop(record.path, None)
         if tensor is None:
             records.append(record)
@@ -66,6 +78,17 @@ def with_own(table: RankTable, part: OwnPart, at: int) -> tuple[list[TensorRecor
         records.append(msgspec.structs.replace(record, offset=at + len(data), checksums=checksums))
         data += tensor.data
     return records, data
+
+
+def _with_replicas(table: RankTable, part: OwnPart) -> list[TensorRecord]:
+    """Return a table's records; parts of tensors have the numbers of the rank's own replicas."""
+    numbers, records = iter(part.replicas), []
+    for record in table.tensors:
+        number = next(numbers, None) if record.slab is not None else None
+        if number is not None and record.slab is not None:
+            record = msgspec.structs.replace(record, slab=msgspec.structs.replace(record.slab, replica=number))
+        records.append(record)
+    return records
 
 
 def filled(outlined: bytes, whole: bytes) -> bytes:

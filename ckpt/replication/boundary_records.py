@@ -1,4 +1,4 @@
-"""Records of ranks' boundaries in another node's memory: for layout REPLICATED, a lost node costs one step.
+"""Records of ranks' boundaries in another node's memory: where it has replicas of a lost node, that costs one step.
 
 A node takes the records of its partner's ranks as they are made. When the partner is lost and this node's ranks have
 saved the step that they finished last, each lost rank's snapshot is made of theirs and of its record (``lost_ranks``).
@@ -15,7 +15,6 @@ from typing import Any
 
 import zmq
 
-from resilio_hpc.ckpt.format.manifest import REPLICATED
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.caller import SnapshotCaller
 from resilio_hpc.ckpt.replication.messages import Follow, NewRecords, RankBoundary, WantRecords, asking, giving
@@ -152,14 +151,17 @@ class PartnerRecords:
 
     def make(self, step: int, world_size: int) -> list[int]:
         """Make replica copies of a step for all ranks for which it is possible; return these ranks."""
-        holder = self._holder(step, world_size)
+        holders = [held for held in arena.scan(self._arenas) if (held.step, held.world_size) == (step, world_size)]
         with self._lock:
-            ranks = [] if holder is None else list(self._records)
-        return [rank for rank in ranks if holder is not None and self._make(rank, holder)]
+            ranks = list(self._records) if holders else []
+        return [rank for rank in ranks if self._make(rank, holders)]
 
-    def _make(self, rank: int, holder: arena.HeldSnapshot) -> bool:
-        record = self._record(rank, holder)
-        if record is None:
+    def _make(self, rank: int, holders: Sequence[arena.HeldSnapshot]) -> bool:
+        with self._lock:
+            records = self._records.get(rank, ())
+        record = lost_ranks.record_of(records, holders[0].step, holders[0].round, holders[0].world_size)
+        holder = None if record is None else lost_ranks.holder_of(record, holders)
+        if record is None or holder is None:
             return False
         try:
             own = {path for path in self._replicas.own_paths(rank) if not is_batch_statistic(path)}
@@ -168,15 +170,3 @@ class PartnerRecords:
             print(f"resilio: no snapshot of rank {rank} of step {holder.step}: {error}", file=sys.stderr, flush=True)
             return False
         return True
-
-    def _holder(self, step: int, world_size: int) -> arena.HeldSnapshot | None:
-        """Return a snapshot of this node whose tensors all ranks have."""
-        for held in arena.scan(self._arenas):
-            header = arena.read_header(held.path) if (held.step, held.world_size) == (step, world_size) else None
-            if header is not None and header.layout == REPLICATED:
-                return held
-        return None
-
-    def _record(self, rank: int, holder: arena.HeldSnapshot) -> BoundaryRecord | None:
-        with self._lock:
-            return lost_ranks.record_of(self._records.get(rank, ()), holder.step, holder.round, holder.world_size)

@@ -1,8 +1,8 @@
 """States of ranks without a snapshot: another rank's tensors of the same step, and what the rank itself left behind.
 
-For layout REPLICATED, where ranks hold the same tensors. Each rank leaves a record of its last boundaries
-(``snapshot.boundary_record``), so one rank of a node that saves one of these is enough for all of them. Nothing is
-copied until a rank restores, from the other rank's snapshot.
+Where ranks hold the same tensors: all of them by layout REPLICATED, else those with the same parts of DTensors. Each
+rank leaves a record of its last boundaries (``snapshot.boundary_record``), so one rank of a node that saves one of
+these is enough for all of them. Nothing is copied until a rank restores, from the other rank's snapshot.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Extent, RankTable
-from resilio_hpc.ckpt.format.own_parts import decode_part, filled, with_own
+from resilio_hpc.ckpt.format.own_parts import decode_part, filled, table_group, with_own
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
-from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy, checked_table, owned
+from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy, checked_table, owned, read_ranges
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair
@@ -111,9 +112,9 @@ def borrowed(directory: Path, rank: int, step: int, world_size: int) -> Borrowed
 def lent_to(directory: Path, rank: int, step: int, world_size: int, part: bytes) -> Borrowed | None:
     """Return a rank's state of a step by another rank's snapshot. ``part``: what is its own, as it was recorded."""
     for (its_step, number, world), holders in sorted(_moments(directory).items(), reverse=True):
-        holder = _holder(rank, holders)
-        if (its_step, world) == (step, world_size) and holder is not None:
-            record = BoundaryRecord(step, world_size, number, False, part)
+        record = BoundaryRecord(step, world_size, number, False, part)
+        holder = holder_of(record, holders.values()) if (its_step, world) == (step, world_size) else None
+        if holder is not None:
             return Borrowed(rank, holder, record, _differing(directory, holder, rank))
     return None
 
@@ -134,19 +135,38 @@ def _recorded(directory: Path) -> set[int]:
 
 
 def _borrowed(directory: Path, rank: int, holders: dict[int, arena.HeldSnapshot]) -> Borrowed | None:
-    holder = _holder(rank, holders)
-    if holder is None:
+    """Return how a rank of this node gets its state by these snapshots of one moment."""
+    one = holders[min(holders)]
+    if not 0 <= one.local_rank + rank - one.rank < one.local_world_size:
         return None
-    record = record_of(read_records(record_path(directory, rank)), holder.step, holder.round, holder.world_size)
-    return None if record is None else Borrowed(rank, holder, record, _differing(directory, holder, rank))
+    record = record_of(read_records(record_path(directory, rank)), one.step, one.round, one.world_size)
+    holder = None if record is None else holder_of(record, holders.values())
+    if record is None or holder is None:
+        return None
+    return Borrowed(rank, holder, record, _differing(directory, holder, rank))
 
 
-def _holder(rank: int, holders: dict[int, arena.HeldSnapshot]) -> arena.HeldSnapshot | None:
-    """Return the snapshot whose tensors a rank of this node has, too."""
-    holder = holders[min(holders)]
-    header = arena.read_header(holder.path)
-    is_of_this_node = 0 <= holder.local_rank + rank - holder.rank < holder.local_world_size
-    return holder if header is not None and header.layout == REPLICATED and is_of_this_node else None
+def holder_of(record: BoundaryRecord, holders: Iterable[arena.HeldSnapshot]) -> arena.HeldSnapshot | None:
+    """Return the first snapshot that has the tensors of the rank that left the record."""
+    try:
+        group = decode_part(record.part).group
+        return next((held for held in sorted(holders, key=lambda one: one.rank) if _group(held) == group), None)
+    except (CheckpointError, OSError):
+        return None  # damaged: another step is taken
+
+
+@lru_cache(64)
+def _group(held: arena.HeldSnapshot) -> str | None:
+    """Return the name of the ranks that have a snapshot's tensors; None where no others do, or it is gone."""
+    header = arena.read_header(held.path)
+    if header is None or (header.step, header.sequence) != (held.step, held.sequence):
+        return None
+    if header.layout == REPLICATED:
+        return ""
+    data = read_ranges(held, ((header.table_offset, header.table_size),))
+    if data is None:
+        return None
+    return table_group(checked_table(header, data[PAGE:]))
 
 
 def _is_good(one: Borrowed) -> bool:
@@ -199,7 +219,7 @@ def locked(holder: arena.HeldSnapshot) -> int:
 def _own(file: int, one: Borrowed) -> Own:
     holder, record = one.holder, one.record
     header = arena.header_of(file)
-    if header is None or record.world_size != header.world_size or header.layout != REPLICATED:
+    if header is None or record.world_size != header.world_size:
         raise CheckpointError(f"the snapshot of step {holder.step} of rank {holder.rank} is another one")
     table = checked_table(header, os.pread(file, header.table_size, header.table_offset))
     its_tree = os.pread(file, table.tree.size_bytes, table.tree.offset)

@@ -213,7 +213,7 @@ class ReplicaCopies:
         kept = {part.offset: part for part in copy.parts if part.holder < 0}
         table = kept[copy.header.table_offset]
         tensors = checked_table(copy.header, copy.kept[table.at : table.at + table.size]).tensors
-        return {record.path for record in tensors if record.offset in kept}
+        return {record.path for record in tensors if record.size_bytes and record.offset in kept}
 
     def keep(self, copies: Collection[tuple[int, int]]) -> None:
         """Drop all but these, by rank and step."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers, overlap, tensors, tree
-from resilio_hpc.ckpt.state.own_part import own_part
+from resilio_hpc.ckpt.state.own_part import own_part, own_paths
+from resilio_hpc.ckpt.state.parts_held import WHOLE, PartsHeld, parts_held
 from resilio_hpc.ckpt.state.paths import joined
-from resilio_hpc.ckpt.state.slab import Slab, slab_of
+from resilio_hpc.ckpt.state.slab import Slab, is_dtensor, slab_of
 from resilio_hpc.ckpt.state.watched import (
     MOST_COPIED,
     Groups,
@@ -48,13 +50,23 @@ class HeldState:
         self._groups: dict[int, Groups] = {id(one): groups_of(one) for one in objects if overlap.is_optimizer(one)}
         self._schedules: dict[int, Any] = {}  # by id: their states
         self._others: list[tuple[Any, str]] = []  # other tensors that must not change
+        self._has_loose_parts = False  # of tensors, outside of torch's objects
         self._room = MOST_COPIED - self.watched.copied_bytes
         self._state = self._hold(state, ())
         self._versions = self.watched.versions(), [tensor._version for tensor, _ in self._others]
 
-    def own_part(self) -> bytes:
+    def own_part(self, parts: PartsHeld = WHOLE) -> bytes:
         """Return what a lost rank needs besides another rank's copy."""
-        return own_part(self._state)
+        return own_part(self._state, parts)
+
+    def parts(self) -> PartsHeld | None:
+        """Return which parts of tensors this is; None where they are not known to be another rank's, too.
+
+        Of torch's objects alone, since these are seen to be the same at the next boundary. Raises NotHeld, UsageError.
+        """
+        if self._has_loose_parts:
+            return None
+        return parts_held(self.flattened().leaves, own_paths(self._state))
 
     @property
     def state(self) -> Any:
@@ -135,8 +147,9 @@ class HeldState:
     def _hold_tensor(self, value: Any, path: tuple[Any, ...]) -> Any:
         slab = slab_of(value) if type(value) is Slab else None
         tensor = slab.tensor if slab is not None else value
+        self._has_loose_parts |= slab is not None or is_dtensor(tensor)
         held = self._hold_array(tensor, path) if not hasattr(tensor, "detach") else self._hold_torch(tensor, path)
-        return held if slab is None else Slab(held, slab.global_shape, slab.start, slab.replica)
+        return held if slab is None else replace(slab, tensor=held)
 
     def _hold_array(self, array: Any, path: tuple[Any, ...]) -> Any:
         if array.nbytes > self._room:

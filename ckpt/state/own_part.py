@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.ckpt.state import overlap, tensors, tree
+from resilio_hpc.ckpt.state.parts_held import WHOLE, PartsHeld
 from resilio_hpc.ckpt.state.paths import LEFT_OUT, joined
 from resilio_hpc.ckpt.state.slab import Slab, is_dtensor
 from resilio_hpc.ckpt.state.watched import is_module, is_scaler, is_schedule
@@ -21,11 +22,18 @@ MOST_BYTES = 256 << 10
 MOST_OF_ONE = 64 << 10
 
 
-def own_part(state: Any) -> bytes:
-    """Return a rank's own part of ``state``. Raises UsageError."""
+def own_part(state: Any, held: PartsHeld = WHOLE) -> bytes:
+    """Return a rank's own part of ``state``; ``held``: which parts of tensors it has. Raises UsageError."""
     encoder = _Outliner()
     node = encoder.encode(state, ())
-    return msgspec.msgpack.encode([msgspec.json.encode(node), encoder.own])
+    return msgspec.msgpack.encode([msgspec.json.encode(node), encoder.own, *held])
+
+
+def own_paths(state: Any) -> set[str]:
+    """Return the paths of the tensors that are in a rank's own part. Raises UsageError."""
+    encoder = _Outliner()
+    encoder.encode(state, ())
+    return {path for path, *_ in encoder.own}
 
 
 class _Outliner(tree.Encoder):

@@ -86,13 +86,15 @@ class Slab:
     """In a state, instead of a tensor: ``tensor`` is the box of a tensor of ``global_shape`` that begins at ``start``.
 
     All processes give the same path in the state to their parts of one tensor. Boxes do not overlap, but for copies of
-    the same box: those should have another ``replica`` than 0, since only 0 goes to disk. Raises UsageError.
+    the same box: those should have another ``replica`` than 0, since only 0 goes to disk. ``copies``: how many
+    processes are known to have this box. Raises UsageError.
     """
 
     tensor: Any
     global_shape: Sequence[int]
     start: Sequence[int]
     replica: int = 0
+    copies: int = 1
 
     def __post_init__(self) -> None:
         shape = tuple(self.tensor.shape)
@@ -134,12 +136,13 @@ def _of_dtensor(value: Any) -> Slab:
         raise UsageError(
             f"a DTensor whose local part has shape {list(local.shape)}, not {list(part.box.shape)}, cannot be saved"
         )
-    return Slab(local, tuple(value.shape), part.box.start, part.replica)
+    return Slab(local, tuple(value.shape), part.box.start, part.replica, part.copies)
 
 
 class _Part(NamedTuple):
     box: Box
     replica: int
+    copies: int
 
 
 @lru_cache(4096)  # torch is slow here, and every save asks again
@@ -155,14 +158,11 @@ def _part_of(shape: Shape, mesh: Any, placements: tuple[Any, ...]) -> _Part:
         raise UsageError("a DTensor with a partial placement cannot be saved; redistribute() it first")
     _check_one_piece(shape, mesh.shape, placements)
     local, start = compute_local_shape_and_global_offset(shape, mesh, placements)
-    copies = [
-        coordinate
-        for coordinate, placement in zip(mesh.get_coordinate() or (), placements, strict=True)
-        if isinstance(placement, Replicate)
-    ]
+    coordinates = zip(mesh.get_coordinate() or (), mesh.shape, placements, strict=True)
+    copies = [(at, size) for at, size, placement in coordinates if isinstance(placement, Replicate)]
     # a local part without elements may have a start behind the end
     first = tuple(min(at, whole) for at, whole in zip(start, shape, strict=True))
-    return _Part(Box(first, tuple(local)), int(any(copies)))
+    return _Part(Box(first, tuple(local)), int(any(at for at, _ in copies)), prod(size for _, size in copies))
 
 
 def _check_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ class AtBoundary(Protocol):
 def sweep_of(holder: StepHolder | None, link: AgentLink | None, place: ReplicaPlace, within: int) -> AtBoundary | None:
     """Return what digests this rank's tensors, where other ranks have the same. ``within``: steps."""
     replicas = place.data_parallel
-    if holder is None or link is None or not holder.shared or within < 1 or replicas < 2:
+    if holder is None or link is None or not holder.replicated or within < 1 or replicas < 2:
         return None
     group = group_name(place.rank, place.tensor_parallel, replicas)
     from resilio_hpc.train.validation.replica_digests import ReplicaSweep  # imports torch

@@ -18,10 +18,14 @@ from resilio_hpc.core.rank_link import HoldsSteps, LastStepMessage, LastStepSave
 class StepHolder(Protocol):
     """A save that can be made up for later; ``ckpt.Checkpointer.saver`` returns one.
 
-    ``shared``: other ranks have the same tensors.
+    ``replicated``: all ranks have the same tensors.
     """
 
-    shared: bool
+    replicated: bool
+
+    @property
+    def shared(self) -> str | None:
+        """Return the name of the ranks that have the same tensors, "" for all ranks; None: no others have them."""
 
     def hold(self, step: int) -> None:
         """Take note that ``step`` steps are finished, and the next one begins."""
@@ -54,13 +58,22 @@ class LastStep:
         self._lock = threading.Lock()
         self._is_saved = False
         self._is_ordered = threading.Event()
-        self.shared = False
+        self.shared: str | None = None
 
-    def offer(self, save_held: Callable[[], int], shared: bool) -> None:
-        """Take what saves the last finished step and returns its number. ``shared``: see ``HoldsSteps``."""
+    def offer(self, save_held: Callable[[], int], shared: str | None) -> None:
+        """Take what saves the last finished step and returns its number. ``shared``: see ``StepHolder``."""
         with self._lock:
-            self._save, self._is_saved, self.shared = save_held, False, shared
-        self._send(HoldsSteps(shared))
+            self._save, self._is_saved = save_held, False
+        self._tell(shared)
+
+    def holds(self, shared: str | None) -> None:
+        """Take note of a step's end, after which other ranks may have the same tensors."""
+        if shared != self.shared:
+            self._tell(shared)
+
+    def _tell(self, shared: str | None) -> None:
+        self.shared = shared
+        self._send(HoldsSteps(shared is not None, shared or ""))
 
     def on_order(self, _: SaveLastStep) -> None:
         """Save in a thread of its own: the training thread waits for ranks that are lost."""
@@ -108,7 +121,7 @@ def save_before_end(error: BaseException) -> None:
     """
     try:
         for one in _last:
-            if is_of_a_lost_peer(error) and not one.shared:
+            if is_of_a_lost_peer(error) and one.shared is None:
                 one.await_order()
             one.save()
     except BaseException as other:  # noqa: BLE001 - the process ends because of another error, which is to be seen

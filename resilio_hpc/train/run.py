@@ -103,13 +103,13 @@ class Run:
         stop = start < total and self._stop_here(start)
         holder = self._holder_of(save)
         if holder is not None and start < total:
-            holder.hold(start)
+            self._hold(holder, start)
         sweep = sweep_of(holder, self._link, self, compare_within)
         while start < total and not stop:
             yield start
             start += 1
             if holder is not None:
-                holder.hold(start)  # first: a rank may be killed while it saves
+                self._hold(holder, start)  # first: a rank may be killed while it saves
             if sweep is not None:
                 sweep.at_boundary(start)
             self._report(start)
@@ -130,6 +130,11 @@ class Run:
             return None
         self._last_step.offer(save.save_held, save.shared)
         return save
+
+    def _hold(self, holder: StepHolder, step: int) -> None:
+        holder.hold(step)
+        if self._last_step is not None:
+            self._last_step.holds(holder.shared)
 
     def step_done(self, completed: int) -> bool:
         """Report ``completed`` steps, for loops of your own; return whether all ranks stop here.

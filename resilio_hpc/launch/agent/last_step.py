@@ -71,9 +71,9 @@ class LastStepSaves:
             return False
         self._local, self._asked, self._begun = local, set(), self._clock()
         able = self._able(local)
-        shared = [rank for rank in able if rank.holds_steps is not None and rank.holds_steps.shared]
-        first = min(shared, key=lambda rank: (not rank.saves_last, rank.has_raised, rank.local_rank), default=None)
-        self._ask(able if first is None else [first])
+        able.sort(key=lambda rank: (not rank.saves_last, rank.has_raised, rank.local_rank), reverse=True)
+        groups = {one.group: rank for rank in able if (one := rank.holds_steps) is not None and one.shared}
+        self._ask(list(groups.values()) or able)
         return True
 
     def _ask(self, ranks: list[LocalRank]) -> None:
@@ -140,15 +140,19 @@ class LastStepSaves:
             step, made = making.result(0)
         except (ResilioError, OSError) as error:
             why = f"{type(error).__name__}: {error}"
+        saved = [one.step for one in self._saved(local)]
         others = self._able(local)
-        if others and not any(one.step == step for one in self._saved(local)):
+        if others and step not in saved:
             self._ask(others)
             return
+        if step < 0:
+            step, made = max(saved, default=-1), []
+            why = why or ("" if step < 0 else "another node may have the lost ranks' part")
         if step < 0:
             self._end(local, -1, [], why)
             return
         self._found, self._asked_at = (step, made), self._clock()
-        self._make_lost(step, lambda: self._end(local, step, made, ""))
+        self._make_lost(step, lambda: self._end(local, step, made, why))
 
     def _end(self, local: LocalRound, step: int, made: list[int], error: str) -> None:
         if self._local is not local:
