@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from resilio_hpc.core.tiers import Tier
@@ -144,6 +145,21 @@ def test_a_node_that_was_there_before_it_was_known_as_lost_is_taken_back(answers
         if turn == answers:
             controller.handle(m.Heartbeat("n2", "n2.1", 2, 0.0, -1, world.now))
     assert (controller.run.round, controller.run.lost, controller.run.losses) == (5, set(), {"n2": 1})
+
+
+@pytest.mark.parametrize("first", ["n1", "n3"])
+def test_that_ranks_report_steps_is_taken_from_any_node_since_a_spare_does_not_know_it(first: str) -> None:
+    world = World(nodes=2, spares=1)
+    term = Term(2, "n1", "n1:1", first_membership(("n1", "n2", "n3")))
+    controller = Controller(world.config, term, Clock(lambda: world.now, world.unix))
+    of_a_spare = m.RoundState(
+        1, 0, m.world_of((m.Member("n1", 0, "n1", 2, 0), m.Member("n2", 1, "n2", 2, 2))), 0, 0, ()
+    )
+    of_a_member = msgspec.structs.replace(of_a_spare, steps_reported=True)
+    for node in sorted(("n1", "n3"), key=lambda node: node != first):
+        last = of_a_member if node == "n1" else of_a_spare
+        controller.handle(m.Hello(node, f"{node}.1", 2, f"{node}:1", node, 2, last=last))
+    assert controller.run.steps_reported
 
 
 def led_by_n1(world: World) -> Controller:

@@ -9,7 +9,7 @@ import pytest
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.events.event_text import words
-from resilio_hpc.launch.agent.kept_ranks import ANSWER_S, LEAVE_S, MOST_FRUITLESS, KeptRanks
+from resilio_hpc.launch.agent.kept_ranks import ANSWER_S, ENTER_S, LEAVE_S, MOST_FRUITLESS, KeptRanks
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_reentry import RankReentry
@@ -34,14 +34,19 @@ class Agent:
         context: Any = SimpleNamespace(
             options=options, record=lambda kind, **fields: self.events.append({"e": kind, "node": "n1"} | fields)
         )
-        self.ranks: Any = SimpleNamespace(local=None, ranks_left=self.left)
+        self.failed: list[tuple[int, str]] = []
+        self.ranks: Any = SimpleNamespace(
+            local=None, ranks_left=self.left, spawn_failed=lambda rank, why, _: self.failed.append((rank, why))
+        )
         self.stopped: set[int] = set()
         self.parts = KeptRanks(context, self.ranks, self.tell, lambda: self.now, self.stopped.__contains__)
         self.begin_round(5)
 
     def begin_round(self, number: int, kept: int = 0, steps: bool = False) -> None:
         self.local = self.ranks.local = round_of(number)
-        self.local.kept, self.kept, self.asked = kept, None, []
+        self.kept, self.asked = None, []
+        for rank in range(kept):
+            self.local.ranks[rank].is_kept = True
         for rank in range(3):
             self.says(rank, rank_link.CanReenter())
             if steps:
@@ -158,6 +163,31 @@ def test_nothing_is_kept_of_ranks_that_are_being_ended_otherwise() -> None:
     agent.ranks.local = None
     assert agent.after(0.1) is None
     assert agent.after(LEAVE_S) is None
+
+
+def test_a_kept_rank_that_does_not_enter_has_failed_and_one_that_has_not_yet() -> None:
+    agent = Agent()
+    agent.begin_round(6, kept=3)
+    agent.says(0, rank_link.Attach(0, 0, 6, 100))
+    agent.local.exited(2, 1, None, 0.0, ("", ""))
+    agent.local.failed = False  # as if its end were no failure
+    agent.after(0.0)
+    agent.after(ENTER_S - 0.1)
+    assert agent.failed == []
+    agent.after(0.2)
+    agent.after(ENTER_S)
+    assert [rank for rank, _ in agent.failed] == [1], "once, and not of those that came or ended"
+
+
+def test_new_processes_may_take_longer_to_attach() -> None:
+    agent = Agent()
+    agent.begin_round(6, kept=1)
+    agent.says(0, rank_link.Attach(0, 0, 6, 100))
+    agent.after(0.0)
+    agent.after(10 * ENTER_S)
+    agent.begin_round(7)
+    agent.after(10 * ENTER_S)
+    assert agent.failed == []
 
 
 # -- the processes ---------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Before this node's ranks are ended for a restart: those that can enter the next round as they live leave this one.
 
+A rank that does not enter in time has failed: the others wait for it, and nothing else would end that soon.
+
 A rank that does not leave in time is ended and started again like one that has failed. So are all of the node's ranks
 where entering again has not brought a step (NVX-2, NVX-3).
 """
@@ -17,6 +19,7 @@ from resilio_hpc.launch.workers.node_context import NodeContext
 
 ANSWER_S = 0.5  # a rank that is stopped, or holds Python's lock, does not answer
 LEAVE_S = 5.0  # for its collectives to end, and its model's memory and its data loader's workers to go
+ENTER_S = 5.0  # a rank says so before it begins anything
 MOST_FRUITLESS = 2  # entries that brought no step; then all ranks of the node are ended
 
 
@@ -26,6 +29,7 @@ class KeptRanks:
     def __init__(
         self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
         clock: Callable[[], float] = time.monotonic, is_stopped: Callable[[int], bool] = lambda _: False,
+        unix: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         """``ranks`` hears which have left; ``tell_rank``: sends a message to a local rank.
 
@@ -36,9 +40,11 @@ class KeptRanks:
         self._tell_rank = tell_rank
         self._clock = clock
         self._is_stopped = is_stopped
+        self._unix = unix
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
         self._begun = 0.0
+        self._entered: tuple[LocalRound | None, float] = None, 0.0  # the round whose ranks are awaited, and since when
         self._fruitless = 0
 
     def begin(self, local: LocalRound) -> bool:
@@ -70,7 +76,8 @@ class KeptRanks:
         return not rank.has_left and waited < limit and not self._is_stopped(rank.local_rank)
 
     def tick(self) -> None:
-        """Go on when all ranks that were asked have left, or will not."""
+        """Go on when all ranks that were asked have left, or will not; see that they enter the next round."""
+        self._watch_entries()
         local = self._local
         if local is None:
             return
@@ -87,3 +94,18 @@ class KeptRanks:
                 others=sorted(local.ranks[rank.local_rank].rank for rank in asked if not rank.has_left),
             )  # fmt: skip
             self._ranks.ranks_left(kept)
+
+    def _watch_entries(self) -> None:
+        local, now = self._ranks.local, self._clock()
+        if local is None or not local.kept:
+            return
+        if self._entered[0] is not local:
+            self._entered = local, now
+        if now - self._entered[1] < ENTER_S or local.failed:
+            return
+        for rank in local.ranks.values():
+            if rank.is_kept and not rank.attached and not rank.done and not local.failed:
+                local.failed = True  # once for a round
+                self._ranks.spawn_failed(
+                    rank.local_rank, f"it has not entered the round in {ENTER_S:g} s", self._unix()
+                )

@@ -37,11 +37,13 @@ class LastStepSaves:
         self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
         make_lost: Callable[[int, Callable[[], None]], None], clock: Callable[[], float] = time.monotonic,
         is_stopped: Callable[[int], bool] = lambda _: False,
+        look: Callable[[LocalRound], Future[Made]] | None = None,
     ) -> None:  # fmt: skip
         """``ranks`` hears when it is over; ``tell_rank``: sends a message to a local rank.
 
         ``make_lost``: sees which snapshots of a step can be made for the ranks of another node, then calls back.
-        ``is_stopped``: whether a local rank's process is.
+        ``is_stopped``: whether a local rank's process is. ``look``: for what this node's ranks can have, by
+        ``lost_ranks.whole_step`` as a rule.
         """
         self._node = node
         self._ranks = ranks
@@ -49,6 +51,7 @@ class LastStepSaves:
         self._make_lost = make_lost
         self._clock = clock
         self._is_stopped = is_stopped
+        self._look = look or self._in_a_thread
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
         self._begun = self._since = 0.0  # the first question, the last one
@@ -107,9 +110,8 @@ class LastStepSaves:
             self._local = None  # its ranks are being ended without it
         elif self._making is None:
             if not self._awaited(local):
-                directory, ranks = self._node.arena_dir, [rank.rank for rank in local.ranks.values()]
-                self._making = begin(lambda: lost_ranks.whole_step(directory, ranks, local.number))
-                if wait([self._making], SOON_S).done:  # mostly it is little work
+                self._making = self._look(local)
+                if self._making.done():
                     self._made(local, self._making)
         elif self._found is not None:
             if self._clock() - self._asked_at > OTHERS_S:
@@ -118,6 +120,13 @@ class LastStepSaves:
             self._made(local, self._making)
         elif self._clock() - self._since > 2 * LIMIT_S:
             self._end(local, -1, [], "to look for what lost ranks have left took too long")
+
+    def _in_a_thread(self, local: LocalRound) -> Future[Made]:
+        """Begin to look for a step that all ranks have. Mostly it is little work, and done on return."""
+        directory, ranks = self._node.arena_dir, [rank.rank for rank in local.ranks.values()]
+        looking = begin(lambda: lost_ranks.whole_step(directory, ranks, local.number))
+        wait([looking], SOON_S)
+        return looking
 
     @staticmethod
     def _saved(local: LocalRound) -> list[rank_link.LastStepSaved]:

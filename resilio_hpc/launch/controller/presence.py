@@ -69,7 +69,10 @@ class Presence:
         if run.phase is not Phase.GATHERING or run.has_prepared:
             return False
         run.round = max(run.round, hello.prepared)
-        if last is None or last.epoch >= run.epoch or (last.epoch, last.round) <= self._adopted:
+        if last is None or last.epoch >= run.epoch:
+            return False
+        run.steps_reported = run.steps_reported or last.steps_reported  # only members know it from the first step on
+        if (last.epoch, last.round) <= self._adopted:
             return False
         self._adopted = (last.epoch, last.round)
         run.adopt(last)

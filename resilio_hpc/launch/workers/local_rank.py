@@ -35,6 +35,7 @@ class LocalRank(Struct):
     holds_steps: rank_link.HoldsSteps | None = None  # it can still save the last finished step
     saves_last: bool = False  # it does so
     last_saved: rank_link.LastStepSaved | None = None
+    is_kept: bool = False  # its process lives on from the round before
     can_reenter: bool = False  # it can leave this round and enter the next one
     has_raised: bool = False  # its function ended with an error, and its process waits
     is_leaving: bool = False  # it has heard that the round is over

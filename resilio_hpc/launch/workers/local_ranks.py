@@ -173,7 +173,7 @@ class LocalRanks:
                 return
             if self._reentry.enter(command):
                 self._starting.discard(rank.local_rank)
-                local.kept += 1
+                rank.is_kept = True
             else:
                 self._spawner.spawn(command)
         self._reentry.end_others()

@@ -37,11 +37,15 @@ class LocalRound:
         self.ranks = {
             local: LocalRank(member.first_rank + local, local) for local in range(member.local_world_size)
         }  # fmt: skip
-        self.kept = 0  # ranks that have entered this round in the processes of the one before
         self.snapshot_whole = -1  # the newest step that all ranks here hold
         self._first_step_said = False
         self._answers: dict[int, rank_link.StopAck] = {}
         self._digests = LocalDigests((node, self.epoch, self.number))
+
+    @property
+    def kept(self) -> int:
+        """Return how many ranks enter this round in the processes of the one before."""
+        return sum(rank.is_kept for rank in self.ranks.values())
 
     @property
     def nodes(self) -> int:

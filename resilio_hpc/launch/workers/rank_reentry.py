@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.process import process_tree
@@ -19,11 +19,15 @@ _OF_A_PROCESS = (
 
 
 class RankReentry:
-    """The processes of one node's ranks, from round to round. ``pids``: by local rank, of all that run."""
+    """The processes of one node's ranks, from round to round. ``pids``: by local rank, of all that run.
 
-    def __init__(self, server: RankServer, pids: dict[int, int]) -> None:
+    ``end``: ends a process and its descendants.
+    """
+
+    def __init__(self, server: RankServer, pids: dict[int, int], end: Callable[[int], None] | None = None) -> None:
         self._server = server
         self._pids = pids
+        self._end = end or _end
         self._commands: dict[int, RankCommand] = {}
         self._kept: dict[int, int] = {}
         self._ended: set[int] = set()  # kept for a round that they could not enter
@@ -57,7 +61,7 @@ class RankReentry:
             if self._pids.get(local) == pid:
                 del self._pids[local]
                 self._ended.add(pid)
-                process_tree.send([*process_tree.descendants(pid), pid], signal.SIGKILL)
+                self._end(pid)
         self._kept = {}
 
     def was_ended(self, pid: int) -> bool:
@@ -65,6 +69,10 @@ class RankReentry:
         found = pid in self._ended
         self._ended.discard(pid)
         return found
+
+
+def _end(pid: int) -> None:
+    process_tree.send([*process_tree.descendants(pid), pid], signal.SIGKILL)
 
 
 def _may_follow(before: RankCommand, after: RankCommand) -> bool:

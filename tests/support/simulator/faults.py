@@ -21,6 +21,8 @@ BAD = (
 COMES_OF_IT = (  # what faults do to messages, processes and requests
     "lost", "doubled", "overtook", "delayed", "held", "hung", "failed", "done for the dead", "restart", "port taken",
     "next job", "fetched", "paused", "pause ended",
+    "raised", "kept", "left too late", "last save", "no last save", "made for a lost rank",
+    "goes on from the last step",
 )  # fmt: skip
 
 
@@ -44,6 +46,9 @@ def _rank_dies(world: SeededWorld, fault: Fault) -> bool:
     if agent is None or agent.core.ranks.local is None or not agent.lives():
         return False
     signal = 9 if fault.value < 0.5 else None
+    if signal is None and agent.raises(0, "ValueError"):
+        world.felt["raised"] += 1
+        return True
     agent.rank_ends(0, None if signal else 1, signal, "killed" if signal else "ValueError")
     return True
 

@@ -8,21 +8,27 @@ from typing import Any
 import msgspec
 import pytest
 
+from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.kept_ranks import KeptRanks
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.consensus import connections
 from resilio_hpc.launch.consensus.candidate import Election
 from resilio_hpc.launch.consensus.state import ElectionState
-from resilio_hpc.launch.controller import voters
+from resilio_hpc.launch.controller import replica_placement, voters
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointPhase
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.failures import Failures
 from resilio_hpc.launch.controller.presence import Presence
+from resilio_hpc.launch.controller.replica_placement import InMemory
 from resilio_hpc.launch.controller.rounds import Rounds
 from resilio_hpc.launch.controller.run_state import LEASE_SHARE, RunState
 from resilio_hpc.launch.protocol import membership
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import Membership
+from resilio_hpc.launch.workers import rank_reentry
+from resilio_hpc.launch.workers.rank_reentry import RankReentry
+from resilio_hpc.launch.workers.spawner_messages import RankCommand
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.copies import VirtualCopies
 from tests.support.virtual_cluster.directory import Directory
@@ -198,6 +204,95 @@ def orders_come_in_order(patch: Patch) -> None:
     patch.setattr(CheckpointPhase, "tick", lambda self: None)
 
 
+def ranks_are_kept_that_have_not_left(patch: Patch) -> None:
+    """Ranks that were asked to leave their round are kept, whether or not they have left it."""
+    original = NodeRanks.ranks_left
+
+    def ranks_left(self: Any, kept: frozenset[int]) -> None:
+        asked = [rank.local_rank for rank in self.local.ranks.values() if KeptRanks._may_leave(rank)]
+        original(self, frozenset(asked))
+
+    patch.setattr(NodeRanks, "ranks_left", ranks_left)
+
+
+def ranks_that_were_kept_once_are_kept_again(patch: Patch) -> None:
+    """Which ranks wait for a round is not forgotten when it has begun."""
+    original = NodeRanks.start_when_leased
+
+    def start_when_leased(self: Any) -> None:
+        kept = self.kept
+        original(self)
+        self.kept = kept
+
+    patch.setattr(NodeRanks, "start_when_leased", start_when_leased)
+
+
+def kept_ranks_enter_the_round_before(patch: Patch) -> None:
+    """A process that lives on has the variables of the round that it has left."""
+    original = RankReentry.enter
+
+    def enter(self: Any, command: RankCommand) -> bool:
+        before = self._commands.get(command.local_rank, command)
+        return original(self, msgspec.structs.replace(command, env=before.env | _restore_in(command.env)))
+
+    patch.setattr(RankReentry, "enter", enter)
+
+
+def _restore_in(env: dict[str, str]) -> dict[str, str]:
+    return {"RESILIO_RESTORE": env["RESILIO_RESTORE"]}
+
+
+def kept_ranks_that_do_not_enter_live_on(patch: Patch) -> None:
+    """A process that cannot enter the round for which it was kept is not ended."""
+    patch.setattr(RankReentry, "end_others", lambda self: None)
+
+
+def training_begins_anew_where_it_has_been(patch: Patch) -> None:
+    """A process that lives on begins training from the beginning, with what it has trained before."""
+    original = rank_reentry._may_follow
+
+    def may_follow(before: RankCommand, after: RankCommand) -> bool:
+        return original(before, msgspec.structs.replace(after, env=after.env | {"RESILIO_RESTORE": "memory:0"}))
+
+    patch.setattr(rank_reentry, "_may_follow", may_follow)
+
+
+def records_of_other_steps_count(patch: Patch) -> None:
+    """A lost rank's snapshot is made of another one's, and of the newest record that it has left, of whatever step."""
+    original = lost_ranks.record_of
+
+    def record_of(records: Any, step: int, round_number: int, world_size: int) -> Any:
+        newest = max((record.step for record in records), default=step)
+        return original(records, newest, round_number, world_size)
+
+    patch.setattr(lost_ranks, "record_of", record_of)
+
+
+def last_saves_differ_by_a_step(patch: Patch) -> None:
+    """A step counts as held by all ranks where some hold the one before."""
+
+    def whole(self: InMemory) -> set[int]:
+        def ranks(step: int) -> set[int]:
+            return self.own[step] | self.elsewhere[step].keys()
+
+        steps = [*self.own, *self.elsewhere]
+        return {step for step in steps if len(ranks(step) | ranks(step - 1)) == self.world_size}
+
+    patch.setattr(InMemory, "whole", property(whole))
+
+
+def last_saves_of_other_lives_count(patch: Patch) -> None:
+    """What a node holds counts, though it missed the life that the others have left."""
+    original = replica_placement.in_memory
+
+    def in_memory(run: RunState) -> InMemory:
+        for agent in run.agents.values():
+            agent.known = run.last_life
+        return original(run)
+
+    patch.setattr(replica_placement, "in_memory", in_memory)
+
+
 ALL: tuple[Callable[[Patch], None], ...] = (
     votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
     orders_are_said_once, everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed,
@@ -206,5 +301,8 @@ ALL: tuple[Callable[[Patch], None], ...] = (
     the_wall_clock_is_trusted,
     votes_are_counted_as_they_come, words_of_older_rounds_count, echoes_of_the_future,
     late_snapshots_are_not_awaited, orders_come_in_order,
+    ranks_are_kept_that_have_not_left, ranks_that_were_kept_once_are_kept_again, kept_ranks_enter_the_round_before,
+    kept_ranks_that_do_not_enter_live_on, training_begins_anew_where_it_has_been, records_of_other_steps_count,
+    last_saves_differ_by_a_step, last_saves_of_other_lives_count,
 )  # fmt: skip
 MUTATIONS = {plant.__name__: plant for plant in ALL}

@@ -70,7 +70,7 @@ def bound_s(plan: Schedule) -> float:
     """Within this time after the last fault everything is over: all training anew, and some recoveries."""
     training = plan.script.steps * plan.script.step_s + plan.script.start_s
     tests = sum(fault.kind == "nodes_tested" for fault in plan.faults)
-    return 2 * training + 12 * plan.heartbeat_timeout_s + 2 * 25.0 + 30.0 + tests * LONGEST_PAUSE_S
+    return 2 * training + 12 * plan.heartbeat_timeout_s + 2 * plan.start_timeout_s + 30.0 + tests * LONGEST_PAUSE_S
 
 
 def _to_the_end(world: SeededWorld, plan: Schedule) -> None:

@@ -18,6 +18,8 @@ ONCE = ("warning", "job_ends")
 RETURNS = 0.05  # of all schedules: see ``_with_a_return``
 STOPS = 0.05  # of all schedules: see ``_with_a_stopped_rank``
 PAUSES = 0.1  # of all schedules: see ``_with_a_test``
+REENTERS = 0.5  # of all schedules with an attached script: its ranks live on
+HOLDS = 0.5  # of all of them: ranks save the step that they finished last
 LONG = 20  # times as many steps where a job after this one has to wait for it
 
 
@@ -54,6 +56,11 @@ class Schedule:
     faults: tuple[Fault, ...]
 
     @property
+    def start_timeout_s(self) -> float:
+        """A last save that hangs is awaited for longer than a start takes otherwise."""
+        return 80.0 if self.script.holds else 25.0
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"n{number}" for number in range(1, self.nodes + self.spares + 1))
 
@@ -69,16 +76,43 @@ class Schedule:
 
     def __str__(self) -> str:
         nodes = f"{self.nodes} nodes (at least {self.minimum}, unit {self.unit}), {self.spares} spares"
+        lives = f"{', ranks live on' if self.script.reenters else ''}"
+        lives += f"{f', last saves ({self.script.holds})' if self.script.holds else ''}"
         script = f"{'attached' if self.script.attached else 'plain'} script, {self.script.steps} steps of"
         return (
             f"seed {self.seed}: {nodes}, {self.slots} ranks each; {script} {self.script.step_s} s, save every "
             f"{self.script.save_every}; heartbeat timeout {self.heartbeat_timeout_s} s; "
-            f"max restarts {self.max_without_progress}{', chained' if self.chained else ''}"
+            f"max restarts {self.max_without_progress}{', chained' if self.chained else ''}{lives}"
         )
 
 
 def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
+    return _with_lives_that_go_on(Random(f"{seed} lives on"), _shape(seed))
+
+
+def _with_lives_that_go_on(draw: Random, shape: Schedule) -> Schedule:
+    """Ranks that live on, and last saves, drawn apart: other schedules are as they were without these.
+
+    Then a rank often fails, and something else happens while the others save, leave and enter."""
+    reenters = draw.random() < REENTERS
+    holds = draw.choice(("own", "shared", "shared")) if draw.random() < HOLDS else ""
+    if not shape.script.attached or not (reenters or holds):
+        return shape
+    script = replace(shape.script, reenters=reenters, holds=holds)
+    shape = replace(shape, script=script)
+    more: list[Fault] = []
+    for _ in range(draw.choice((0, 1, 1, 2))):
+        at = draw.uniform(0.5, script.steps * script.step_s + 2.0)
+        more.append(Fault(at, "rank_dies", (draw.choice(shape.names),), 0.0, draw.random()))
+        kind = draw.choice(("", "rank_dies", "agent_killed", "power_cut", "spawner_dies", "node_alone", "frozen",
+                            "agent_stopped", "store_dies", "connection_breaks"))  # fmt: skip
+        if kind:
+            more.append(_DRAW.get(kind, _plain)(draw, shape, at + draw.uniform(0.0, 1.5), kind))
+    return replace(shape, faults=tuple(sorted((*shape.faults, *more), key=lambda fault: fault.at)))
+
+
+def _shape(seed: int) -> Schedule:
     draw = Random(seed)
     nodes = draw.choices((1, 2, 3, 4, 5), (1, 4, 5, 4, 2))[0]
     spares = draw.choices((0, 1, 2), (5, 3, 1))[0] if nodes < 5 else draw.choice((0, 1))

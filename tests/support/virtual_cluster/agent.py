@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.ckpt.format.manifest import Extent, RankRecord, ShardRecord
@@ -21,6 +20,7 @@ from tests.support.virtual_cluster.directory import JOB
 from tests.support.virtual_cluster.host import VirtualHost
 from tests.support.virtual_cluster.network import Connection
 from tests.support.virtual_cluster.process import Process
+from tests.support.virtual_cluster.processes import NodeProcesses
 from tests.support.virtual_cluster.ranks import Life, life_of
 
 if TYPE_CHECKING:
@@ -45,10 +45,8 @@ class VirtualAgent(Process):
         self.heard: list[m.ToAgent] = []
         self.judged: list[m.Cause | None] = []  # causes that the console was told
         self._world = world
-        self._lives: set[Life] = set()  # whose ranks are alive here
         self._stops = 0  # orders to stop the ranks
-        self._spawner = 0  # counts those that were killed
-        self._life = 0  # grows when ranks are stopped: what was on its way for them is void
+        self.spawner = 0  # counts those that were killed
         self.incarnation = f"{self.node}.{site.incarnations}"
         self.copies = VirtualCopies(self, world)
         hello = m.Hello(self.node, self.incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept,
@@ -56,6 +54,7 @@ class VirtualAgent(Process):
         vote_record = site.vote_record or VoteRecord(first_membership(world.config.expected))
         timeout_s = world.config.heartbeat_timeout_s
         self.core = AgentCore(hello, JOB, vote_record, self, timeout_s, graces=Graces(world.failure_grace_s))
+        self.processes = NodeProcesses(self, world)
 
     @property
     def controller(self) -> Controller | None:
@@ -69,7 +68,7 @@ class VirtualAgent(Process):
     @property
     def at_ease(self) -> bool:
         """Whether nothing is urgent."""
-        return self.core.next_wakeup_s > 0.06
+        return self.core.next_wakeup_s > 0.06 and not self.processes.is_asked
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -88,14 +87,14 @@ class VirtualAgent(Process):
 
     def lives(self) -> set[Life]:
         """(epoch, round) of the ranks that are alive here."""
-        return self._lives
+        return self.processes.lives
 
     def rank_rounds(self) -> set[int]:
-        return {number for _, number in self._lives}
+        return {number for _, number in self.lives()}
 
     def die(self) -> None:
         self.alive = False
-        self._ranks_doomed()()
+        self.processes.doom()()
 
     def store_dies(self) -> None:
         """The process with the newest rendezvous store is killed."""
@@ -104,29 +103,18 @@ class VirtualAgent(Process):
 
     def spawner_dies(self) -> None:
         """The process that forks ranks is killed, and they go with it; what it was doing is not answered."""
-        self._spawner += 1
-        self._ranks_doomed()()
+        self.spawner += 1
+        self.processes.doom()()
+        self.processes.spawner_died()
         self.core.ranks.spawner_died(self.unix())
-
-    def _ranks_doomed(self) -> Callable[[], None]:
-        """No more is heard of the ranks; returns what makes them disappear."""
-        self._life += 1
-        doomed = set(self._lives)
-        for life in doomed:
-            self._world.trainings[life].broken = True
-
-        def gone() -> None:
-            self._lives -= doomed
-            for life in doomed:
-                self._world.trainings[life].left(self.node)
-
-        return gone
 
     def tick(self) -> None:
         if self.alive and not self.suspended:
             self.host.tick()
         if self.alive and not self.suspended:
             self.core.tick()
+        if self.alive and not self.suspended:
+            self.processes.tick()
 
     def rank_ends(
         self, local_rank: int, exit_code: int | None, signal: int | None, message: str, traceback: str = ""
@@ -136,15 +124,20 @@ class VirtualAgent(Process):
         if self.alive and local is not None:
             training = self._world.trainings.get(life_of(local))
             if exit_code != 0 and training is not None:
-                training.broken = True
+                training.breaks()
             at, error = self.unix(), (message, traceback)
             self.event(lambda: self._rank_exited(local, local_rank, (exit_code, signal), at, error))
 
+    def raises(self, local_rank: int, message: str) -> bool:
+        """A rank's function raises; False: its process does not outlive that."""
+        local = self.core.ranks.local
+        if not self.alive or local is None:
+            return False
+        return self.processes.raises(local, local_rank, message)
+
     def _rank_exited(self, local: LocalRound, local_rank: int, how: Any, at: float, error: tuple[str, str]) -> None:
         if self.core.ranks.local is local:
-            self.core.ranks.ends.exited(local, local_rank, how, at, error)
-            if all(rank.done for rank in local.ranks.values()):
-                self._lives.discard(life_of(local))
+            self.processes.exited(local, local_rank, how, at, error)
 
     def next_name(self) -> bytes:
         """Of another connection, as the real agent calls it."""
@@ -171,6 +164,8 @@ class VirtualAgent(Process):
 
     def to_controller(self, message: m.ToController) -> None:
         self._world.watch.says(self.node, message)
+        if isinstance(message, m.RanksStopped):
+            self._world.watch.stopped(self)
         self._world.on_message(self, True, message)
         connection = self.connection
         if connection is not None:
@@ -250,15 +245,15 @@ class VirtualAgent(Process):
 
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         self.copies.give_up()
-        gone, spawner = self._ranks_doomed(), self._spawner
+        gone, spawner = self.processes.doom(self.processes.reentry.keep(how.keep)), self.spawner
         self._stops += 1
         number = self._stops
 
         def stopped() -> None:
             if number == self._stops:  # another order replaces this one
                 gone()
-                if spawner == self._spawner:
-                    self.event(self.core.ranks.all_stopped)
+                if spawner == self.spawner:
+                    self.event(self.processes.all_stopped)
 
         heeds_s = 0.0 if how.for_good else min(how.grace_s, self.site.heeds_s)
         self._world.after(heeds_s + self.site.stop_s, stopped)
@@ -299,26 +294,11 @@ class VirtualAgent(Process):
         self._world.after(0.01, lambda: self.event(opened))
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        world, life = self._world, self._life
-        self._lives.add(life_of(local))
-        training = world.training(start)
         ours = {rank.rank for rank in local.ranks.values()}
         wanted = [fetch for fetch in start.fetches if fetch.rank in ours and fetch.endpoint]
-        awaited = {"fork", "snapshots"} if wanted else {"fork"}
-
-        def came(what: str) -> None:
-            awaited.discard(what)
-            if not awaited:
-                training.joined(self, local)
-
-        def forked() -> None:
-            if self.alive and life == self._life and world.spawns:
-                self.event(lambda: self.core.ranks.ranks_started(local.number, FORK_S, "fork"))
-                came("fork")
-
+        brought = self.processes.start(local, start, FORK_S, bool(wanted))
         if wanted:
-            self.copies.bring(wanted, start, local, lambda: came("snapshots"))
-        world.after(FORK_S, forked)
+            self.copies.bring(wanted, start, local, brought)
 
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         self._world.tell_rank(self, local_rank, message)
@@ -329,10 +309,10 @@ class VirtualAgent(Process):
             self.copies.keep(message, message.partner, world_size)
 
     def keep_ranks(self, local: LocalRound) -> bool:
-        return False
+        return self.processes.kept.begin(local)
 
     def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
-        return False
+        return self.processes.last_step.begin(local, worth)
 
     def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
         pass  # copies are whole ones here
@@ -376,6 +356,7 @@ class VirtualAgent(Process):
         return self._world.directory.fence > epoch  # then the checkpoint engine refuses to commit
 
     def held(self) -> tuple[m.Held, ...]:
+        self.processes.lend()
         return tuple(m.Held(rank, step, copy.world_size) for (rank, step), copy in sorted(self.site.memory.items(),
                      key=lambda item: item[0])) + self.copies.held()  # fmt: skip
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.message_parts import Partner
 from resilio_hpc.launch.workers.local_round import LocalRound
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent
-    from tests.support.virtual_cluster.world import Snapshot, World
+    from tests.support.virtual_cluster.ranks import Snapshot
+    from tests.support.virtual_cluster.world import World
 
 Key = tuple[int, int]  # (rank, step)
 SILENT_S = 10.0
@@ -30,6 +32,26 @@ class VirtualCopies:
         self._brings = -1  # the step that is on its way for ranks of this node
         self._then: list[Callable[[], None]] = []
         self._copying = 0
+        self._partner: Partner | None = None  # whose records are followed
+
+    def make_lost(self, step: int, then: Callable[[], None]) -> None:
+        """As ``partner_copies.PartnerCopies.make_lost``: of records that may have come, and this node's snapshots."""
+        partner, training = self._partner, self._world.trainings.get(self.life)
+        if partner is None or training is None or not training.shares:
+            then()
+            return
+        life = self.life
+
+        def made() -> None:
+            own = [copy for (_, its), copy in self._agent.site.memory.items() if its == step and copy.life == life]
+            for rank in range(partner.first_rank, partner.first_rank + partner.ranks) if own else ():
+                records = training.records(rank)[: None if self._world.has_come() else -1]
+                record = lost_ranks.record_of(records, step, training.round, training.size)
+                if record is not None and life == self.life:
+                    self.kept[rank, step] = training.snapshot(rank, step, record.step)
+            self._agent.event(then)
+
+        self._later(self._world.makes_s(), made)
 
     def held(self) -> tuple[m.Held, ...]:
         return tuple(m.Held(*key, copy.world_size, True) for key, copy in sorted(self.kept.items(), key=lambda x: x[0]))
@@ -52,6 +74,7 @@ class VirtualCopies:
 
     def keep(self, message: m.PersistStep, partner: Partner, world_size: int) -> None:
         """As ``partner_copies.PartnerCopies.keep``."""
+        self._partner = partner
         step = message.step
         ranks = range(partner.first_rank, partner.first_rank + partner.ranks)
         if all((rank, step) in self.kept and self.kept[rank, step].world_size == world_size for rank in ranks):

@@ -128,6 +128,8 @@ class VirtualHost:
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
+                if isinstance(action.message, m.Start):
+                    self._world.watch.decides(action.message)
                 self.say_to(action.node, action.message)
             elif isinstance(action, Record):
                 self._world.record(action.kind, action.fields)

@@ -13,7 +13,7 @@ from resilio_hpc.launch.protocol.membership import NEVER, quorum_since
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent
-    from tests.support.virtual_cluster.ranks import History, Life
+    from tests.support.virtual_cluster.ranks import History, Life, Snapshot
     from tests.support.virtual_cluster.world import World
 
 
@@ -57,6 +57,7 @@ class Invariants:
         self._promised: dict[str, int] = {}  # node → the newest epoch that it promised or followed
         self._supported: dict[Leader, Supported] = {}  # who was with a controller, and when
         self._led: dict[tuple[str, Leader], float] = {}  # when the node last heard the controller
+        self._decided: set[Life] = set()  # rounds that were started
         self._hung: dict[int, History] = {}  # steps whose commit hung for so long that a round may go on without them
 
     def trains(self, life: Life) -> None:
@@ -70,6 +71,72 @@ class Invariants:
                     raise Violation(
                         f"round {life[1]} makes a step while a rank of round {other[1]} lives on {agent.node}"
                     )
+
+        self._take_part(life)
+
+    def _take_part(self, life: Life) -> None:
+        """Each of the round's ranks has a process in it, and no other process waits on its nodes."""
+        training = self._world.trainings[life]
+        for node, (agent, local) in training.nodes.items():
+            if not training.script.reenters or agent.site.frozen:
+                continue
+            found = sorted(process.rank for process in agent.processes.all.values() if process.life == life)
+            if found != sorted(rank.rank for rank in local.ranks.values() if not rank.done):
+                raise Violation(f"round {life[1]} makes a step with the processes of ranks {found} on {node}")
+            if any(process.life is None for process in agent.processes.all.values()):
+                raise Violation(f"round {life[1]} makes a step while a process waits on {node} for a round")
+
+    def stopped(self, agent: VirtualAgent) -> None:
+        """An agent says that no rank of an earlier round lives: the next one may start."""
+        if agent.lives():
+            raise Violation(
+                f"{agent.node} says that its ranks have stopped, and those of {agent.lives()} could make a step"
+            )
+
+    def is_to_enter(self, agent: VirtualAgent, rank: int, life: Life, restore: str) -> None:
+        """A process that has left a round gets its place in another one: its agent's, at a state that all restore."""
+        local = agent.core.ranks.local
+        if local is None or (local.epoch, local.number) != life:
+            raise Violation(f"rank {rank} on {agent.node} is to enter round {life[1]}, which its agent does not run")
+        if not restore:
+            raise Violation(f"rank {rank} on {agent.node} begins training anew, with what it has trained before")
+
+    def restored(self, life: Life, restore: m.RestorePoint, copy: Snapshot | None) -> History:
+        """A rank restores a snapshot in its node's memory: it is there, and all of it of one step."""
+        if copy is None:
+            raise Violation(f"round {life[1]} restores step {restore.step}, which a rank does not hold")
+        if copy.own != restore.step:
+            raise Violation(f"round {life[1]} restores step {restore.step} with a rank's own part of step {copy.own}")
+        return copy.history
+
+    def read(self, life: Life, step: int) -> History:
+        """A rank reads a step from the run directory: it is there."""
+        if step not in self._world.directory.committed:
+            raise Violation(f"round {life[1]} reads step {step}, which is not committed")
+        return self._world.directory.committed[step]
+
+    def decides(self, start: m.Start) -> None:
+        """A controller starts a round: from the newest step of the life before that each rank has on its node."""
+        life, follows = start.state.life, start.follows
+        before = self._world.trainings.get(follows)
+        if life in self._decided or before is None:
+            return
+        self._decided.add(life)
+        members, size = start.state.members, sum(member.local_world_size for member in start.state.members)
+        steps: list[set[int]] = []
+        for member in members:
+            memory, ranks = self._world.sites[member.node].memory, member.ranks
+            steps += [
+                {s for (r, s), x in memory.items() if (r, x.life, x.world_size) == (rank, follows, size)}
+                for rank in ranks
+            ]
+        common = max(set.intersection(*steps), default=-1)
+        goes_on = start.restore.step if start.restore is not None else -1
+        if goes_on < common:
+            raise Violation(f"round {life[1]} starts from step {goes_on}, though each rank holds step {common}")
+        if before.first >= 0:
+            lost = max(before.finished(rank) for rank in range(before.size)) - goes_on
+            self._world.lost_steps(lost)
 
     def _is_leased(self, node: str) -> bool:
         """Whether a controller that this node heard had a quorum, both within the heartbeat timeout."""

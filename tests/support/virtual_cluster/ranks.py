@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.diagnose.hangs.rank_sight import CallSight, GroupSight, RankSight
@@ -40,11 +41,32 @@ class Script:
     stays_out: int = -1  # in the first round this rank exits with 0 and never attaches
     shows_calls: bool = True  # of communication libraries
     never_comes: int = -1  # in the first round the others wait for this rank in init_process_group
+    reenters: bool = False  # its function is marked @train.restartable
+    holds: Literal["", "own", "shared"] = (
+        ""  # ranks can save the last finished step; "shared": they have the same tensors
+    )
 
     @property
     def saves_last(self) -> bool:
         """Whether the state after the last step is saved."""
         return self.attached and self.steps % self.save_every == 0
+
+
+@dataclass
+class Snapshot:
+    """One rank's copy in shared memory. ``own``: the step of what is its own alone, beside what ranks share."""
+
+    rank: int
+    step: int
+    world_size: int
+    history: History
+    life: Life
+    own: int
+
+    @property
+    def round(self) -> int:
+        """In which it was taken."""
+        return self.life[1]
 
 
 @dataclass
@@ -67,6 +89,9 @@ class Training:
     stopped: set[int] = field(default_factory=set)  # ranks (SIGSTOP)
     state_of_absent: str = "R"
     absent: set[int] = field(default_factory=set)  # ranks that compute, and do not enter the call of the others
+    first: int = -1  # the step from which this round goes on; -1: it has not begun
+    ahead: set[int] = field(default_factory=set)  # ranks that have finished one step more than the others
+    early: set[int] = field(default_factory=set)  # ranks that had begun that step's end when it broke
 
     @property
     def completed(self) -> bool:
@@ -89,8 +114,61 @@ class Training:
 
     def left(self, node: str) -> None:
         """A node's ranks are gone."""
-        self.broken = True
+        self.breaks()
         self.nodes.pop(node, None)
+
+    # -- when the ranks cannot go on -----------------------------------------------------------------------------
+
+    @property
+    def holds(self) -> bool:
+        """Whether ranks can save the step that they finished last."""
+        return bool(self.script.holds) and self.first >= 0
+
+    @property
+    def shares(self) -> bool:
+        """Whether ranks have the same tensors."""
+        return self.script.holds == "shared"
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return sum(member.local_world_size for member in self.start.state.members)
+
+    def finished(self, rank: int) -> int:
+        """The step that a rank finished last."""
+        return self.step + (rank in self.ahead)
+
+    def breaks(self) -> None:
+        """A rank is gone, or leaves: the collectives hang. Some may just have got through the last one."""
+        if self.broken:
+            return
+        self.broken = True
+        goes_on = self.step + 1 < self.script.steps and self.step != self.target and not (self.pauses or self.saving)
+        if not self.holds or not goes_on or self.stopped | self.absent or self.world.stands_still(self.nodes):
+            return
+        for agent, local in list(self.nodes.values()):
+            for rank in local.ranks.values():
+                self.world.breaks_at(self, agent, rank)
+
+    def gets_through(self, agent: VirtualAgent, rank: LocalRank) -> None:
+        """A rank finishes the step in which the others broke."""
+        self.ahead.add(rank.rank)
+        self._say(agent, rank.local_rank, rank_link.StepDone(self.step + 1, self.world.unix()))
+        if (self.step + 1) % self.script.save_every == 0:
+            agent.site.take(self.snapshot(rank.rank, self.step + 1))
+            self._say(agent, rank.local_rank, rank_link.SnapshotTaken(self.step + 1, "arena", 1000, 0.01))
+
+    def snapshot(self, rank: int, step: int, own: int = -1) -> Snapshot:
+        """A rank's copy of a step of this round; ``own``: where it is made of another one's, with a record."""
+        before = tuple(entry for entry in self.history if entry[0] < step)
+        return Snapshot(rank, step, self.size, before, self.life, own if own >= 0 else step)
+
+    def records(self, rank: int) -> list[BoundaryRecord]:
+        """What a rank has left in shared memory at its last boundaries."""
+        last = self.finished(rank)
+        steps = [step for step in (last - 1, last) if step >= self.first >= 0]
+        found = [BoundaryRecord(step, self.size, self.round, False, b"") for step in steps]
+        return [*found, *(BoundaryRecord(last + 1, self.size, self.round, True, b"") for _ in {rank} & self.early)]
 
     def say_section(self, name: str) -> None:
         """All ranks enter a section."""
@@ -121,7 +199,8 @@ class Training:
             return
         for agent, local in list(self.nodes.values()):
             for rank in local.ranks.values():
-                self._say(agent, rank.local_rank, rank_link.Attach(rank.rank, rank.local_rank, self.round, 1))
+                if not self.script.reenters:  # else it has said so
+                    self._say(agent, rank.local_rank, rank_link.Attach(rank.rank, rank.local_rank, self.round, 1))
         restore = self.start.restore
         if restore is not None:
             contents = {self._content(agent, rank.rank, self.start.restore_of(rank.rank) or restore)
@@ -139,6 +218,9 @@ class Training:
         if self.completed:  # there was only its last save to wait for
             self._finish()
             return
+        self.first = self.step
+        for agent, local in list(self.nodes.values()):
+            agent.processes.begins(local, self.script.holds)
         self.history = (*self.history, (self.step, *self.life))
         self.world.after(self.script.step_s, self._step)
 
@@ -146,8 +228,8 @@ class Training:
         if restore in self.world.bad_copies:
             return None
         if restore.source == Tier.MEMORY:
-            return agent.site.memory[rank, restore.step].history
-        return self.world.directory.committed[restore.step]
+            return self.world.watch.restored(self.life, restore, agent.site.memory.get((rank, restore.step)))
+        return self.world.watch.read(self.life, restore.step)
 
     def _restore_fails(self, restore: m.RestorePoint) -> None:
         agent, _ = next(iter(self.nodes.values()))
@@ -168,8 +250,8 @@ class Training:
     def sight(self, rank: LocalRank) -> RankSight:
         """What its agent sees of a rank: the others wait in the collective of a step that a stopped one does not do."""
         stopped = rank.rank in self.stopped
-        if self._waits_to_begin:
-            comes = rank.rank != self.script.never_comes
+        if self._waits_to_begin or (self.script.reenters and self.first < 0):
+            comes = rank.rank != self.script.never_comes and self._has_come(rank)
             return RankSight(
                 rank.rank, state="T" if stopped else "S", place="train.py:9" if comes else "train.py:5",
                 joins="init_process_group" if comes else "",
@@ -183,6 +265,12 @@ class Training:
         if not self.script.shows_calls:
             return RankSight(rank.rank, rank.step, state, place=place)
         return RankSight(rank.rank, rank.step, state, "", 0.0, entered, self.step, (group,), (call,), place)
+
+    def _has_come(self, rank: LocalRank) -> bool:
+        """Whether a rank waits for its peers, and not in another round, or on its way from one to the other."""
+        nodes = self.nodes.values()
+        parts = [agent for agent, local in nodes if local.ranks.get(rank.local_rank) is rank]
+        return self._waits_to_begin or any(agent.processes.of_rank(self.life, rank.local_rank) for agent in parts)
 
     def _held_up(self, call: Callable[[], None]) -> bool:
         """A collective waits for a node that stands still, or a rank."""
@@ -221,10 +309,9 @@ class Training:
                 agent.rank_ends(rank, 0, None, "")
 
     def _snapshot(self) -> None:
-        size = sum(member.local_world_size for member in self.start.state.members)
         for agent, local in self.nodes.values():
             for rank in local.ranks.values():
-                agent.site.take(rank.rank, self.step, size, self.history)
+                agent.site.take(self.snapshot(rank.rank, self.step))
         self._say_all(rank_link.SnapshotTaken(self.step, "arena", 1000, 0.01))
 
     # -- the agreed stop ---------------------------------------------------------------------------------------
@@ -250,7 +337,7 @@ class Training:
         elif isinstance(message, rank_link.Resume):
             self.pause_confirmed.pop(agent.node, None)
             self.resumed.add(agent.node)
-        elif isinstance(message, rank_link.SaveAt | rank_link.SaveLastStep):
+        elif isinstance(message, rank_link.SaveAt):
             pass  # they save every few steps
         elif message.step == self.target and self.saving and message.stage == "committed":
             self.world.after(0.0, self._end_stopped)

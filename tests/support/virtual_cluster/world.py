@@ -15,22 +15,16 @@ from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.controller.state import ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import VoteRecord
+from resilio_hpc.launch.workers.local_rank import LocalRank
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.directory import Directory, SharedStorage
 from tests.support.virtual_cluster.invariants import Invariants, Violation
 from tests.support.virtual_cluster.network import LATENCY_S, Network
-from tests.support.virtual_cluster.ranks import History, Life, Script, Training, life_of
+from tests.support.virtual_cluster.rank_process import Behaviour
+from tests.support.virtual_cluster.ranks import Life, Script, Snapshot, Training, life_of
 
 TICK_S = 0.05
 UNIX_0 = 1_700_000_000.0
-
-
-@dataclass
-class Snapshot:
-    """One rank's copy in shared memory."""
-
-    world_size: int
-    history: History
 
 
 @dataclass
@@ -57,9 +51,12 @@ class Site:
         """What the node's clock shows at the true time ``now``."""
         return self.clock[0] + self.clock[1] * now
 
-    def take(self, rank: int, step: int, world_size: int, history: History) -> None:
-        """A new snapshot, in place of the older of two that the saver does not read."""
-        self.memory[rank, step] = Snapshot(world_size, history)
+    def take(self, copy: Snapshot, is_last: bool = False) -> None:
+        """A new snapshot, in place of the older of two that the saver does not read. ``is_last``: beside them."""
+        rank, step = copy.rank, copy.step
+        self.memory[rank, step] = copy
+        if is_last:
+            return
         steps = sorted(s for r, s in self.memory if r == rank)
         for old in [s for s in steps if s not in (self.pinned, step)][: len(steps) - 2]:
             del self.memory[rank, old]
@@ -92,6 +89,7 @@ class World:
         self.test_fails = ""  # why there is no result
         self.slow_nodes: set[str] = set()
         self.ports = 29500
+        self.pids = 0
         self.sites = {name: Site(name) for name in names}
         self.watch = Invariants(self)
         self.network = Network(self)
@@ -174,6 +172,34 @@ class World:
     def store_is_gone(self, training: Training) -> None:
         """Ranks start and cannot meet."""
         raise AssertionError("a store that is gone")
+
+    # -- how ranks behave ----------------------------------------------------------------------------------------
+
+    def leaves(self) -> Behaviour:
+        """Draw how a rank leaves its round."""
+        return Behaviour(0.05)
+
+    def enters(self) -> Behaviour:
+        """Draw how a rank enters the next round."""
+        return Behaviour(0.05)
+
+    def saves_last(self) -> Behaviour:
+        """Draw how a rank saves the step that it finished last."""
+        return Behaviour(0.02)
+
+    def makes_s(self) -> float:
+        """Draw how long it takes to make the snapshots of lost ranks."""
+        return 0.01
+
+    def has_come(self) -> bool:
+        """Draw whether a partner's newest record has come."""
+        return True
+
+    def lost_steps(self, steps: int) -> None:
+        """A round goes on; so many steps that a rank had finished are made again."""
+
+    def breaks_at(self, training: Training, agent: VirtualAgent, rank: LocalRank) -> None:
+        """A rank is inside of the step that breaks: in all of them before its collective."""
 
     def stands_still(self, nodes: Collection[str]) -> bool:
         """Whether a step that these nodes do together has to wait."""
@@ -303,5 +329,7 @@ class World:
     def tell_rank(self, agent: VirtualAgent, local_rank: int, message: rank_link.AgentMessage) -> None:
         local = agent.core.ranks.local
         training = self.trainings.get(life_of(local)) if local is not None else None
-        if training is not None:
+        if local is not None and isinstance(message, rank_link.LeaveRound | rank_link.SaveLastStep):
+            agent.processes.tell(local, local_rank, message)
+        elif training is not None:
             self.after(LATENCY_S, lambda: training.told(agent, local_rank, message))
