@@ -115,14 +115,22 @@ class Invariants:
             raise Violation(f"round {life[1]} reads step {step}, which is not committed")
         return self._world.directory.committed[step]
 
+    def _was_in(self, node: str, life: Life) -> bool:
+        """Whether a node's agent knows that it took part in a life."""
+        agent = self._world.agents.get(node)
+        state = None if agent is None else agent.core.ranks.state
+        return state is not None and state.life == life
+
     def decides(self, start: m.Start) -> None:
         """A controller starts a round: from the newest step of the life before that each rank has on its node."""
         life, follows = start.state.life, start.follows
         before = self._world.trainings.get(follows)
-        if life in self._decided or before is None:
-            return
+        if life in self._decided or before is None or self._world.config.on_corruption == "restore":
+            return  # the newest steps may be corrupt
         self._decided.add(life)
         members, size = start.state.members, sum(member.local_world_size for member in start.state.members)
+        if any(not self._was_in(member.node, follows) for member in members):
+            return  # what it holds does not count
         steps: list[set[int]] = []
         for member in members:
             memory, ranks = self._world.sites[member.node].memory, member.ranks
