@@ -378,3 +378,18 @@ def test_nobody_is_let_go_before_the_verdict_is_durable() -> None:
     assert world.records("agent_ends") == []
     world.storage_fails = False
     assert world.until_over()["verdict"] == "completed"
+
+
+def test_newer_steps_in_memory_are_progress_unless_saves_fail() -> None:
+    world = World(nodes=2)
+    world.until_step(12)
+    run = world.controller.run
+    run.without_progress = 2
+    run.committed_steps.add(20)
+    run.goes_on_from(20)  # as before
+    assert run.without_progress == 2
+    run.goes_on_from(25)
+    assert run.without_progress == 0
+    run.without_progress, run.saves_fail = 2, True
+    run.goes_on_from(30)
+    assert run.without_progress == 2

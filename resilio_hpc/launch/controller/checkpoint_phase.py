@@ -106,6 +106,7 @@ class CheckpointPhase:
             if self._commits.persisted(message.node, message.step, message.record):
                 self._order_commit()
         else:
+            self._run.saves_fail = True
             self._out.record("persist_failed", node=message.node, step=message.step, error=message.error)
             self._given_up(message.step, message.error)
 
@@ -134,7 +135,7 @@ class CheckpointPhase:
         self._note_disks(message.step)
         following = self._commits.commit(message.step)
         run.bad_copies.discard(m.RestorePoint(Tier.COMMITTED, message.step))
-        run.without_progress = 0
+        run.without_progress, run.saves_fail = 0, False
         self._measure_save(message.step)
         self._out.record(
             "committed", step=message.step, seconds=message.seconds, epoch=run.epoch,

@@ -235,7 +235,7 @@ class Rounds:
             return
         self._first_step_round = run.round
         run.enter(Phase.RUNNING)
-        restored, step = min(first.restored for first in seen), min(first.step for first in seen)
+        restored, step = run.goes_on_from(min(first.restored for first in seen)), min(first.step for first in seen)
         sources: Counter[str] = Counter()
         for tier, ranks in (one for first in seen for one in first.sources):
             sources[tier] += ranks

@@ -50,7 +50,9 @@ class RunState:
     round: int = -1
     members: tuple[m.Member, ...] = field(default=(), init=False)  # in the order of their node ranks
     restarts: int = 0
-    without_progress: int = 0  # restarts since the durable step last advanced
+    without_progress: int = 0  # restarts since the durable step last advanced, or the one that ranks went on from
+    went_on_from: int = -1  # the newest step that a round has gone on from
+    saves_fail: bool = False  # the last one did
     last_life: m.Life = m.NO_LIFE  # the last one whose ranks were started, in this epoch or an earlier one
     has_prepared: bool = False  # a round was prepared in this epoch, so what earlier epochs left has no use any more
     has_started: bool = False  # all ranks of a node were started in this epoch
@@ -227,6 +229,16 @@ class RunState:
         """Return the copies on the own disk of a node that is here; None: not told yet."""
         disk = self.disks.get(node)
         return disk.copies if disk is not None and disk.incarnation == self.agents[node].hello.incarnation else None
+
+    def goes_on_from(self, step: int) -> int:
+        """Take note of the step that a round's ranks went on from, and return it.
+
+        A newer one than before is progress: it becomes durable, unless failures come faster than it can be written.
+        """
+        if step > max(self.committed, self.went_on_from):
+            self.went_on_from = step
+            self.without_progress = self.without_progress if self.saves_fail else 0
+        return step
 
     def learn(self, committed: Iterable[int] = (), bad_copies: Iterable[m.RestorePoint] = ()) -> None:
         """Take note of committed steps and bad copies that other nodes know of."""
