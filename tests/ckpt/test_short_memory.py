@@ -33,6 +33,7 @@ from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core.errors import SaveRefused
 from resilio_hpc.core.tiers import Tier
 from tests.support.ckpt.recording_coordinator import RecordingCoordinator
+from tests.support.environments import scrubbed
 from tests.support.mounts import mounted
 from tests.support.waiting import PATIENCE_S
 
@@ -155,7 +156,8 @@ for step in range(int(sys.argv[2]), 1 << 40):
 def test_a_rank_killed_at_any_instant_leaves_its_one_snapshot_whole_or_none(memory: Path) -> None:
     first, whole = 1, 0
     for trial in range(3):
-        with subprocess.Popen([sys.executable, "-c", SAVER, str(memory), str(first)], stdout=subprocess.PIPE) as rank:
+        argv = [sys.executable, "-c", SAVER, str(memory), str(first)]
+        with subprocess.Popen(argv, env=scrubbed(), stdout=subprocess.PIPE) as rank:
             assert rank.stdout
             told = [int(rank.stdout.readline()) for _ in range(3)][-1]
             time.sleep(0.003 * trial)

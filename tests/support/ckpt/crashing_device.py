@@ -9,6 +9,7 @@ import time
 
 from resilio_hpc.ckpt.devices import device_process
 from resilio_hpc.ckpt.devices.device_process import DeviceMemory, DeviceRequest
+from tests.support.environments import ROOT
 
 
 def crash(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
@@ -19,7 +20,8 @@ def hang(memory: DeviceMemory, request: DeviceRequest, data: bytes) -> None:
     time.sleep(1000)
 
 
-COMMAND = (sys.executable, "-c", "from tests.support.ckpt.crashing_device import main; main()")
+_PROGRAM = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.support.ckpt.crashing_device import main; main()"
+COMMAND = (sys.executable, "-c", _PROGRAM)  # a test beside it may be in another directory
 
 
 def main() -> None:
