@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -96,9 +97,12 @@ def test_a_device_that_is_killed_at_any_instant_comes_back_to_the_bit() -> None:
             work.choice.setstate(drawn)
         else:
             step += 1
-        killer.cancel()
-    if session.is_lost:
-        session.rebuild()
+            if killer.ident is not None:
+                killer.join()  # on a busy machine it strikes after the step
+                with contextlib.suppress(DeviceLost):
+                    session.synchronize(30)
+                if session.is_lost:
+                    session.rebuild()
     assert kills == 6 and session.rebuilds >= 1 and session.captures >= 1
     assert same(work.contents(), wanted)
     session.close()
