@@ -77,6 +77,7 @@ def after(seed: int, steps: int) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_a_device_that_is_killed_at_any_instant_comes_back_to_the_bit() -> None:
     choice, wanted = random.Random(5), after(7, 60)
     session = DeviceSession(most_commands=150)  # captures, too
