@@ -29,7 +29,7 @@ from tests.support.virtual_cluster.rank_process import Behaviour
 from tests.support.virtual_cluster.ranks import Script, Training
 from tests.support.virtual_cluster.world import World
 
-DAY_S = 86_400.0  # what is told is a share of the time that was run, at the faults of a whole day
+DAY_S = 86_400.0  # the result is a share of the time that was run, at the faults of a whole day
 TICK_S = 0.1  # an agent looks at its ranks as often
 QUIET_TICK_S = 0.5
 REPAIRED_S = 1800.0  # after which a lost node is back, as a spare

@@ -99,7 +99,7 @@ class Invariants:
         if local is None or (local.epoch, local.number) != life:
             raise Violation(f"rank {rank} on {agent.node} is to enter round {life[1]}, which its agent does not run")
         if not restore:
-            raise Violation(f"rank {rank} on {agent.node} begins training anew, with what it has trained before")
+            raise Violation(f"rank {rank} on {agent.node} begins training again, with what it has trained before")
 
     def restored(self, life: Life, restore: m.RestorePoint, copy: Snapshot | None) -> History:
         """A rank restores a snapshot in its node's memory: it is there, and all of it of one step."""
