@@ -1,4 +1,4 @@
-"""A coordinator as under the launcher: arenas have names, and no process writes them. It keeps what it is told."""
+"""A coordinator as under the launcher: arenas have names, and no process writes them. It keeps what it gets."""
 
 from __future__ import annotations
 
