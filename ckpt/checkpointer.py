@@ -168,7 +168,6 @@ class Checkpointer:
     def mark_boundary(self, held: HeldState) -> None:
         """Note what devices have done before a state that is held."""
         self._arenas.mark_boundary(held)
-        self._arenas.take_own(held.step, self._turns)
 
     def record_writer(self) -> RecordWriter | None:
         """Return where this rank records its boundaries; None without the launcher."""

@@ -15,21 +15,20 @@ from typing import Any
 
 from resilio_hpc.ckpt import reduced_snapshot
 from resilio_hpc.ckpt.coordination.coordinator import Coordinator
-from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.ckpt.devices.interface import CopiesOut
 from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
-from resilio_hpc.ckpt.replication import borrowed_state, lost_ranks
+from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import NO_ROOM, ArenaPair, Owner
-from resilio_hpc.ckpt.snapshot.boundary_record import RecordWriter
+from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, RecordWriter, keep_record
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.expected import expected_bytes
 from resilio_hpc.ckpt.state.held_state import HeldState
 from resilio_hpc.ckpt.state.tree import Flattened
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, os_error_text
+from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, os_error_text
 from resilio_hpc.core.tiers import SnapshotRoom
 
 NEEDS_ROOM = "needs-room"
@@ -57,7 +56,6 @@ class RankArenas:
         self._memory = memory
         self._warn = warn
         self._prefaulted = False
-        self._own_part: tuple[int, bytes] | None = None  # of the step that training goes on from: what no other has
         self._room = SnapshotRoom.MEMORY
         self._reduced = ""  # why the newest snapshot leaves something out
         self.pair: ArenaPair | None = None
@@ -218,34 +216,23 @@ class RankArenas:
         found = lost_ranks.borrowed(directory, place.rank, step, place.world_size) if directory is not None else None
         if found is None:
             raise CorruptCheckpoint(f"this node holds no snapshot of step {step} of rank {place.rank}")
-        self._own_part = (step, found.record.part)
+        self._keep(found.record)
         return BorrowedSource(found)
 
     def goes_on_from(self, step: int, part: bytes) -> None:
         """Take note that training goes on from a state that this process has held; ``part``: see ``PutBack``."""
-        self._own_part = (step, part) if part else None
-
-    def take_own(self, finished: int, turns: Turns) -> None:
-        """Where training has gone on from a step of which another rank has the snapshot, take this rank's own one.
-
-        In a thread beside training: without it, the loss of that snapshot would cost the step. ``finished``: steps that
-        are. The first one is awaited: until then, ranks that restore need the processors.
-        """
-        if self._own_part is None or finished <= self._own_part[0]:
-            return
-        (step, part), self._own_part = self._own_part, None
         place, directory = self._coordinator.place, self._coordinator.arena_directory
-        if directory is None or self.open().held(step) is not None:
-            return
+        if part and directory is not None:
+            record = lost_ranks.record_at(directory, place.rank, step, place.world_size, part)
+            if record is not None:
+                self._keep(record)
 
-        def act() -> None:
-            with contextlib.suppress(CheckpointError, OSError), turns.turn():  # else the next save brings one
-                arenas = self.open()
-                found = lost_ranks.lent_to(directory, place.rank, step, place.world_size, part)
-                if found is not None and arenas.newest_step < step:
-                    borrowed_state.make(arenas, found)
-
-        threading.Thread(target=act, name="resilio-own-snapshot", daemon=True).start()
+    def _keep(self, record: BoundaryRecord) -> None:
+        """Keep the record of a step of which another rank has the snapshot: the boundaries that follow replace it."""
+        directory = self._coordinator.arena_directory
+        if directory is not None:
+            with contextlib.suppress(OSError):  # no room: the next save brings the rank's own snapshot
+                keep_record(directory, self._coordinator.place.rank, record)
 
     def forget(self, step: int) -> None:
         """Drop a snapshot that is damaged."""

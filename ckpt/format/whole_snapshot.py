@@ -41,7 +41,7 @@ class WholeSnapshot(Protocol):
 
     @property
     def view(self) -> memoryview:
-        """Return all bytes, neither copied nor verified."""
+        """Return all bytes that are in one piece of memory, neither copied nor verified."""
 
     def slice(self, offset: int, size: int) -> memoryview:
-        """Return some of them."""
+        """Return some bytes, which may lie behind ``view``, too."""

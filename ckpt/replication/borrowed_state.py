@@ -15,12 +15,9 @@ from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.replication.replica_copies import CopyPart, ReplicaCopy, checked_table
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord
 from resilio_hpc.core.errors import CheckpointError
-from resilio_hpc.native import copy_blocks, crc32c, map_shared
-
-_PIECE_BYTES = 8 << 20
+from resilio_hpc.native import crc32c
 
 
 class Borrowed(NamedTuple):
@@ -117,30 +114,3 @@ def _own(file: int, one: Borrowed) -> Own:
     mine = replace(mine, table_offset=table_at, table_size=len(data), table_crc32c=crc32c(data))
     parts = ((tree_at, tree), (tensors_at, tensors), (table_at, data))
     return Own(mine, own_table, tree, tuple(part for part in parts if part[1]))
-
-
-def make(pair: ArenaPair, one: Borrowed) -> None:
-    """Make the rank's own snapshot in its arena: the holder's tensors, and what is its own.
-
-    Raises CheckpointError, OSError.
-    """
-    file = locked(one.holder)
-    try:
-        own = own_of(one, file)
-        _fill(pair, own, map_shared(file, one.holder.size_bytes, False))
-    finally:
-        os.close(file)
-
-
-def _fill(pair: ArenaPair, own: Own, source: memoryview) -> None:
-    slot, room, sequence = pair.reserve(own.header.step, own.header.size_bytes, is_last=True)
-    try:
-        with room:
-            for start in range(PAGE, len(source), _PIECE_BYTES):
-                copy_blocks(room, [(start, source, start, min(_PIECE_BYTES, len(source) - start))])
-            for at, data in own.parts:
-                room[at : at + len(data)] = data
-    except BaseException:
-        pair.abandon(slot)
-        raise
-    pair.finish(slot, replace(own.header, sequence=sequence))

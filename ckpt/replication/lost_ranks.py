@@ -2,7 +2,7 @@
 
 Where ranks hold the same tensors: all of them by layout REPLICATED, else those with the same parts of DTensors. Each
 rank leaves a record of its last boundaries (``snapshot.boundary_record``), so one rank of a node that saves one of
-these is enough for all of them. Nothing is copied until a rank restores, from the other rank's snapshot.
+these is enough for all of them. Nothing is copied: ranks restore, and the saver writes, from the other rank's snapshot.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from resilio_hpc.ckpt.replication.borrowed_state import Borrowed, check_known, l
 from resilio_hpc.ckpt.replication.replica_copies import checked_table, read_ranges
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, read_records, record_path
+from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, kept_path, read_records, record_path
 from resilio_hpc.core.errors import CheckpointError
 
-_RECORD_NAME = re.compile(r"rank(\d{1,9})\.boundary")
+_RECORD_NAME = re.compile(r"rank(\d{1,9})\.(?:boundary|kept)")
 
 _Moment = tuple[int, int, int]
 """Step, round and world size."""
@@ -51,7 +51,8 @@ class _Node:
     def borrowed(self, rank: int, moment: _Moment) -> Borrowed | None:
         """Return how a rank of this node gets its state of a moment without a snapshot, as far as the files tell."""
         step, number, world_size = moment
-        records = read_records(record_path(self._directory, rank))
+        paths = record_path(self._directory, rank), kept_path(self._directory, rank)
+        records = [record for path in paths for record in read_records(path)]
         return self.borrowed_by(rank, record_of(records, step, number, world_size), moment)
 
     def borrowed_by(self, rank: int, record: BoundaryRecord | None, moment: _Moment) -> Borrowed | None:
@@ -136,13 +137,37 @@ def borrowed(directory: Path, rank: int, step: int, world_size: int) -> Borrowed
     return next((one for one in found if one is not None and node.is_good(one)), None)
 
 
-def lent_to(directory: Path, rank: int, step: int, world_size: int, part: bytes) -> Borrowed | None:
-    """Return a rank's state of a step by another rank's snapshot. ``part``: what is its own, as it was recorded."""
+def record_at(directory: Path, rank: int, step: int, world_size: int, part: bytes) -> BoundaryRecord | None:
+    """Return the record of a rank that has no snapshot of a step, which others of its node have; None: it needs none.
+
+    ``part``: what is its own, as it was recorded.
+    """
     node = _Node(directory)
-    for moment in _moments_of(node, step, world_size):
-        one = node.borrowed_by(rank, BoundaryRecord(step, world_size, moment[1], False, part), moment)
-        if one is not None:
-            return one
+    found = _moments_of(node, step, world_size)
+    if not found or rank in node.moments[found[0]]:
+        return None
+    return BoundaryRecord(step, world_size, found[0][1], False, part)
+
+
+def pin(directory: Path, step: int) -> tuple[arena.Pin, list[int]] | None:
+    """Keep the snapshots that ranks of this node restore a step from; return the ranks without one of their own, too.
+
+    None, and nothing is kept, where some rank can not. Snapshots of different rounds are never mixed. Raises OSError.
+    """
+    whole = arena.pin(directory, step)
+    if whole is not None:
+        return whole, []
+    node = _Node(directory)
+    for moment in sorted((moment for moment in node.moments if moment[0] == step), reverse=True):
+        holders = node.moments[moment]
+        one = holders[min(holders)]
+        ranks = range(one.rank - one.local_rank, one.rank - one.local_rank + one.local_world_size)
+        missing = [rank for rank in ranks if rank not in holders]
+        found = [node.borrowed(rank, moment) for rank in missing]
+        if all(each is not None and node.is_good(each) for each in found):
+            kept = arena.pin_these([holders[rank] for rank in sorted(holders)])
+            if kept is not None:
+                return kept, missing
     return None
 
 

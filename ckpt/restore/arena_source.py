@@ -95,7 +95,9 @@ class ArenaSource:
     @cached_property
     def view(self) -> memoryview:
         """Return all bytes of the arena, neither copied nor verified."""
-        size = self.header.size_bytes
+        return self._bytes(self.header.size_bytes)
+
+    def _bytes(self, size: int) -> memoryview:
         if self._mappings is not None:
             return self._mappings.view(self._descriptor, self._path, size)[:size]
         return _map(self._descriptor, size)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 import msgspec
 
 from resilio_hpc.ckpt.format.source import Wanted
 from resilio_hpc.ckpt.replication import borrowed_state
 from resilio_hpc.ckpt.replication.borrowed_state import Borrowed
-from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource, Mappings
 from resilio_hpc.ckpt.restore.whole_reader import copy_whole
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
@@ -19,7 +20,7 @@ from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 class BorrowedSource(ArenaSource):
     """The state of a rank without a snapshot. The holder's one is not overwritten until ``close``."""
 
-    def __init__(self, borrowed: Borrowed) -> None:
+    def __init__(self, borrowed: Borrowed, mappings: Mappings | None = None) -> None:
         """Raise CorruptCheckpoint where it is not there any more, or damaged."""
         holder = borrowed.holder
         try:
@@ -27,7 +28,7 @@ class BorrowedSource(ArenaSource):
         except CheckpointError as error:
             raise CorruptCheckpoint(str(error)) from error
         try:
-            super().__init__(holder.path)
+            super().__init__(holder.path, mappings)
             try:
                 own = borrowed_state.own_of(borrowed, self._lock)
             except CheckpointError as error:
@@ -50,6 +51,18 @@ class BorrowedSource(ArenaSource):
                 if record.offset >= self._behind and start <= record.offset < start + len(data)
             ]
             copy_whole(self.step, memoryview(data), inside, pool)
+
+    @cached_property
+    def view(self) -> memoryview:
+        """Return the holder's bytes: what is the rank's own is small, and lies behind them (``slice``)."""
+        return self._bytes(self._behind)
+
+    def slice(self, offset: int, size: int) -> memoryview:
+        """See ArenaSource."""
+        for start, data in self._own if offset >= self._behind else ():
+            if start <= offset and offset + size <= start + len(data):
+                return memoryview(data)[offset - start :][:size]
+        return super().slice(offset, size)
 
     def close(self) -> None:
         """Close, and let the holder go."""

@@ -17,6 +17,7 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     answer then. ``holder``: whose files they are, on this machine. ``bytes_per_s``: to the shared file system, at most;
     0: as fast as it takes them. ``verify``: see ``retention.Retention.needs_verified_writes``.
     ``rank_0_s``: how long to wait for rank 0's checksums, in layout REPLICATED. ``writer``: see ``Manifest``.
+    ``lent``: ranks without an arena, whose states the files in ``memory`` make with those (``lost_ranks.borrowed``).
     """
 
     step: int
@@ -34,6 +35,8 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     rank_0_s: float = 120.0
     writer: Writer | None = None
     local_keep: int = 1
+    lent: tuple[int, ...] = ()
+    memory: str = ""
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

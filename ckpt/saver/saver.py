@@ -21,9 +21,10 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import Checks, Layout, ShardRecord
-from resilio_hpc.ckpt.replication import replicas
+from resilio_hpc.ckpt.replication import lost_ranks, replicas
 from resilio_hpc.ckpt.replication.replicas import Differences
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource, Mappings
+from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.saver.messages import (
     Abandon,
     Answer,
@@ -130,6 +131,12 @@ def _open_arenas(request: Persist, stack: ExitStack, mappings: Mappings | None) 
     if not request.arenas:
         raise CheckpointError(f"step {request.step}: no arena was named")
     arenas = [stack.enter_context(ArenaSource(Path(path), mappings)) for path in request.arenas]
+    for rank in request.lent:
+        lent = lost_ranks.borrowed(Path(request.memory), rank, request.step, request.world_size)
+        if lent is None:
+            raise CheckpointError(f"step {request.step}: what rank {rank} left of it is gone")
+        arenas.append(stack.enter_context(BorrowedSource(lent, mappings)))
+    arenas.sort(key=lambda arena: arena.header.rank)
     for arena in arenas:
         if arena.step != request.step or arena.header.world_size != request.world_size:
             raise CheckpointError(

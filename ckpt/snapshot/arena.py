@@ -19,7 +19,7 @@ import re
 import stat
 import struct
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,12 +179,19 @@ def pin(directory: Path, step: int) -> Pin | None:
             rounds[held.round, held.world_size, held.local_world_size][held.local_rank] = held
     for (_, _, local_world_size), by_local_rank in sorted(rounds.items(), reverse=True):
         if set(by_local_rank) == set(range(local_world_size)):
-            chosen = sorted(by_local_rank.values(), key=lambda held: held.rank)
-            fds = [fd for held in chosen if (fd := lock_snapshot(held)) is not None]
-            if len(fds) == len(chosen):
-                return Pin([held.path for held in chosen], fds)
-            for fd in fds:
-                os.close(fd)
+            kept = pin_these(sorted(by_local_rank.values(), key=lambda held: held.rank))
+            if kept is not None:
+                return kept
+    return None
+
+
+def pin_these(chosen: Sequence[HeldSnapshot]) -> Pin | None:
+    """Keep snapshots from being overwritten; None, and nothing is pinned, where one is gone."""
+    fds = [fd for held in chosen if (fd := lock_snapshot(held)) is not None]
+    if len(fds) == len(chosen):
+        return Pin([held.path for held in chosen], fds)
+    for fd in fds:
+        os.close(fd)
     return None
 
 

@@ -3,6 +3,8 @@
 Where ranks hold the same tensors, another rank's snapshot of that step and this record give the lost rank's state. A
 file holds three records: of the last two boundaries, and one that is made before the optimizer's step, which ends most
 steps. A record is only read when its checksum is right, so its writer may be killed at any instant.
+The record of a step that another rank's snapshot has given back is kept in a file of its own, for as long as training
+may have to go back there.
 
 This module needs neither torch nor h5py: the agent uses it.
 """
@@ -62,6 +64,19 @@ def record_path(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.boundary"
 
 
+def kept_path(directory: Path, rank: int) -> Path:
+    """Return the file with the one record that is kept."""
+    return directory / f"rank{rank}.kept"
+
+
+def keep_record(directory: Path, rank: int, record: BoundaryRecord) -> None:
+    """Keep a record beyond the boundaries that follow, in place of the one that was kept. Raises OSError."""
+    path = kept_path(directory, rank)
+    written = path.with_suffix(".new")
+    written.write_bytes(_start(record) + record.part)
+    written.replace(path)
+
+
 class RecordWriter:
     """Writes one rank's records. Raises OSError where there is no room for the file."""
 
@@ -78,18 +93,26 @@ class RecordWriter:
 
         By calls, since a write to mapped memory would end the rank where shared memory is full.
         """
-        start = (2 if is_early else step % 2) * ROOM
+        at_start = (2 if is_early else step % 2) * ROOM
         if len(part) > ROOM - _HEADER.size - _CRC.size:
             return
-        header = _HEADER.pack(_MAGIC, _VERSION, is_early, step, *self._place, len(part), crc32c(part))
-        body = start + len(header) + _CRC.size
+        start = _start(BoundaryRecord(step, *self._place, is_early, part))
         for data, at in (
-            (bytes(len(header)), start),  # what is written over is valid no more
-            (part, body),
-            (header + _CRC.pack(crc32c(header)), start),
+            (bytes(len(start)), at_start),  # what is written over is valid no more
+            (part, at_start + len(start)),
+            (start, at_start),
         ):
             if os.pwrite(self._file, data, at) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _start(record: BoundaryRecord) -> bytes:
+    """Return the bytes before a record's part."""
+    header = _HEADER.pack(
+        _MAGIC, _VERSION, record.is_early, record.step, record.world_size, record.round, len(record.part),
+        crc32c(record.part),
+    )  # fmt: skip
+    return header + _CRC.pack(crc32c(header))
 
 
 def read_records(path: Path, known: Collection[Stamp] = ()) -> list[BoundaryRecord]:

@@ -59,10 +59,12 @@ def _write_rank(
 ) -> None:
     """Write whole pages that begin on a page of both past the page cache, the rest through it."""
     pieces: list[PageRun] = []
-    taken = {place.start for place in places if place.data is None}
+    memory = arena.view
+    taken = {place.start for place in places if place.data is None and place.start < len(memory)}
     records = [record for record in arena.tensors if record.offset in taken]
     for place in places:
-        aligned = place.data is None and place.offset % PAGE == place.start % PAGE == 0
+        in_view = place.data is None and place.start + place.size <= len(memory)
+        aligned = in_view and place.offset % PAGE == place.start % PAGE == 0
         whole = place.size - place.size % PAGE if aligned else 0
         if whole:
             pieces.append(PageRun(place.start, place.offset, whole))
@@ -74,6 +76,6 @@ def _write_rank(
         for (start, size), checksum in zip(record.blocks(), record.checksums, strict=True)
         if verify
     ]
-    bad = file.write(arena.view, sorted(pieces), [block for block, _ in named], bytes_per_s)
+    bad = file.write(memory, sorted(pieces), [block for block, _ in named], bytes_per_s)
     if bad is not None:
         raise CorruptCheckpoint(f"tensor {named[bad][1]} does not match its checksum in the arena")

@@ -15,20 +15,38 @@ import numpy as np
 import pytest
 import torch
 
+from resilio_hpc.ckpt import REPLICATED, Checkpointer
+from resilio_hpc.ckpt.coordination import coordinator
+from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.ckpt.format.pages import PAGE
-from resilio_hpc.ckpt.replication import borrowed_state, lost_ranks
+from resilio_hpc.ckpt.format.restore_point import RestorePoint
+from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
 from resilio_hpc.ckpt.replication.messages import Fetch, Fetched, FetchFailed, Follow, LostMade, MakeLost, WantRecords
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.saver import saver
+from resilio_hpc.ckpt.saver.messages import Commit, Committed, Persist, Persisted, SaverFailed
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.snapshot.boundary_record import ROOM, BoundaryRecord, RecordWriter, read_records, record_path
+from resilio_hpc.ckpt.snapshot.boundary_record import (
+    ROOM,
+    BoundaryRecord,
+    RecordWriter,
+    keep_record,
+    kept_path,
+    read_records,
+    record_path,
+)
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.verify import verify_step
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+from resilio_hpc.core.tiers import Tier
+from tests.support.ckpt.recording_coordinator import RecordingCoordinator
 from tests.support.ckpt.replicator_process import POOL, Replicator
 from tests.support.waiting import until
 
@@ -165,20 +183,68 @@ def test_a_lost_ranks_state_is_another_ranks_and_its_own_record(memory: Path, ea
         assert is_state(restored(memory, rank, step), rank, step)
 
 
-def test_a_rank_takes_a_snapshot_of_its_own_of_what_was_lent(memory: Path) -> None:
+def test_what_a_rank_went_on_from_stays_lent_beyond_the_boundaries_that_follow(memory: Path) -> None:
     record(memory, 1, 6)
     save(memory, 0, 6)
-    found = lost_ranks.lent_to(memory, 1, 6, WORLD, own_part(state(1, 6)))
-    assert found is not None
-    pair = ArenaPair(memory, Owner(1, 1, WORLD, 2, 0, "replicated", "run"), memory / "spill")
-    borrowed_state.make(pair, found)
-    record_path(memory, 1).unlink()
-    assert whole_step(memory) == (6, [])
-    assert lent(memory) == []
+    kept = lost_ranks.record_at(memory, 1, 6, WORLD, own_part(state(1, 6)))
+    assert kept is not None
+    keep_record(memory, 1, kept)
+    record(memory, 1, 7, 8, 9, life=1)  # another round: its file begins again
+    assert lent(memory) == [(1, 6)]
     assert is_state(restored(memory, 1, 6), 1, 6)
-    pinned = arena.pin(memory, 6)  # of one round: they are written to disk together
-    assert pinned is not None
-    pinned.release()
+    save(memory, 1, 6)
+    assert lent(memory) == []
+    assert lost_ranks.record_at(memory, 1, 6, WORLD, b"") is None  # it has a snapshot of its own
+    path = kept_path(memory, 1)
+    path.write_bytes(path.read_bytes()[:-1])  # torn
+    for held in arena.scan(memory):
+        if held.rank == 1:
+            arena.mark_empty(held.path, 6)
+    assert lent(memory) == []
+
+
+@pytest.mark.parametrize("holders", [(0, 2), (1, 3)])
+def test_the_saver_writes_a_step_of_which_each_node_has_one_snapshot(
+    memory: Path, tmp_path: Path, holders: tuple[int, int]
+) -> None:
+    records, checkpoints = [], str(tmp_path / "checkpoints")
+    for node, holder in enumerate(holders):
+        directory = memory / f"node{node}"
+        directory.mkdir()
+        save(directory, holder, 6)
+        assert lost_ranks.pin(directory, 6) is None  # there is no record yet
+        other = holder ^ 1
+        record(directory, other, 6)
+        pinned = lost_ranks.pin(directory, 6)
+        assert pinned is not None
+        (pin, missing), paths = pinned, [str(path) for path in pinned[0].paths]
+        assert (len(paths), missing) == (1, [other])
+        asked = Persist(6, 1, 0, WORLD, node, paths, checkpoints, lent=(other,), memory=str(directory))
+        written = saver.serve(asked)
+        pin.release()
+        assert isinstance(written, Persisted), written
+        records.append(written.record)
+    committed = saver.serve(Commit(6, 1, 0, WORLD, checkpoints, records))
+    assert isinstance(committed, Committed), committed
+    assert verify_step(Path(checkpoints), checkpoint_index.manifest_of(Path(checkpoints), 6)) == []
+    for rank in range(WORLD):
+        here = RecordingCoordinator(memory, Place(rank, rank, WORLD, WORLD, 0, "run"))
+        here.restores(RestorePoint(Tier.COMMITTED, 6))
+        coordinator.use(here)
+        try:
+            found = Checkpointer(checkpoints, layout=REPLICATED).restore()
+        finally:
+            coordinator.use(None)
+        assert found is not None and found[0] == 6
+        assert is_state(found[1], rank, 6)
+
+
+def test_what_the_saver_is_to_borrow_and_is_gone_is_an_error_of_the_save(memory: Path, tmp_path: Path) -> None:
+    save(memory, 0, 6)
+    path = str(arena.scan(memory)[0].path)
+    answer = saver.serve(Persist(6, 1, 0, WORLD, 0, [path], str(tmp_path), lent=(1,), memory=str(memory)))
+    assert isinstance(answer, SaverFailed)
+    assert answer.error == "CheckpointError: step 6: what rank 1 left of it is gone"
 
 
 def test_what_was_lent_is_not_overwritten_while_it_is_read(memory: Path) -> None:

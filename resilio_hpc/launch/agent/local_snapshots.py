@@ -70,10 +70,11 @@ class LocalSnapshots:
 
     def _persist(self, order: PersistOrder) -> None:
         message, member, world_size = order
-        pin = arena.pin(self._node.arena_dir, message.step)
-        if pin is None:
+        found = lost_ranks.pin(self._node.arena_dir, message.step)
+        if found is None:
             self._not_written(order, REPLACED)
             return
+        pin, lent = found
         options = self._node.options.checkpoints
         sent = self.saver.send(
             messages.Persist(
@@ -81,7 +82,7 @@ class LocalSnapshots:
                 node_rank=member.node_rank, arenas=[str(path) for path in pin.paths], directory=self._checkpoints,
                 local=options.local_checkpoints, holder=self._node.name,
                 bytes_per_s=(options.checkpoint_gb_per_s or 0.0) * 1e9, verify=self._retention.needs_verified_writes,
-                local_keep=options.keep_local,
+                local_keep=options.keep_local, lent=tuple(lent), memory=str(self._node.arena_dir),
             )
         )  # fmt: skip
         if sent:
@@ -93,12 +94,11 @@ class LocalSnapshots:
     def _not_written(self, order: PersistOrder, error: str) -> None:
         """Report a failure, unless ranks take snapshots of the step that their round began with: it is written, then.
 
-        Ranks that restart after their last step do so, and each drops the snapshot from which it was restored. So do
-        ranks that were restored from another rank's snapshot.
+        Ranks that restart after their last step do so, and each drops the snapshot from which it was restored.
         """
         step, number, local = order.message.step, order.message.round, self._ranks.local
         is_restored = local is not None and local.restore is not None and local.restore.step == step
-        again = is_restored and any(one.step == step for one in arena.scan(self._node.arena_dir))
+        again = is_restored and any((one.step, one.round) == (step, number) for one in arena.scan(self._node.arena_dir))
         if again and self._waiting is None:
             self._waiting = (order, self._clock() + SAVED_AGAIN_S, error)
         else:
@@ -115,14 +115,10 @@ class LocalSnapshots:
         order, until, error = self._waiting
         if local is None or local.number != order.message.round:
             self._waiting = None
-        elif (pin := arena.pin(self._node.arena_dir, order.message.step)) is not None:
-            pin.release()
+        elif (found := lost_ranks.pin(self._node.arena_dir, order.message.step)) is not None:
+            found[0].release()
             self._waiting = None
             self._persist(order)
-        elif local.section != rank_link.LAST_CHECKPOINT and any(
-            not rank.first_step_at for rank in local.ranks.values()
-        ):
-            self._waiting = (order, self._clock() + SAVED_AGAIN_S, error)  # ranks do it after their first step
         elif self._clock() > until:
             self._waiting = None
             self._ranks.saves.persist_failed(order.message.round, order.message.step, error)
