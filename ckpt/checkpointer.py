@@ -94,6 +94,7 @@ class Checkpointer:
         self._structure: tuple[int, frozenset[Any]] | None = None
         self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(copy_threads(self.place.local_world_size), "resilio-copy")
+        self._alone = ThreadPoolExecutor(copy_threads(1), "resilio-alone")  # while other ranks wait for this one
         self._overlapped = overlap
         # during a step one thread is fast enough, and more would take cores from training
         self._copy_pool = ThreadPoolExecutor(1, "resilio-overlap") if overlap else self._pool
@@ -163,7 +164,7 @@ class Checkpointer:
         with self._turns.turn():
             world.check_place(self.place)
             self._settle()
-            self._arenas.save_held(held, self._pool)
+            self._arenas.save_held(held, self._alone)
 
     def mark_boundary(self, held: HeldState) -> None:
         """Note what devices have done before a state that is held."""
@@ -269,7 +270,8 @@ class Checkpointer:
                 self._arenas.goes_on_from(back.step, back.part)
                 return self._restored(point, back.state, Tier.MEMORY, started)
             try:
-                found, tier = self._points.read(point, state, self._pool)
+                pool = self._alone if point.source is Tier.MEMORY else self._pool
+                found, tier = self._points.read(point, state, pool)
             except (CorruptCheckpoint, OSError) as error:
                 if isinstance(error, OSError) and not errors.is_damage(error):
                     where = os_error_text(error, str(self.directory))
@@ -282,13 +284,13 @@ class Checkpointer:
                 return self._restored(point, found, tier, started)
         if failure is not None:
             raise CorruptCheckpoint(f"no checkpoint could be restored; the last one tried: {failure}") from failure
-        self._arenas.drop_after(-1)
+        self._arenas.restored(-1, None)
         self._coordinator.restored(-1, None, time.monotonic() - started)
         self._arenas.prepare(state, True)
         return None
 
     def _restored(self, point: RestorePoint, state: Any, tier: Tier, started: float) -> tuple[int, Any]:
-        self._arenas.drop_after(point.step)
+        self._arenas.restored(point.step, tier)
         self._coordinator.restored(point.step, tier, time.monotonic() - started)
         self._arenas.prepare(state, holds_optimizer(state))
         return point.step, state

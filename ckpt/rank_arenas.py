@@ -22,16 +22,18 @@ from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.ckpt.snapshot.arena_writer import NO_ROOM, ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.arena_slot import NO_ROOM
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, RecordWriter, keep_record
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.expected import expected_bytes
 from resilio_hpc.ckpt.state.held_state import HeldState
 from resilio_hpc.ckpt.state.tree import Flattened
 from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, os_error_text
-from resilio_hpc.core.tiers import SnapshotRoom
+from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 
 NEEDS_ROOM = "needs-room"
+_RESTART_S = 5.0
 
 
 class RankArenas:
@@ -58,6 +60,9 @@ class RankArenas:
         self._prefaulted = False
         self._room = SnapshotRoom.MEMORY
         self._reduced = ""  # why the newest snapshot leaves something out
+        self._durable_step = self._restored_step = -1
+        self._trains = threading.Event()  # a step was done since the last restore
+        coordinator.on_stage(self._on_stage)
         self.pair: ArenaPair | None = None
         """Once they are open."""
         self.device: CopiesOut = DEVICES
@@ -161,8 +166,14 @@ class RankArenas:
             self._coordinator.snapshot_room(step, room, why)
         return changed
 
+    def _on_stage(self, step: int, stage: Stage, error: str) -> None:
+        if stage is Stage.COMMITTED:
+            self._durable_step = step
+
     def mark_boundary(self, held: HeldState) -> None:
         """Note which work of devices a state that is held comes after."""
+        if held.step > self._restored_step:
+            self._trains.set()
         watched = held.watched
         if watched.places is None:
             places = [self.device.place(tensor) for tensor in (*watched.tensors, *watched.small)]
@@ -172,6 +183,7 @@ class RankArenas:
     def save_held(self, held: HeldState, pool: ThreadPoolExecutor) -> None:
         """Take a snapshot of a state that was held, unless there is one. Raises CheckpointError, OSError."""
         pair = self.open()
+        pair.durable_step = self._durable_step
         if not pair.has(held.step):
             with self.device.beside(held.boundaries):
                 Snapshot(pair, held.step, held.flattened(), pool, device=self.device, is_last=True).finish()
@@ -183,13 +195,25 @@ class RankArenas:
             return None
         return RecordWriter(directory, place.rank, place.world_size, place.round)
 
+    def restored(self, step: int, tier: Tier | None) -> None:
+        """Take note of the step that training goes on from (-1: none); what is later is of a life that is over."""
+        self._restored_step = step
+        self._trains.clear()
+        self._durable_step = step if tier is Tier.COMMITTED else min(step, self._durable_step)
+        self.drop_after(step)
+
     def prepare(self, state: Any, trains: bool) -> None:
-        """Make arenas ready by the time of the first saves: one under the launcher, else both while it trains."""
+        """Make arenas ready by the time of the first saves: one under the launcher, else both while it trains.
+
+        After a restart it begins with the first step, or soon: ranks that restore meanwhile need the processors.
+        """
         size = expected_bytes(state)
         if self._memory and size and (trains or self._coordinator.arena_directory is not None):
             size += size // 64 + (1 << 20)  # for tables, plain values and gaps
+            slots = 2 if self._coordinator.arena_directory is None else 1
+            wait_s = _RESTART_S if self._coordinator.place.round > 0 else 0.0
             with contextlib.suppress(OSError):  # the save that needs them will report it
-                self.open().prefault_beside(size, 2 if self._coordinator.arena_directory is None else 1)
+                self.open().prefault_beside(size, slots, lambda: self._trains.wait(wait_s))
 
     def map_ahead(self, step: int) -> None:
         """Map a snapshot while the model is built: from mapped memory, a restore is as fast as a copy."""

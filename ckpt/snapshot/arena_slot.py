@@ -19,6 +19,7 @@ from resilio_hpc.native import map_shared, populate
 LockPages = Callable[[memoryview], Callable[[], None] | None]
 """Have devices write straight into this memory; what ends that. None: there is no need, or no way."""
 
+NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 _SHARED_MEMORY = Path("/dev/shm")
 _PIECE_BYTES = 64 << 20
 _MAP_BYTES = 32 << 20
@@ -151,6 +152,20 @@ class Slot:
         if self._unlock_pages is None and not self.on_disk:
             self._unlock_pages = self._lock_pages(memory)
         return memory[:]
+
+    def make_room_anywhere(self, size: int) -> memoryview:
+        """Do the same; on disk, where shared memory has no room (locked)."""
+        try:
+            return self.make_room(size)
+        except OSError as error:
+            if self.on_disk or error.errno not in NO_ROOM:
+                raise
+            self.move_to_disk(error.strerror or str(error))
+            try:
+                return self.make_room(size)
+            except OSError:
+                self.move_to_memory()  # a later one may be smaller, or find more room
+                raise
 
     def map_snapshot(self, size: int, is_wanted: Callable[[], bool]) -> None:
         """Map the pages of a whole snapshot of that size, while ``is_wanted`` says so; only of one in memory."""

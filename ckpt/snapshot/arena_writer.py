@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.ckpt.format.manifest import Layout
 from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.ckpt.snapshot.arena_slot import LockPages, Slot
+from resilio_hpc.ckpt.snapshot.arena_slot import NO_ROOM, LockPages, Slot
 from resilio_hpc.core.errors import SaveRefused, os_error_text
-
-NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,8 @@ class ArenaPair:
         self._is_asked = False  # of the mapping under way
         self.only_one = ""
         """Why the newest snapshot was written over the one before; "": it was not."""
+        self.durable_step = -1
+        """The newest step that is known to be committed, of this life."""
         self._place = spill, on_disk, lock_pages
         self._slots = [
             self._open(None if directory is None else arena.slot_path(directory, owner.rank, number))
@@ -108,7 +108,7 @@ class ArenaPair:
         with self._lock:
             headers = [slot.header for slot in self._all]
             sequence = 1 + max((header.sequence for header in headers if header is not None), default=0)
-            slots = sorted(self._slots, key=lambda slot: _worth(slot.header, step))
+            slots: Iterable[Slot] = sorted(self._slots, key=lambda slot: _worth(slot.header, step))
             if is_last and self._last_path is not None:
                 slots = self._slots_for_last(self._last_path)
             for slot in slots:
@@ -118,7 +118,7 @@ class ArenaPair:
                     is_pinned = True
                     continue
                 try:
-                    room = _make_room(slot, size)
+                    room = slot.make_room_anywhere(size)
                     slot.begin()
                 except BaseException as error:
                     slot.unlock()
@@ -138,21 +138,22 @@ class ArenaPair:
             raise SaveRefused(f"there is room for one snapshot alone ({text}), which is still being written to disk")
         raise no_room
 
-    def _slots_for_last(self, third: Path) -> list[Slot]:
-        """Return the slots that may take the last finished step, the best first.
+    def _slots_for_last(self, third: Path) -> Iterator[Slot]:
+        """Yield the slots that may take the last finished step, the best first.
 
-        An empty one, whose memory is there already; else the third. While that one is being written to disk, the others
-        may: all ranks went on from what it holds, so that none needs an older snapshot any more.
+        An empty one, whose memory is there already, or one that is older than the newest one, if that is committed;
+        else the third. While that one is being written to disk, the others may: all ranks went on from what it holds,
+        so that none needs an older snapshot any more.
         """
-        empty = [slot for slot in self._slots if slot.header is None]
-        if not empty:
-            self._last = self._last or self._open(third)
-        if self._last is None:
-            return empty
-        held = self._last.header
-        steps = [(own.step, slot) for slot in self._slots if (own := slot.header) is not None]
-        older = [slot for step, slot in sorted(steps, key=lambda one: one[0]) if held is not None and step < held.step]
-        return [*empty, self._last, *older]
+        yield from (slot for slot in self._slots if slot.header is None)
+        held = [(header.step, slot) for slot in self._all if (header := slot.header) is not None]
+        held.sort(key=lambda one: one[0])
+        if held and held[-1][0] <= self.durable_step:
+            yield from (slot for _, slot in held[:-1])
+        self._last = last = self._last or self._open(third)
+        yield last
+        kept = last.header
+        yield from (slot for step, slot in held if slot is not last and kept is not None and step < kept.step)
 
     def finish(self, slot: Slot, header: Header) -> None:
         """Complete a reserved slot, and drop snapshots that this one makes wrong.
@@ -201,8 +202,11 @@ class ArenaPair:
             if held is not None and held.step > step:
                 arena.mark_empty(slot.path, held.step)
 
-    def prefault(self, size: int = 0) -> None:
-        """Make an unused slot as large as the other one and ``size``, in the background of training."""
+    def prefault(self, size: int = 0) -> bool:
+        """Make an unused slot as large as the other one and ``size``, in the background of training.
+
+        Return whether there was one that was not.
+        """
         with self._lock:
             size = max(size, *(slot.size_bytes for slot in self._slots))
             for slot in self._slots:
@@ -211,20 +215,27 @@ class ArenaPair:
                         slot.make_room(size)
                     finally:
                         slot.unlock()
-                    return
+                    return True
+        return False
 
-    def prefault_beside(self, size: int = 0, slots: int = 1) -> None:
-        """Do the same for so many slots, in a thread of its own.
+    def prefault_beside(self, size: int = 0, slots: int = 1, wait: Callable[[], object] = lambda: None) -> None:
+        """Do the same until so many unused slots are ready, in a thread of its own, after ``wait``.
 
         Raises nothing: the save that needs them reports it.
         """
 
         def act() -> None:
+            wait()
             with contextlib.suppress(OSError):
-                for _ in range(slots):
-                    self.prefault(size)
+                while self._ready < slots and self.prefault(size):
+                    pass
 
         threading.Thread(target=act, name="resilio-prefault", daemon=True).start()
+
+    @property
+    def _ready(self) -> int:
+        """Return how many unused slots have their memory."""
+        return sum(slot.map is not None and slot.header is None for slot in self._slots)
 
     def held(self, step: int) -> Path | None:
         """Return the arena that holds ``step``, of this rank."""
@@ -269,20 +280,6 @@ class ArenaPair:
         with self._lock:
             for slot in self._all:
                 slot.close()
-
-
-def _make_room(slot: Slot, size: int) -> memoryview:
-    try:
-        return slot.make_room(size)
-    except OSError as error:
-        if slot.on_disk or error.errno not in NO_ROOM:
-            raise
-        slot.move_to_disk(error.strerror or str(error))
-        try:
-            return slot.make_room(size)
-        except OSError:
-            slot.move_to_memory()  # a later one may be smaller, or find more room
-            raise
 
 
 def _worth(header: Header | None, step: int) -> int:

@@ -23,6 +23,7 @@ from resilio_hpc.ckpt.snapshot.boundary_record import read_records, record_path
 from resilio_hpc.ckpt.state import overlap
 from resilio_hpc.ckpt.state.held_state import NotHeld
 from resilio_hpc.ckpt.state_saver import IN_STEP_S, StateSaver
+from resilio_hpc.core.tiers import Stage
 from tests.support.ckpt.recording_coordinator import RecordingCoordinator
 from tests.support.waiting import PATIENCE_S
 
@@ -257,6 +258,29 @@ def test_snapshots_that_other_ranks_may_need_stay(rank: Rank) -> None:
     rank.saver(8)
     assert [one.step for one in arena.scan(rank.arenas)] == [6, 8]
     assert not arena.slot_path(rank.arenas, 0, arena.LAST).exists()
+
+
+@pytest.mark.parametrize(("committed", "kept"), [(3, [3, 4]), (2, [2, 3, 4]), (-1, [2, 3, 4])])
+def test_what_is_older_than_a_committed_snapshot_gives_its_memory_to_the_last_step(
+    rank: Rank, committed: int, kept: list[int]
+) -> None:
+    for step in (2, 3):
+        rank.saver(step)
+    rank.launcher.reached(committed, Stage.COMMITTED)
+    rank.saver.hold(4)
+    assert rank.saver.save_held() == 4
+    assert [one.step for one in arena.scan(rank.arenas)] == kept
+    assert arena.slot_path(rank.arenas, 0, arena.LAST).exists() == (len(kept) == 3)
+
+
+def test_a_commit_of_a_life_that_was_rolled_back_frees_no_snapshot_of_the_next(rank: Rank) -> None:
+    rank.launcher.reached(9, Stage.COMMITTED)
+    rank.checkpoint.restore(rank.state())  # there is nothing to restore: it begins again
+    for step in (2, 3):
+        rank.saver(step)
+    rank.saver.hold(4)
+    assert rank.saver.save_held() == 4
+    assert [one.step for one in arena.scan(rank.arenas)] == [2, 3, 4]
 
 
 def test_while_the_last_one_is_written_to_disk_the_next_failure_loses_nothing(rank: Rank) -> None:

@@ -130,6 +130,19 @@ def test_all_that_a_saver_was_asked_has_failed_when_it_dies_and_the_next_hears_n
     assert isinstance(answers(link, 1)[0], messages.SaverFailed)
 
 
+def test_a_saver_that_starts_during_a_pause_waits_for_its_end(tmp_path: Path) -> None:
+    """It would take processors from ranks that restart."""
+    link = SaverLink(tmp_path / "saver.log")
+    link.pause()
+    assert link.send(messages.Persist(9, 1, 4, 1, 0, [], str(tmp_path)))
+    wait_until_stopped(link)
+    assert link._process is not None
+    assert link.paused_pids == (link._process.pid,)
+    link.resume()
+    assert isinstance(answers(link, 1)[0], messages.SaverFailed)
+    link.close()
+
+
 def test_a_saver_is_not_paused_while_it_is_to_commit(link: SaverLink, tmp_path: Path) -> None:
     """A round that must go back waits for the answer."""
     link.pause()

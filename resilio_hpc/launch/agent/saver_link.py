@@ -40,6 +40,8 @@ class SaverLink(ChildLink):
         """Send a request; return False when the saver cannot take it. The answer comes from ``receive``."""
         if self._process is None:
             self.start()
+            if self._paused_at is not None:
+                self._stop()
         if not self.takes:
             return False  # ``receive`` tells of its death, and fails its requests
         commits = isinstance(message, messages.Commit)
@@ -64,9 +66,12 @@ class SaverLink(ChildLink):
         """
         if self._paused_at is not None or any(request.commits for request in self._asked):
             return
+        self._paused_at = time.monotonic()
+        self._stop()
+
+    def _stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGSTOP)
-            self._paused_at = time.monotonic()
 
     @property
     def paused_pids(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
-from resilio_hpc.core.tiers import SnapshotRoom, Tier
+from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 
 
 class RecordingCoordinator:
@@ -22,6 +22,7 @@ class RecordingCoordinator:
         self.taken: list[int] = []
         self.rooms: list[tuple[int, str]] = []
         self.failed: list[RestorePoint] = []
+        self.callbacks: list[Any] = []
         self._points: list[RestorePoint] = []
 
     def restores(self, *points: RestorePoint) -> None:
@@ -50,4 +51,9 @@ class RecordingCoordinator:
         self.rooms.append((step, str(room)))
 
     def on_stage(self, callback: Any) -> None:
-        pass
+        self.callbacks.append(callback)
+
+    def reached(self, step: int, stage: Stage) -> None:
+        """As the agent tells it."""
+        for callback in self.callbacks:
+            callback(step, stage, "")
