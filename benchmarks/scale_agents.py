@@ -277,7 +277,7 @@ class SimulatedAgent:
     def keep_ranks(self, local: LocalRound) -> bool:
         return False
 
-    def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
+    def save_last_step(self, local: LocalRound, worth: m.LastStep, ahead: bool = False) -> bool:
         return False
 
     def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:

@@ -19,6 +19,7 @@ from resilio_hpc.ckpt.devices.interface import CopiesOut
 from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.ckpt.replication.borrowed_state import Borrowed
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.snapshot import arena
@@ -237,26 +238,35 @@ class RankArenas:
             if directory is None or self._layout != REPLICATED:
                 return ArenaSource(path, memory=arenas.memory(step))
             return reduced_snapshot.CompletedSource(path, arenas.memory(step), directory)
-        found = lost_ranks.borrowed(directory, place.rank, step, place.world_size) if directory is not None else None
-        if found is None:
+        found: Borrowed | arena.HeldSnapshot | None = None
+        if directory is not None:
+            found = lost_ranks.borrowed(directory, place.rank, step, place.world_size)
+            if found is None and self._layout == REPLICATED:
+                found = lost_ranks.of_another_world(directory, place.local_rank, step)
+        if found is None or directory is None:
             raise CorruptCheckpoint(f"this node holds no snapshot of step {step} of rank {place.rank}")
-        self._keep(found.record)
+        if isinstance(found, arena.HeldSnapshot):
+            return reduced_snapshot.CompletedSource(found.path, memoryview(b""), directory)
+        self._keep(found.rank, found.record)
         return BorrowedSource(found)
 
     def goes_on_from(self, step: int, part: bytes) -> None:
         """Take note that training goes on from a state that this process has held; ``part``: see ``PutBack``."""
         place, directory = self._coordinator.place, self._coordinator.arena_directory
         if part and directory is not None:
-            record = lost_ranks.record_at(directory, place.rank, step, place.world_size, part)
-            if record is not None:
-                self._keep(record)
+            found = lost_ranks.record_at(directory, place.local_rank, step, part)
+            if found is not None:
+                self._keep(*found)
 
-    def _keep(self, record: BoundaryRecord) -> None:
-        """Keep the record of a step of which another rank has the snapshot: the boundaries that follow replace it."""
+    def _keep(self, rank: int, record: BoundaryRecord) -> None:
+        """Keep the record of a step of which another rank has the snapshot: the boundaries that follow replace it.
+
+        ``rank``: the number that this rank had then.
+        """
         directory = self._coordinator.arena_directory
         if directory is not None:
             with contextlib.suppress(OSError):  # no room: the next save brings the rank's own snapshot
-                keep_record(directory, self._coordinator.place.rank, record)
+                keep_record(directory, rank, record)
 
     def forget(self, step: int) -> None:
         """Drop a snapshot that is damaged."""

@@ -148,7 +148,12 @@ class StepJudged(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=Tr
 
 
 class SaveLastStep(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → rank: the ranks will be ended; save the last finished step. Answers: SavingLastStep, LastStepSaved."""
+    """agent → rank: the ranks will be ended; save the last finished step. Answers: SavingLastStep, LastStepSaved.
+
+    ``ahead``: they may have to be, soon.
+    """
+
+    ahead: bool = False
 
 
 class CanReenter(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

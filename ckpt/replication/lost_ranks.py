@@ -137,16 +137,39 @@ def borrowed(directory: Path, rank: int, step: int, world_size: int) -> Borrowed
     return next((one for one in found if one is not None and node.is_good(one)), None)
 
 
-def record_at(directory: Path, rank: int, step: int, world_size: int, part: bytes) -> BoundaryRecord | None:
-    """Return the record of a rank that has no snapshot of a step, which others of its node have; None: it needs none.
+def of_another_world(directory: Path, local_rank: int, step: int) -> Borrowed | arena.HeldSnapshot | None:
+    """Return the state of the rank that had this place on the node when all ranks had the same tensors.
 
-    ``part``: what is its own, as it was recorded.
+    For a world of another size than that rank's, in which it has another number, or none.
     """
     node = _Node(directory)
-    found = _moments_of(node, step, world_size)
-    if not found or rank in node.moments[found[0]]:
+    for moment in sorted((moment for moment in node.moments if moment[0] == step), key=_by_round, reverse=True):
+        holders = node.moments[moment]
+        one = holders[min(holders)]
+        rank = one.rank - one.local_rank + local_rank
+        if rank in holders:
+            found: Borrowed | arena.HeldSnapshot | None = holders[rank]
+        else:
+            borrowed_one = node.borrowed(rank, moment)
+            found = borrowed_one if borrowed_one is not None and node.is_good(borrowed_one) else None
+        if found is not None and one.layout == REPLICATED:
+            return found
+    return None
+
+
+def record_at(directory: Path, local_rank: int, step: int, part: bytes) -> tuple[int, BoundaryRecord] | None:
+    """Return the record of a rank that has no snapshot of a step, which others of its node have; None: it needs none.
+
+    And its number then. ``part``: what is its own, as it was recorded.
+    """
+    node = _Node(directory)
+    moment = max((moment for moment in node.moments if moment[0] == step), key=_by_round, default=None)
+    if moment is None:
         return None
-    return BoundaryRecord(step, world_size, found[0][1], False, part)
+    holders = node.moments[moment]
+    one = holders[min(holders)]
+    rank = one.rank - one.local_rank + local_rank
+    return None if rank in holders else (rank, BoundaryRecord(step, moment[2], moment[1], False, part))
 
 
 def pin(directory: Path, step: int) -> tuple[arena.Pin, list[int]] | None:
@@ -169,6 +192,10 @@ def pin(directory: Path, step: int) -> tuple[arena.Pin, list[int]] | None:
             if kept is not None:
                 return kept, missing
     return None
+
+
+def _by_round(moment: _Moment) -> int:
+    return moment[1]
 
 
 def _moments_of(node: _Node, step: int, world_size: int) -> list[_Moment]:

@@ -57,6 +57,7 @@ class HeldSnapshot:
     local_world_size: int = 1
     round: int = 0
     sequence: int = 0
+    layout: Layout = "own"
 
 
 def pack(header: Header) -> bytes:
@@ -147,6 +148,7 @@ def scan(directory: Path) -> list[HeldSnapshot]:
                     header.local_world_size,
                     header.round,
                     header.sequence,
+                    header.layout,
                 )
             )
     return sorted(held, key=lambda snapshot: (snapshot.rank, snapshot.sequence))

@@ -83,25 +83,25 @@ class LastStep:
         self.shared = shared
         self._send(HoldsSteps(shared is not None, shared or ""))
 
-    def on_order(self, _: SaveLastStep) -> None:
+    def on_order(self, order: SaveLastStep) -> None:
         """Save in a thread of its own: the training thread waits for ranks that are lost."""
         self._is_ordered.set()
-        threading.Thread(target=self.save, name="resilio-last-step", daemon=True).start()
+        threading.Thread(target=self.save, args=(order.ahead,), name="resilio-last-step", daemon=True).start()
 
     def await_order(self) -> None:
         """Wait for the agent's order, which comes soon after a rank's end was seen, if it comes."""
         if self._holder is not None:
             self._is_ordered.wait(ORDER_S)
 
-    def save(self) -> None:
-        """Save, unless that was done."""
+    def save(self, ahead: bool = False) -> None:
+        """Save, unless that was done. ``ahead``: training may go on, and a later step is to be saved then."""
         with self._lock:
             if self._holder is None or self._is_saved:
                 return
             self._send(SavingLastStep())
             try:
                 saved = LastStepSaved(self._holder.save_held())
-                self._is_saved = True
+                self._is_saved = not ahead
             except Exception as error:  # noqa: BLE001 - a state's own code runs here; ranks restart from an older step
                 saved = LastStepSaved(-1, f"{type(error).__name__}: {error}"[:1000])
             self._send(saved)

@@ -21,6 +21,7 @@ from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.replication import lost_ranks
+from resilio_hpc.ckpt.replication.borrowed_state import Borrowed
 from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
 from resilio_hpc.ckpt.replication.messages import Fetch, Fetched, FetchFailed, Follow, LostMade, MakeLost, WantRecords
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
@@ -186,15 +187,15 @@ def test_a_lost_ranks_state_is_another_ranks_and_its_own_record(memory: Path, ea
 def test_what_a_rank_went_on_from_stays_lent_beyond_the_boundaries_that_follow(memory: Path) -> None:
     record(memory, 1, 6)
     save(memory, 0, 6)
-    kept = lost_ranks.record_at(memory, 1, 6, WORLD, own_part(state(1, 6)))
-    assert kept is not None
-    keep_record(memory, 1, kept)
+    kept = lost_ranks.record_at(memory, 1, 6, own_part(state(1, 6)))
+    assert kept is not None and kept[0] == 1
+    keep_record(memory, *kept)
     record(memory, 1, 7, 8, 9, life=1)  # another round: its file begins again
     assert lent(memory) == [(1, 6)]
     assert is_state(restored(memory, 1, 6), 1, 6)
     save(memory, 1, 6)
     assert lent(memory) == []
-    assert lost_ranks.record_at(memory, 1, 6, WORLD, b"") is None  # it has a snapshot of its own
+    assert lost_ranks.record_at(memory, 1, 6, b"") is None  # it has a snapshot of its own
     path = kept_path(memory, 1)
     path.write_bytes(path.read_bytes()[:-1])  # torn
     for held in arena.scan(memory):
@@ -237,6 +238,35 @@ def test_the_saver_writes_a_step_of_which_each_node_has_one_snapshot(
             coordinator.use(None)
         assert found is not None and found[0] == 6
         assert is_state(found[1], rank, 6)
+
+
+def test_in_a_world_of_another_size_a_rank_goes_on_from_what_had_its_place_on_the_node(memory: Path) -> None:
+    record(memory, 3, 6)
+    for step in (4, 6):
+        save(memory, 2, step)
+    own = lost_ranks.of_another_world(memory, 0, 6)
+    assert isinstance(own, arena.HeldSnapshot) and own.rank == 2
+    lent_one = lost_ranks.of_another_world(memory, 1, 6)
+    assert isinstance(lent_one, Borrowed) and (lent_one.rank, lent_one.holder.rank) == (3, 2)
+    assert lost_ranks.of_another_world(memory, 1, 4) is None
+    for place, rank in enumerate((2, 3)):
+        here = RecordingCoordinator(memory, Place(place, place, 2, 2, 1, "run"))
+        here.restores(RestorePoint(Tier.MEMORY, 6))
+        coordinator.use(here)
+        try:
+            found = Checkpointer(memory / "checkpoints", layout=REPLICATED).restore()
+        finally:
+            coordinator.use(None)
+        assert found is not None and found[0] == 6
+        assert is_state(found[1], rank, 6)
+    record(memory, 3, 7, 8, life=1)
+    assert lost_ranks.of_another_world(memory, 1, 6) == lent_one  # it stays until ranks go on from a later one
+
+
+def test_tensors_that_are_each_ranks_own_are_of_no_use_in_a_world_of_another_size(memory: Path) -> None:
+    for rank in (2, 3):
+        save(memory, rank, 6, layout="own")
+    assert lost_ranks.of_another_world(memory, 0, 6) is None
 
 
 def test_what_the_saver_is_to_borrow_and_is_gone_is_an_error_of_the_save(memory: Path, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Agent:
         self.local = LocalRound("n1", STATE, m.Member("n1", 0, "n1", 2, 0), None)
         self.events: list[dict[str, Any]] = []
         self.asked: list[int] = []
+        self.told: list[rank_link.AgentMessage] = []
         self.over = 0
         self.others: list[int] = []
         self.now = 100.0
@@ -53,7 +54,8 @@ class Agent:
             self.snapshot(rank, 3)
 
     def tell(self, rank: int, message: rank_link.AgentMessage) -> None:
-        assert message == rank_link.SaveLastStep()
+        self.told.append(message)
+        assert isinstance(message, rank_link.SaveLastStep)
         self.asked.append(rank)
 
     def make_lost(self, step: int, then: Callable[[], None]) -> None:
@@ -114,6 +116,22 @@ def test_ranks_that_live_save_and_a_lost_ones_snapshot_is_made(agent: Agent) -> 
         "n1 has saved step 4, the last finished one, in 0.00 s, that of rank 1 from another rank's"
     )
     assert not agent.saves.begin(agent.local, "shared")  # once for a round
+
+
+def test_a_save_ahead_of_a_leases_end_ends_nothing_and_the_rounds_end_asks_again(agent: Agent) -> None:
+    agent.record(1, 4)
+    assert agent.saves.begin(agent.local, "shared", ahead=True)
+    assert agent.told[-1] == rank_link.SaveLastStep(True)
+    agent.saved(0, 4)
+    until(lambda: agent.saves.tick() or agent.over, "the end", lambda: agent.events)
+    assert (agent.events[-1]["step"], agent.events[-1]["made"]) == (4, [1])
+    agent.record(1, 5)  # training has gone on
+    assert agent.saves.begin(agent.local, "shared")
+    assert agent.told[-1] == rank_link.SaveLastStep(False)
+    agent.saved(0, 5)
+    until(lambda: agent.saves.tick() or agent.over > 1, "the end", lambda: agent.events)
+    assert (agent.events[-1]["step"], agent.events[-1]["made"]) == (5, [1])
+    assert not agent.saves.begin(agent.local, "shared", ahead=True)
 
 
 def test_ranks_that_ended_by_themselves_have_saved_already(agent: Agent) -> None:

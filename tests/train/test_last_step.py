@@ -74,6 +74,15 @@ def test_it_is_saved_once(link: Link) -> None:
     assert link.said[3:] == [HoldsSteps(True), SavingLastStep(), LastStepSaved(8)]
 
 
+def test_a_save_ahead_does_not_stand_for_the_last_one(link: Link) -> None:
+    finished = iter((7, 8))
+    link.one.offer(Holder(lambda: next(finished)))
+    for ahead in (True, False):
+        link.one.save(ahead)
+    link.one.save()
+    assert link.said[1:] == [SavingLastStep(), LastStepSaved(7), SavingLastStep(), LastStepSaved(8)]
+
+
 def test_what_goes_wrong_is_an_answer(link: Link) -> None:
     def fail() -> int:
         raise MemoryError("no room")

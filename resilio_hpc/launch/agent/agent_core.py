@@ -20,6 +20,8 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 
+AHEAD_SHARE = 0.25  # of the heartbeat timeout, before a lease ends: ranks are asked to save then
+
 
 class AgentCore:
     """The decisions of one node's agent. ``hello`` is completed each time that it is sent.
@@ -50,6 +52,7 @@ class AgentCore:
         self._echo, self._echoed_at = NEVER, 0.0  # the newest stamp of this epoch's controller, and when it came
         self._lost_at: float | None = None  # since when no controller is known to live
         self._next_abandon = 0.0
+        self._saved_at = NEVER  # when ranks were asked to save, ahead of the end of a lease
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -70,6 +73,9 @@ class AgentCore:
                 self._say_hello(now)
         if self.ranks.alive and now > self.ranks.lease and self.ranks.ending is None:
             self.ranks.end_lease()
+        elif self.ranks.local is not None and now > self.ranks.lease - AHEAD_SHARE * self._timeout > self._saved_at:
+            self._saved_at = now
+            self._ports.services.save_last_step(self.ranks.local, "shared", ahead=True)
 
     @property
     def beat_interval_s(self) -> float:

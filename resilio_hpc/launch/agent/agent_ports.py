@@ -24,8 +24,11 @@ class ServicePorts(Protocol):
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and their descendants → ``all_stopped``; stores of older rounds end too."""
 
-    def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
-        """Have the step saved that the ranks finished last → ``last_step_saved``; False: they cannot do so."""
+    def save_last_step(self, local: LocalRound, worth: m.LastStep, ahead: bool = False) -> bool:
+        """Have the step saved that the ranks finished last → ``last_step_saved``; False: they cannot do so.
+
+        ``ahead``: the round may go on.
+        """
 
     def keep_ranks(self, local: LocalRound) -> bool:
         """Have ranks leave their round that can enter the next one in their processes → ``ranks_left``; False: none."""

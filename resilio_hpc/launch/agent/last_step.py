@@ -31,7 +31,7 @@ Made = tuple[int, list[int]]
 
 
 class LastStepSaves:
-    """Has the last finished step saved, once for a round."""
+    """Has the last finished step saved, once for a round; and ahead of a lease's end, at which there is no time."""
 
     def __init__(
         self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None],
@@ -54,6 +54,7 @@ class LastStepSaves:
         self._look = look or self._in_a_thread
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
+        self._is_ahead = False  # the round may go on
         self._begun = self._since = 0.0  # the first question, the last one
         self._making: Future[Made] | None = None
         self._found: Made | None = None  # what this node's ranks have
@@ -61,15 +62,19 @@ class LastStepSaves:
         self._answering: set[int] = set()  # those of them that were asked last
         self._asked_at = 0.0  # for the ranks of the other node
 
-    def begin(self, local: LocalRound, worth: m.LastStep) -> bool:
-        """Ask ranks to save. Return whether their end has to wait for ``NodeRanks.last_step_saved``."""
+    def begin(self, local: LocalRound, worth: m.LastStep, ahead: bool = False) -> bool:
+        """Ask ranks to save. Return whether their end has to wait for ``NodeRanks.last_step_saved``.
+
+        ``ahead``: the round may go on, and its end asks again.
+        """
         if local is self._local:
+            self._is_ahead = self._is_ahead and ahead
             return True
         holds = [rank.holds_steps for rank in local.ranks.values() if rank.holds_steps is not None]
         is_worth = worth == "all" or (worth == "shared" and any(one.shared for one in holds))
         if local is self._done or not holds or not is_worth:
             return False
-        self._local, self._asked, self._begun = local, set(), self._clock()
+        self._local, self._is_ahead, self._asked, self._begun = local, ahead, set(), self._clock()
         able = self._able(local)
         able.sort(key=lambda rank: (not rank.saves_last, rank.has_raised, rank.local_rank), reverse=True)
         # of ranks that have not come equally far, one of each: the other nodes may have only one of these steps
@@ -82,7 +87,7 @@ class LastStepSaves:
         self._answering = {rank.local_rank for rank in ranks}
         for rank in ranks:
             self._asked.add(rank.local_rank)
-            self._tell_rank(rank.local_rank, rank_link.SaveLastStep())
+            self._tell_rank(rank.local_rank, rank_link.SaveLastStep(self._is_ahead))
 
     def _able(self, local: LocalRound) -> list[LocalRank]:
         """Return the ranks that could save and were not asked yet."""
@@ -158,7 +163,7 @@ class LastStepSaves:
     def _end(self, local: LocalRound, step: int, made: list[int], error: str) -> None:
         if self._local is not local:
             return
-        self._local, self._done = None, local
+        self._local, self._done = None, None if self._is_ahead else local
         saved = self._saved(local)
         errors = {error, *(one.error for one in saved)} - {""}
         step = step if made or any(one.step == step for one in saved) else -1  # else it was saved before
@@ -166,4 +171,6 @@ class LastStepSaves:
             "last_step", round=local.number, step=step, saved=sum(one.step >= 0 for one in saved), made=made,
             of=len(local.ranks), seconds=round(self._clock() - self._begun, 3), why="; ".join(sorted(errors)),
         )  # fmt: skip
+        for rank in local.ranks.values() if self._is_ahead else ():
+            rank.saves_last, rank.last_saved = False, None
         self._ranks.last_step_saved()

@@ -150,9 +150,9 @@ class LocalServices:
         self._environment.ranks_stop(how.for_good)
         self._ranks.stop(how, keep_stores_from)
 
-    def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
+    def save_last_step(self, local: LocalRound, worth: m.LastStep, ahead: bool = False) -> bool:
         """Have the step saved that the ranks finished last, where they can do so."""
-        return self._last_step.begin(local, worth)
+        return self._last_step.begin(local, worth, ahead)
 
     def keep_ranks(self, local: LocalRound) -> bool:
         """Have ranks leave their round that can enter the next one in their processes."""

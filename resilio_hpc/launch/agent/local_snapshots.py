@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from resilio_hpc.ckpt.format.manifest import REPLICATED
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.saver import messages
 from resilio_hpc.ckpt.snapshot import arena
@@ -57,7 +58,9 @@ class LocalSnapshots:
         directory = self._node.arena_dir
         lent = [(one.rank, one.holder) for one in lost_ranks.lent(directory)]
         found = [(held.rank, held) for held in arena.scan(directory)] + lent
-        return tuple(m.Held(rank, held.step, held.world_size) for rank, held in found)
+        return tuple(
+            m.Held(rank, held.step, held.world_size, is_shared=held.layout == REPLICATED) for rank, held in found
+        )
 
     def forget_after(self, step: int) -> None:
         """Invalidate snapshots of later steps."""
@@ -75,6 +78,10 @@ class LocalSnapshots:
             self._not_written(order, REPLACED)
             return
         pin, lent = found
+        local = self._ranks.local
+        if local is None or local.restore is None or message.step > local.restore.step:
+            # whole on all nodes: nothing goes back to snapshots of ranks that had other numbers
+            arena.remove_slots(self._node.arena_dir, keep=member.ranks)
         options = self._node.options.checkpoints
         sent = self.saver.send(
             messages.Persist(

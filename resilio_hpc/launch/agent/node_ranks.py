@@ -126,9 +126,7 @@ class NodeRanks:
         if self._prepared < 0 or self._started_round == self._prepared:
             return
         known = self.state.life if self.state else m.NO_LIFE
-        before = self.ends.before
-        completed = before.furthest if before is not None and before.life == known else -1
-        held = self._ports.services.held()
+        held, completed = self._ports.services.held(), self.ends.completed(known)
         stopped = m.RanksStopped(self.node, self.epoch, self._prepared, held, known, completed, self.ends.echoes)
         self._ports.to_controller(stopped)
 

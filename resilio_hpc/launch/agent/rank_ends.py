@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from resilio_hpc.launch.agent.controller_reports import ControllerReports
 from resilio_hpc.launch.agent.rank_stopping import StopState
+from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import reads_like_echo
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
@@ -25,6 +26,10 @@ class RankEnds:
     def begin(self) -> None:
         """Take note that another round begins."""
         self.echoes, self.before = 0, None
+
+    def completed(self, life: m.Life) -> int:
+        """Return the most steps that a local rank had completed before ranks were ended; -1: not of that life."""
+        return self.before.furthest if self.before is not None and self.before.life == life else -1
 
     def exited(
         self, local: LocalRound | None, local_rank: int, how: tuple[int | None, int | None], at: float,

@@ -33,6 +33,7 @@ class CheckpointPhase:
         self._asked = False  # whether the run directory was asked if that order was carried out
         self._settle_by = 0.0
         self._next_again = 0.0
+        self._of_another_world = -1  # the step that ranks restore from snapshots of a world of another size
         self._goes_on_from: int | None = None  # the step that this round's ranks started from; None: not started
         # of each step on its way: seconds for which training waited for its snapshot
         self._blocked_s: dict[int, float] = {}
@@ -64,7 +65,7 @@ class CheckpointPhase:
             partner = replica_placement.partner_of(member, self._run)
             if partner is not None:
                 self._out.send(member.node, m.KeepCopies(self._run.epoch, self._run.round, partner))
-        if restore is not None and restore.source is Tier.MEMORY:
+        if restore is not None and restore.source is Tier.MEMORY and restore.step != self._of_another_world:
             for member in self._run.members:
                 self._persist(self._commits.snapshot_whole(member.node, restore.step))
 
@@ -211,13 +212,21 @@ class CheckpointPhase:
         """Return the newest step that every rank can restore, and the snapshots to fetch to its node before.
 
         From memory, its own or another node's, where all ranks have the step there. Else from the shared directory; if
-        most ranks have that step in their own memory, only the others read it.
+        most ranks have that step in their own memory, only the others read it. After a change of the number of ranks
+        from memory, too, where all ranks have the same tensors and each node a newer step than the directory.
         """
         run = self._run
         bad = {copy.step for copy in run.bad_copies if copy.source is Tier.MEMORY}
         found = replica_placement.in_memory(run)
-        known = {step for step in found.whole - bad if run.not_after is None or step <= run.not_after}
-        newest, step = max(known, default=-1), run.committed
+
+        def newest_of(steps: set[int]) -> int:
+            good = (step for step in steps - bad if run.not_after is None or step <= run.not_after)
+            return max(good, default=-1)
+
+        newest, step, self._of_another_world = newest_of(found.whole), run.committed, newest_of(found.shared)
+        if self._of_another_world > max(newest, step):
+            return m.RestorePoint(Tier.MEMORY, self._of_another_world), ()
+        self._of_another_world = -1
         if newest < 0 and step < 0:
             return None, ()
         if newest >= step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from msgspec import Struct, field
 
@@ -37,12 +38,13 @@ class InMemory(Struct):
     """Snapshots that the members of a round hold.
 
     By step: ``own``, the ranks that have it on their own node; ``elsewhere``, for other ranks the endpoint of a
-    replicator that has it.
+    replicator that has it. ``shared``: steps of worlds of other sizes that every rank can restore on its own node.
     """
 
     world_size: int
     own: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     elsewhere: dict[int, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+    shared: set[int] = field(default_factory=set)
 
     @property
     def whole(self) -> set[int]:
@@ -66,10 +68,13 @@ def in_memory(run: RunState) -> InMemory:
     A node that missed the last start may hold steps that were computed anew without it: its copies do not count.
     """
     found = InMemory(run.world_size)
+    shared: list[set[int]] = []
     for member in run.members:
         agent = run.agents[member.node]
         if agent.known == m.NO_LIFE or agent.known != run.last_life:
+            shared.append(set())
             continue
+        shared.append(_shared(agent.held, member.local_world_size, run.world_size))
         ranks = range(member.first_rank, member.first_rank + member.local_world_size)
         for held in agent.held:
             if held.world_size != run.world_size or held.rank >= run.world_size:
@@ -78,4 +83,14 @@ def in_memory(run: RunState) -> InMemory:
                 found.own[held.step].add(held.rank)
             elif agent.copy_port:
                 found.elsewhere[held.step][held.rank] = f"{member.address}:{agent.copy_port}"
+    found.shared = set.intersection(*shared) if shared else set()
     return found
+
+
+def _shared(held: Sequence[m.Held], ranks: int, world_size: int) -> set[int]:
+    """Return the steps of worlds of other sizes of which a node has what so many ranks need."""
+    numbers: dict[tuple[int, int], int] = defaultdict(int)
+    for one in held:
+        if one.is_shared and not one.is_copy and one.world_size != world_size:
+            numbers[one.step, one.world_size] += 1
+    return {step for (step, _), number in numbers.items() if number >= ranks}

@@ -54,12 +54,17 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole snapshot in a node's memory. ``is_copy``: of a rank that runs on another node."""
+    """A whole snapshot in a node's memory.
+
+    ``is_copy``: of a rank that runs on another node. ``is_shared``: all ranks have these tensors, so worlds of other
+    sizes can go on from it.
+    """
 
     rank: Count
     step: Count
     world_size: Count
     is_copy: bool = False
+    is_shared: bool = False
 
 
 class MissingSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

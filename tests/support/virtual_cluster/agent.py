@@ -311,8 +311,8 @@ class VirtualAgent(Process):
     def keep_ranks(self, local: LocalRound) -> bool:
         return self.processes.kept.begin(local)
 
-    def save_last_step(self, local: LocalRound, worth: m.LastStep) -> bool:
-        return self.processes.last_step.begin(local, worth)
+    def save_last_step(self, local: LocalRound, worth: m.LastStep, ahead: bool = False) -> bool:
+        return not ahead and self.processes.last_step.begin(local, worth)
 
     def keep_copies(self, message: m.KeepCopies, world_size: int) -> None:
         pass  # copies are whole ones here
