@@ -46,13 +46,12 @@ class AgentCore:
             hello.node, "" if joiner else job, hello.endpoint, vote_record, heartbeat_timeout_s, ports, self, begins
         )
         self._timeout = heartbeat_timeout_s
-        self._next_beat = 0.0
+        self._next_beat = self._next_abandon = 0.0
         self._welcomed = False
         self._led: tuple[int, float] = (0, 0.0)  # this node's own last epoch, and since when it had no quorum
         self._echo, self._echoed_at = NEVER, 0.0  # the newest stamp of this epoch's controller, and when it came
         self._lost_at: float | None = None  # since when no controller is known to live
-        self._next_abandon = 0.0
-        self._saved_at = NEVER  # when ranks were asked to save, ahead of the end of a lease
+        self._saved_at = NEVER  # ahead of the end of a lease
 
     # -- time --------------------------------------------------------------------------------------------------
 
