@@ -35,6 +35,7 @@ from resilio_hpc.core.ledger import Event, read_ledger
 SCRIPT = Path(__file__).with_name("replicated_training.py")
 PER_RUN = 12  # faults
 LIMIT_S = 120.0
+CALM_STEPS = 5  # before the first fault: how long a step takes
 STEP_S = 0.05
 KINDS = {"rank killed": 6, "rank stopped": 1, "rank killed in a recovery": 2, "node killed": 1}  # how often of ten
 
@@ -80,6 +81,11 @@ class Run:
         newest = [self.events(kind)[-1].fields["round"] for kind in ("start", "first_step")]
         return newest[0] == newest[1]
 
+    def mark(self) -> tuple[float, int]:
+        """Return when a rank finished a step last, in Unix seconds, and how many steps it had finished then."""
+        found = [(path.stat().st_mtime, int(path.read_bytes().split()[-1])) for path in self.stamps.glob("*.*")]
+        return max(found)
+
     def finished(self, number: int) -> int:
         """Return the most steps that a rank had finished in a round, as the ranks' stamps say."""
         found = [path.read_bytes().split() for path in self.stamps.glob(f"{number}.*")]
@@ -111,14 +117,29 @@ def strike(run: Run, kind: str, draw: random.Random, step_s: float) -> None:
                 pass  # it has ended meanwhile: then this is one fault
 
 
+def delays(calm: list[tuple[float, int]], end: tuple[float, int], faults: int, options: Any) -> dict[str, Any]:
+    """Return how much later than without faults the last step was finished, by the times of steps themselves."""
+    (began, first), (at, done) = calm
+    step_s = (at - began) / (done - first)
+    late_s = end[0] - at - (end[1] - done) * step_s
+    return {
+        "kind": f"run: {options.kinds}", "faults": faults, "late_s": late_s, "step_s": step_s, "steps": end[1] - done,
+        "ranks": place_of(options), "time": round(time.time()),
+    }  # fmt: skip
+
+
 def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults: int) -> list[dict[str, Any]]:
     """Strike some times; return what each cost, and whether the result is right."""
     run = Run(path / "struck", options)
     found: list[dict[str, Any]] = []
+    kinds = {kind: share for kind, share in KINDS.items() if options.kinds in ("all", kind)}
     try:
         run.until(lambda: run.events("committed"), "the first save")  # the nodes know each other's replicators by then
+        calm = [run.mark()]
+        run.until(lambda: run.mark()[1] >= calm[0][1] + CALM_STEPS, "steps without a fault")
+        calm.append(run.mark())
         for _ in range(faults):
-            kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
+            kind = draw.choices(list(kinds), list(kinds.values()))[0]
             before = len(run.events("recovered"))
             strike(run, kind, draw, options.step_s)
             run.until(lambda before=before: len(run.events("recovered")) > before, f"recovery from: {kind}")
@@ -133,6 +154,8 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
                 "ranks": place_of(options), "time": round(time.time()),
             })  # fmt: skip
             print(json.dumps(found[-1]), flush=True)
+        found.append(delays(calm, run.mark(), faults, options))
+        print(json.dumps(found[-1]), flush=True)
         ended = run.end()
     finally:
         if run.process.poll() is None:
@@ -149,17 +172,35 @@ def place_of(options: argparse.Namespace) -> str:
     return f"{options.nodes}x{options.ranks}" + (" in-process" if options.in_process else "") + slow
 
 
+def _done(rows: list[dict[str, Any]], place: str, kinds: str) -> int:
+    """Return how many faults are in the results."""
+    mine = [row for row in rows if row["ranks"] == place]
+    if kinds == "all":
+        return sum(not row["kind"].startswith("run: ") for row in mine)
+    return sum(row["faults"] for row in mine if row["kind"] == f"run: {kinds}")
+
+
 def table(rows: list[dict[str, Any]], console: Console) -> None:
     """Print what is in the results."""
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        kinds[f"{row['ranks']}: {row['kind']}"].append(row)
+        (runs if row["kind"].startswith("run: ") else kinds)[f"{row['ranks']}: {row['kind']}"].append(row)
     shown = Table("nodes x ranks: fault", "faults", "result right", "steps lost: 0", "1", "more", "recovery, median s")
     for kind, some in sorted(kinds.items()):
         lost = [row["lost"] for row in some]
         counts = [sum(one == 0 for one in lost), sum(one == 1 for one in lost), sum(one > 1 for one in lost)]
         right, seconds = sum(row["right"] for row in some), median(row["recovery_s"] for row in some)
         shown.add_row(kind, str(len(some)), str(right), *map(str, counts), f"{seconds:.2f}")
+    console.print(shown)
+    shown = Table(
+        "nodes x ranks: run", "faults", "each delays the run by", "beyond one step", "100 a day, beyond one step"
+    )
+    for kind, some in sorted(runs.items()):
+        faults = sum(row["faults"] for row in some)
+        late_s = sum(row["late_s"] for row in some) / faults
+        beyond_s = sum(row["late_s"] - row["faults"] * row["step_s"] for row in some) / faults
+        shown.add_row(kind, str(faults), f"{late_s:.2f} s", f"{beyond_s:.2f} s", f"{100 * beyond_s / 864:.3f} %")
     console.print(shown)
 
 
@@ -168,6 +209,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=24, help="as many in all, with those in --results")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of each node")
+    parser.add_argument("--kinds", choices=("all", *KINDS), default="all", help="all, or one kind of faults")
     parser.add_argument("--step-s", type=float, default=STEP_S, help="how long a step takes at least")
     parser.add_argument("--in-process", action="store_true", help="ranks that live enter again in their processes")
     parser.add_argument("--results", type=Path)
@@ -176,7 +218,7 @@ def main() -> None:
     results: Path | None = options.results
     rows = [json.loads(line) for line in results.read_text().splitlines()] if results and results.exists() else []
     place = place_of(options)
-    while sum(row["ranks"] == place for row in rows) < options.faults:
+    while _done(rows, place, options.kinds) < options.faults:
         draw = random.Random(f"{options.seed} {place} {len(rows)}")
         with tempfile.TemporaryDirectory(prefix="resilio-last-step-") as name:
             new = one_run(Path(name), options, draw, min(PER_RUN, options.faults))

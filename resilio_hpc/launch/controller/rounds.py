@@ -59,7 +59,7 @@ class Rounds:
             run.in_doubt |= {node for node in nodes if not run.is_member(node)}
         size, lost = run.world_size, run.recovery is not None and run.recovery.loses_state
         run.set_members(members)
-        self._last_step = "none" if run.world_size != size else "shared" if lost else "all"
+        self._last_step = "shared" if lost or run.world_size != size else "all"
         run.round += 1
         self._store_port = None
         run.enter(Phase.PREPARING)

@@ -56,7 +56,7 @@ class UpdateVoters(Struct, frozen=True):
 
 
 LastStep = Literal["none", "shared", "all"]
-"""Of a restart with other ranks: none; where the state of a rank is lost: if other ranks have the same; else: all."""
+"""Where the state of a rank is lost, or their number changes: if ranks have the same tensors; else: all. none: unknown."""
 
 
 class Prepare(Struct, frozen=True):
