@@ -194,7 +194,7 @@ def table(rows: list[dict[str, Any]], console: Console) -> None:
         shown.add_row(kind, str(len(some)), str(right), *map(str, counts), f"{seconds:.2f}")
     console.print(shown)
     shown = Table(
-        "nodes x ranks: run", "faults", "each delays the run by", "beyond one step", "100 a day, beyond one step"
+        "nodes x ranks: run", "faults", "delay for each", "beyond one step", "100 a day, beyond one step"
     )
     for kind, some in sorted(runs.items()):
         faults = sum(row["faults"] for row in some)
