@@ -26,6 +26,7 @@ from resilio_hpc.launch.protocol.message_parts import (
     Seconds,
     Struct,
 )
+from resilio_hpc.launch.protocol.restart_messages import RestartRank
 
 
 class Beat(Struct, frozen=True):
@@ -280,6 +281,7 @@ ToAgent = (
     | PauseRanks
     | ResumeRanks
     | SaveAtStep
+    | RestartRank
     | BeginProbe
     | EndProbe
     | LookAtRanks

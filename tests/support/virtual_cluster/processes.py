@@ -164,6 +164,17 @@ class NodeProcesses:
         self.pids.pop(local_rank, None)
         self._agent.core.ranks.ends.exited(local, local_rank, how, at, error)
 
+    def again(self, local: LocalRound, local_rank: int) -> None:
+        """A rank of the present round was started again alone."""
+        agent, life = self._agent, life_of(local)
+        if agent.core.ranks.local is local and not agent.core.ranks.stop.under_way and self._world.spawns:
+            self._world.pids += 1
+            pid = self.pids[local_rank] = self._world.pids
+            self.all[pid] = RankProcess(pid, local.ranks[local_rank].rank, local_rank, life, local.number)
+            agent.core.ranks.ends.restarted(local, local_rank, agent.unix())
+            if self._world.trainings[life].completed:
+                agent.rank_ends(local_rank, 0, None, "")
+
     def _dies(self, process: RankProcess) -> None:
         """A process ends on its way from round to round; the spawner tells of it soon."""
         self.all.pop(process.pid, None)

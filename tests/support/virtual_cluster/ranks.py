@@ -41,6 +41,7 @@ class Script:
     stays_out: int = -1  # in the first round this rank exits with 0 and never attaches
     shows_calls: bool = True  # of communication libraries
     never_comes: int = -1  # in the first round the others wait for this rank in init_process_group
+    alone: bool = False  # ranks do not need one another
     reenters: bool = False  # its function is marked @train.restartable
     holds: Literal["", "own", "shared"] = (
         ""  # ranks can save the last finished step; "shared": they have the same tensors
@@ -306,7 +307,8 @@ class Training:
     def _exit_all(self) -> None:
         for agent, local in list(self.nodes.values()):
             for rank in local.ranks:
-                agent.rank_ends(rank, 0, None, "")
+                if not self.script.alone or rank in agent.processes.pids:
+                    agent.rank_ends(rank, 0, None, "")
 
     def _snapshot(self) -> None:
         for agent, local in self.nodes.values():
