@@ -35,7 +35,7 @@ LATER_S, LATEST_S = 1.0, 8.0  # a rank that fails soon after its restart waits b
 AGAIN_S = 1.0  # after which an order without an answer is repeated
 SaidFailure = tuple[m.RankFailure, m.RankFailure]
 """A failure with its time on the controller's clock, and as its agent said it."""
-ALONE_KINDS = ("exit", "signal", "early_exit")  # of failures: the rank's process has ended
+ALONE_KINDS = ("exit", "signal")  # of failures: the rank's process has ended
 
 
 class RankRestart(Struct):
@@ -81,7 +81,7 @@ class RankRestarts:
         known = self._ranks.get(said.rank)
         if known is not None and known.said == said:
             return True  # repeated after a broken connection
-        if said.kind not in ALONE_KINDS or run.stopping or run.config.mode != Mode.RECOVER or not run.leads:
+        if said.kind not in ALONE_KINDS or run.stopping or run.config.mode != Mode.RECOVER:
             return False
         agent = run.agents.get(said.node)
         failure = said if agent is None else on_own_clock(said, agent.clock, run.clock)

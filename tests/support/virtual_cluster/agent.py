@@ -123,7 +123,7 @@ class VirtualAgent(Process):
         local = self.core.ranks.local
         if self.alive and local is not None:
             training = self._world.trainings.get(life_of(local))
-            if exit_code != 0 and training is not None and not training.script.alone:
+            if exit_code != 0 and training is not None and not training.script.independent:
                 training.breaks()
             at, error = self.unix(), (message, traceback)
             self.event(lambda: self._rank_exited(local, local_rank, (exit_code, signal), at, error))
