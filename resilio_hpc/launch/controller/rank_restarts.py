@@ -83,6 +83,8 @@ class RankRestarts:
             return True  # repeated after a broken connection
         if said.kind not in ALONE_KINDS or run.stopping or run.config.mode != Mode.RECOVER:
             return False
+        if not any(member.node == said.node and said.rank in member.ranks for member in run.members):
+            return False
         agent = run.agents.get(said.node)
         failure = said if agent is None else on_own_clock(said, agent.clock, run.clock)
         if message.attached or run.attached or run.steps_reported:
