@@ -93,10 +93,11 @@ class Life:
         """Return what leads on, so that later phases are reached."""
         controller, rng = self.controller, self.rng
         epoch, number, now = controller.run.epoch, controller.run.round, self.now
+        alone = controller.run.config.restart_policy == "failed"
         words: dict[str, list[m.ToController]] = {
             "preparing": [m.RanksStopped(node, epoch, number, ()), m.StoreOpened(node, epoch, number, 29400)],
             "starting": [m.RanksStarted(node, epoch, number, 0.1, "fork"),
-                         m.FirstStep(node, epoch, number, 1, now)],
+                         self._failed(node) if alone else m.FirstStep(node, epoch, number, 1, now)],
             "running": [m.SnapshotWhole(node, epoch, number, number + 2, 1, 0.1), self._failed(node),
                         m.RankRestarted(node, epoch, number, NODES.index(node), rng.randint(0, 3), 0.1),
                         m.StepPersisted(node, epoch, number, number + 2, RECORD),
