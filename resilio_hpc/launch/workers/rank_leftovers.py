@@ -1,8 +1,8 @@
 """Ends what a rank's process has left running, before the rank starts again alone.
 
 Other ranks and what they have started live on. A left process is found by its session, or by the environment with
-which it was executed; it is below no rank that runs. One that was forked and began a session of its own is not found
-here: it ends with the round.
+which it was executed; it is below no rank that runs. One in a session of its own without that environment may be
+another rank's daemon, so it is spared: it ends with the round.
 """
 
 from __future__ import annotations
