@@ -192,6 +192,20 @@ def test_an_agent_that_reconnects_repeats_a_failure_that_is_known() -> None:
     assert len(world.records("rank_restarted")) == 1
 
 
+def test_a_failure_that_comes_late_a_second_time_starts_no_rank_again() -> None:
+    world = running(max_without_progress=9)
+    said: list[m.RankFailed] = []
+    agent = world.agents["n2"]
+    world.on_message = lambda _, out, message: said.append(message) if isinstance(message, m.RankFailed) else None  # type: ignore[method-assign]
+    for count in (1, 2):
+        world.fail_rank(2)
+        restarted(world, count)
+    agent.event(lambda: agent.to_controller(said[0]))
+    world.run(limit_s=5.0)
+    assert len(world.records("rank_failed")) == 2
+    assert len(world.records("rank_restarted")) == 2
+
+
 def test_observing_only_a_failure_ends_the_run() -> None:
     world = running(mode=Mode.OBSERVE)
     world.fail_rank(2)

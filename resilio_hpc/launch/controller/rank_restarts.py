@@ -43,7 +43,6 @@ class RankRestart(Struct):
 
     node: str
     local_rank: int
-    said: m.RankFailure  # its last failure, as its agent said it
     since: float  # monotonic, when it was last started again
     restarts: int = 0
     counted: int = 0  # of these, how many count without progress
@@ -67,6 +66,7 @@ class RankRestarts:
         self._round = -1
         self._began = run.now()
         self._ranks: dict[int, RankRestart] = {}
+        self._said: set[m.RankFailure] = set()  # of this round, as agents said them
         self._together: dict[int, SaidFailure] = {}  # by rank: failures within TOGETHER_S of the first
         self._together_until = self._began
         self._broken: dict[int, Repeatable] = {}  # by rank: its last failure in any round, where it may repeat
@@ -78,8 +78,7 @@ class RankRestarts:
         if run.config.restart_policy != "failed" or message.round != run.round or not run.with_ranks:
             return False
         self._follow_round()
-        known = self._ranks.get(said.rank)
-        if known is not None and known.said == said:
+        if said in self._said:
             return True  # repeated after a broken connection
         if said.kind not in ALONE_KINDS or run.stopping or run.config.mode != Mode.RECOVER:
             return False
@@ -97,6 +96,7 @@ class RankRestarts:
             return False
         self._out.record("rank_failed", round=run.round, **fields_of(failure), alone=True)
         self._together[said.rank] = failure, said
+        self._said.add(said)
         before, mark = self._broken.get(said.rank), self._mark(failure)
         if mark is not None and before is not None and mark.is_again(before):
             self._intend(EndRun("no_progress", 1, again_reason(failure), failure))
@@ -117,6 +117,7 @@ class RankRestarts:
         if self._round != self._run.round:
             self._round, self._began = self._run.round, self._run.now()
             self._ranks.clear()
+            self._said.clear()
             self._together.clear()
 
     def _counts(self, rank: int) -> bool:
@@ -169,8 +170,7 @@ class RankRestarts:
     def _entry(self, said: m.RankFailure) -> RankRestart:
         entry = self._ranks.get(said.rank)
         if entry is None:
-            entry = self._ranks[said.rank] = RankRestart(said.node, said.local_rank, said, self._run.now())
-        entry.said = said
+            entry = self._ranks[said.rank] = RankRestart(said.node, said.local_rank, self._run.now())
         return entry
 
     def _count(self, entry: RankRestart, counts: bool) -> None:
