@@ -57,7 +57,9 @@ class UpdateVoters(Struct, frozen=True):
 
 
 LastStep = Literal["none", "shared", "all"]
-"""Where the state of a rank is lost, or their number changes: if ranks have the same tensors; else: all. none: unknown."""
+"""Where the state of a rank is lost, or their number changes: if ranks have the same tensors; else: all.
+
+none: unknown."""
 
 
 class Prepare(Struct, frozen=True):
