@@ -193,9 +193,7 @@ def table(rows: list[dict[str, Any]], console: Console) -> None:
         right, seconds = sum(row["right"] for row in some), median(row["recovery_s"] for row in some)
         shown.add_row(kind, str(len(some)), str(right), *map(str, counts), f"{seconds:.2f}")
     console.print(shown)
-    shown = Table(
-        "nodes x ranks: run", "faults", "delay for each", "beyond one step", "100 a day, beyond one step"
-    )
+    shown = Table("nodes x ranks: run", "faults", "delay for each", "beyond one step", "100 a day, beyond one step")
     for kind, some in sorted(runs.items()):
         faults = sum(row["faults"] for row in some)
         late_s = sum(row["late_s"] for row in some) / faults

@@ -241,6 +241,9 @@ class SimulatedAgent:
     def terminate_ranks(self) -> None:
         """There are none."""
 
+    def restart_rank(self, local: LocalRound, local_rank: int) -> None:
+        """No rank fails here."""
+
     def memory(self) -> tuple[int, str]:
         """As usual."""
         return 0, ""

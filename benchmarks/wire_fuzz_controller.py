@@ -61,6 +61,7 @@ class Life:
         config = ControllerConfig(
             NodeCounts(rng.randint(1, 4), rng.randint(4, 8), rng.randint(1, 2)), NODES, chained=rng.random() < 0.5,
             join_timeout_s=rng.choice([0.0, 5.0]), end_time=end_time, max_without_progress=rng.choice([0, 3, 1000]),
+            restart_policy=rng.choice(["in-process", "failed", "failed"]),
         )  # fmt: skip
         term = Term(self.values.epoch, "n0", "n0:1", first_membership(NODES), first=rng.random() < 0.5)
         self.sense = rng.choice([0.5, 0.9, 0.98])  # up to here events lead on: few rounds come up amid much nonsense
@@ -92,11 +93,13 @@ class Life:
         """Return what leads on, so that later phases are reached."""
         controller, rng = self.controller, self.rng
         epoch, number, now = controller.run.epoch, controller.run.round, self.now
+        alone = controller.run.config.restart_policy == "failed"
         words: dict[str, list[m.ToController]] = {
             "preparing": [m.RanksStopped(node, epoch, number, ()), m.StoreOpened(node, epoch, number, 29400)],
             "starting": [m.RanksStarted(node, epoch, number, 0.1, "fork"),
-                         m.FirstStep(node, epoch, number, 1, now)],
-            "running": [m.SnapshotWhole(node, epoch, number, number + 2, 1, 0.1),
+                         self._failed(node) if alone else m.FirstStep(node, epoch, number, 1, now)],
+            "running": [m.SnapshotWhole(node, epoch, number, number + 2, 1, 0.1), self._failed(node),
+                        m.RankRestarted(node, epoch, number, NODES.index(node), rng.randint(0, 3), 0.1),
                         m.StepPersisted(node, epoch, number, number + 2, RECORD),
                         m.ManifestWritten(node, epoch, number, number + 2, 0.1)],
         }  # fmt: skip
@@ -105,6 +108,11 @@ class Life:
             m.VotersUpdated(node, epoch, controller.run.membership.number),
         ]  # fmt: skip
         return rng.choice([*always, *words.get(controller.run.phase, [])])
+
+    def _failed(self, node: str) -> m.RankFailed:
+        rank = NODES.index(node) if self.rng.random() < 0.9 else self.rng.randint(-1, 9)
+        failure = m.RankFailure(node, rank, 0, "signal", 1.7e9 + self.now, None, 9)
+        return m.RankFailed(node, self.controller.run.epoch, self.controller.run.round, failure)
 
     def _event(self) -> Any:
         rng, controller = self.rng, self.controller

@@ -22,7 +22,7 @@ STYLES = {
     "rank_failed": "31", "node_lost": "31", "persist_failed": "31", "slow_start": "33", "decision": "33",
     "stopping": "33", "stalled": "31", "hang": "31", "goes_on": "32", "recovered": "32", "verdict": "1",
     "memory_warning": "33", "memory_alert": "33", "committed": "2", "ranks_started": "2", "ranks_stopped": "2",
-    "digests_differ": "31", "result_judged": "33",
+    "digests_differ": "31", "result_judged": "33", "rank_restarted": "32", "restarts_all": "33",
 }  # fmt: skip
 
 

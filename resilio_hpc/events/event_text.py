@@ -245,6 +245,11 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "first_failure": rank_failed,
     "echoes": _echoes,
     "origin": _origin,
+    "rank_restarted": lambda f: (
+        f"rank {f.whole('rank')} on {f.text('node', '?')} runs again after {seconds(f.number('seconds'))}: "
+        f"{plural(f.whole('restarts'), 'restart')} of it in round {f.whole('round')}"
+    ),
+    "restarts_all": lambda f: f"the whole round starts again, in spite of --restart-policy failed: {f.text('reason')}",
     "stopped_rank_failed": lambda f: f"{rank_failed(f)} (its round was being stopped: no failure)",
     "decision": _decision,
     "recovered": _recovered,

@@ -8,6 +8,7 @@ from enum import Enum
 class Rung(Enum):
     """The response to a failure, lowest rung first. The value is in the ledger, ``words`` in texts."""
 
+    RESTART_RANK = ("restart_rank", "start the failed rank again")
     RESTART = ("restart_ranks", "restart the ranks where they were")
     REPLACE = ("replace_node", "let a spare node take over")
     SHRINK = ("shrink", "go on with fewer nodes")

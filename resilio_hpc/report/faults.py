@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.events.event_text import words
+from resilio_hpc.events.rungs import Rung
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class _Reader:
     def __init__(self) -> None:
         self._found: list[RunFault] = []
         self._failure = _Failure()
+        self._alone: dict[int, _Sign] = {}  # ranks that failed while the round goes on
         self._members: Sequence[str] = ()
         self._stopping = False
         self._job = ""
@@ -81,7 +83,9 @@ class _Reader:
                 self._job, self._members, self._stopping = f.text("job"), (), False
             elif event.kind == "stopping":
                 self._stopping = True
-            elif event.kind == "decision":
+            elif event.kind == "rank_restarted":
+                self._restarted(f)
+            elif event.kind == "decision" and f.text("rung") != Rung.RESTART_RANK.value:
                 self._failure.plan = f.text("rung")
                 self._failure.decided = self._failure.decided or event.time
             elif event.kind == "recovered":
@@ -101,9 +105,25 @@ class _Reader:
             self._found.append(RunFault("spare_lost", node, None, lost_at, True, detection_s=silent))
             return
         sign = _sign_of(event, f)
+        if sign is not None and sign.rank is not None and f.data.get("alone") is True:
+            self._alone[sign.rank] = sign
         if sign is None or self._stopping or (sign.weak and node not in self._members):
             return
         self._failure.signs.append(sign)
+
+    def _restarted(self, f: Fields) -> None:
+        """Take note of a rank that runs again alone: the run went on."""
+        sign = self._alone.pop(f.whole("rank") or 0, None)
+        if sign is None:
+            return
+        if sign in self._failure.signs:
+            self._failure.signs.remove(sign)
+        self._found.append(
+            RunFault(
+                sign.kind, sign.node, sign.rank, sign.time, True, recovery_s=f.number("seconds"),
+                plan=Rung.RESTART_RANK.value, round=sign.round, message=sign.message,
+            )
+        )  # fmt: skip
 
     def _recovered(self, at: float, f: Fields) -> None:
         failure, self._failure = self._failure, _Failure()

@@ -192,7 +192,7 @@ def _note_round(job: _Job, current: _Round, event: Event, f: Fields) -> None:
     elif event.kind == "first_step" and number == current.number:
         current.first = at
         current.first_step, current.restored = f.whole("step") or 0, max(f.whole("restored") or 0, 0)
-    elif event.kind == "rank_failed":
+    elif event.kind == "rank_failed" and f.data.get("alone") is not True:
         for one in job.rounds:
             if one.number == number:
                 one.failed = min(one.failed, at)

@@ -27,7 +27,7 @@ QUIET = frozenset({
 EVENT_STYLE = {
     "rank_failed": "red", "first_failure": "red", "node_lost": "red", "agent_ended": "red", "launch_failed": "red",
     "persist_failed": "yellow", "save_overdue": "yellow", "stalled": "red", "hang": "red", "goes_on": "green",
-    "recovered": "green", "node_returned": "green", "memory_alert": "yellow",
+    "recovered": "green", "rank_restarted": "green", "node_returned": "green", "memory_alert": "yellow",
     "digests_differ": "red", "result_judged": "yellow", "slow": "yellow", "slow_over": "green",
 }  # fmt: skip
 OF_NODES = frozenset({"node_lost", "spare_lost", "agent_lost", "controller_lost"})

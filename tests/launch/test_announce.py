@@ -39,6 +39,22 @@ LINES: list[tuple[str, dict[str, Any], str]] = [
         FAILED | {"signal": 6, "message": "RuntimeError: CUDA error\nmore"},
         "rank 3 on n2 killed by SIGABRT: RuntimeError: CUDA error",
     ),
+    ("rank_failed", FAILED | {"exit_code": 1, "message": "Connection reset by peer", "echo": True}, ""),
+    (
+        "rank_failed",
+        FAILED | {"exit_code": 1, "message": "Connection reset by peer", "echo": True, "alone": True},
+        "rank 3 on n2 ended with exit code 1: Connection reset by peer",
+    ),
+    (
+        "decision",
+        {"rung": "restart_rank", "reason": "rank 3; the other ranks go on"},
+        "decision: start the failed rank again (rank 3; the other ranks go on)",
+    ),
+    (
+        "restarts_all",
+        {"round": 0, "reason": "all 4 ranks failed"},
+        "the whole round starts again, in spite of --restart-policy failed: all 4 ranks failed",
+    ),
     (
         "rank_failed",
         FAILED | {"exit_code": 1, "message": "ValueError: boom"},

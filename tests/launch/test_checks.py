@@ -13,6 +13,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.checks import check, check_ranks, runs_here
 from resilio_hpc.launch.cli.dry_run import plan
 from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.reentry_options import ReentryOptions
 from resilio_hpc.launch.gpus.devices import NodeDevices, local_world_size, read_devices, visible_count
 
 GPU_NODE = NodeDevices(gpus=4, xpus=0, cpus=32, memory_bytes=64 << 30)
@@ -168,3 +169,9 @@ def test_a_chain_of_array_tasks_is_refused_with_another_way() -> None:
         check(chained, environment, Path("/tmp/no-run-yet"), CPU_NODE)
     check(LaunchOptions("/bin/true", "command", "/tmp/no-run-yet"), environment, Path("/tmp/no-run-yet"), CPU_NODE)
     check(chained, {"SLURM_JOB_ID": "7"}, Path("/tmp/no-run-yet"), CPU_NODE)
+
+
+def test_a_rank_of_an_mpi_step_cannot_start_again_alone(tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
+    with pytest.raises(UsageError, match="--restart-policy failed"):
+        check(options(mpi="pmix", reentry=ReentryOptions("failed")), {"SLURM_JOB_ID": "7"}, tmp_path, CPU_NODE)

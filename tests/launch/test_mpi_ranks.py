@@ -112,5 +112,5 @@ def test_an_abort_is_no_echo(ranks: Make, tmp_path: Path) -> None:
     (tmp_path / "0.log").write_text(
         "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 5.\n"
     )
-    made._error_logs[0] = tmp_path / "0.log"
+    made._files.error_logs[0] = tmp_path / "0.log"
     assert ended(made, 0, STEP_KILLED) == [(0, "called MPI_Abort with error code 5")]

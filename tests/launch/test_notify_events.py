@@ -65,6 +65,18 @@ def test_what_follows_until_training_goes_on_belongs_to_the_same_incident() -> N
     assert seen == [("failure", 3), ("recovered", 3), ("failure", 1)]
 
 
+def test_a_rank_that_starts_again_alone_is_told_with_what_is_done_and_so_is_the_next_one() -> None:
+    maker, decision = NoticeMaker(), {"rung": "restart_rank", "reason": "rank 3; the other ranks go on", "acted": True}
+    seen = []
+    for rank, at in ((3, 1.0), (2, 5.0)):
+        for entry, fields in (
+            failed(rank, "n2", at, signal=9, alone=True), ("decision", decision), ("rank_restarted", {"rank": rank}),
+        ):  # fmt: skip
+            maker.take(entry, fields, at)
+        seen += [notice.text for notice in maker.due(at)]
+    assert seen == [f"rank {rank} on n2 killed by SIGKILL; start the failed rank again" for rank in (3, 2)]
+
+
 def test_recovery_is_told_after_its_failure_however_fast_it_was() -> None:
     notices = told(ROUND, failed(3, "n2", 99.9, signal=9), RECOVERED, until=0.0)
     assert events(notices) == ["failure", "recovered"]

@@ -67,6 +67,13 @@ def test_which_checkpoints_are_kept_travels_to_the_agents() -> None:
     assert (kept.keep_checkpoints, kept.keep_every, kept.keep_hours, kept.keep_gb) == (5, 0, None, None)
 
 
+@pytest.mark.parametrize("policy", ["in-process", "failed", "all"])
+def test_what_a_failure_restarts_travels_to_the_agents(policy: str) -> None:
+    options = given("--restart-policy", policy, "t.py")
+    assert LaunchOptions.from_json(options.to_json()).reentry.restart_policy == policy
+    assert given("t.py").reentry.restart_policy == "in-process"
+
+
 def test_without_a_flag_every_field_has_its_default_and_every_bound_is_held() -> None:
     bare, bounds = given("t.py"), 0
     parts: tuple[Any, ...] = (

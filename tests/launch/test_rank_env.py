@@ -85,6 +85,7 @@ def test_what_our_own_parts_read() -> None:
         "RESILIO_AGENT_SOCKET": "/run/agent",
         "RESILIO_ROUND": "2",
         "RESILIO_EPOCH": "1",
+        "RESILIO_RANK_RESTARTS": "0",
         "RESILIO_ARENA_DIR": "/dev/shm/a",
         "RESILIO_RESTORE": "memory:30",
         "RESILIO_COLLECTIVE_TIMEOUT_S": "660",

@@ -156,6 +156,14 @@ def test_a_rank_that_raises_enters_again_as_well(tmp_path: Path, where: str) -> 
 
 
 @pytest.mark.slow
+def test_ranks_that_report_steps_enter_again_under_the_policy_failed_too(tmp_path: Path) -> None:
+    done = Outcome(tmp_path, "killed", "--restart-policy", "failed")
+    done.check()
+    assert len(set(done.processes()[0])) == 1
+    assert len(done.events("restarts_all")) == 1
+
+
+@pytest.mark.slow
 def test_a_failure_while_ranks_recover_costs_no_more(tmp_path: Path) -> None:
     done = Outcome(tmp_path, "killed, and while it recovers")
     done.check()

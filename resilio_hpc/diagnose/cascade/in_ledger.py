@@ -19,19 +19,25 @@ def last_origin(events: Iterable[Event]) -> CascadeVerdict | None:
     The controller's own verdict counts, which knew the ranks' calls. ``events`` by time.
     """
     deaths: list[Death] = []
+    restarted: list[Death] = []  # the last one of a rank that runs again alone
     told: CascadeVerdict | None = None
     for event in events:
         f = Fields(event.fields)
         if event.kind in PROGRESS or event.kind in ("start", "launch"):
-            deaths, told = [], None if event.kind in PROGRESS else told
+            deaths, restarted, told = [], [], None if event.kind in PROGRESS else told
         elif event.kind == "origin":
             deaths = []
             told = CascadeVerdict(
                 -1, f.text("node"), _rank(f), f.data.get("primary") is True, f.number("confidence") or 0.0,
                 f.text("evidence"),
             )  # fmt: skip
+        elif event.kind == "rank_restarted":
+            restarted = [death for death in deaths if death.rank == _rank(f)][-1:]
+            deaths = [death for death in deaths if death.rank != _rank(f)]
         elif event.kind in ("rank_failed", "node_lost"):
             deaths.append(_death(event, f))
+    if not deaths and told is None:
+        deaths = restarted
     return judge(deaths) if deaths else told
 
 

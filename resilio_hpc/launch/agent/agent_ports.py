@@ -60,6 +60,9 @@ class ServicePorts(Protocol):
         Before that, fetch what they restore from other nodes' memory, or → ``copies_failed``.
         """
 
+    def restart_rank(self, local: LocalRound, local_rank: int) -> None:
+        """Start one rank of the round again; the others go on → ``RankEnds.restarted`` or ``spawn_failed``."""
+
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """Send a message to an attached rank."""
 

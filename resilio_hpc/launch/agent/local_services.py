@@ -203,6 +203,10 @@ class LocalServices:
         if self._copies.fetch(local, start):
             self._ranks.spawn(local, start)
 
+    def restart_rank(self, local: LocalRound, local_rank: int) -> None:
+        """Start one rank of the round again; the others go on."""
+        self._ranks.restart(local, local_rank)
+
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """Send a message to an attached rank."""
         local = self._core.local

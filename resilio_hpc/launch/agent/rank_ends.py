@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from resilio_hpc.launch.agent.controller_reports import ControllerReports
+from resilio_hpc.launch.agent.lone_restart import restarted
 from resilio_hpc.launch.agent.rank_stopping import StopState
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import reads_like_echo
@@ -48,6 +49,11 @@ class RankEnds:
                 return
         if local is not None and local_rank in local.ranks:
             self._reports.tell_all(local.exited(local_rank, *how, at, error, evidence))
+
+    def restarted(self, local: LocalRound | None, local_rank: int, at: float) -> None:
+        """Take note that a rank runs again, whose failure has not ended the round."""
+        if local is not None and local_rank in local.ranks and not self._stop.under_way:
+            self._reports.tell_all(restarted(local, local_rank, at))
 
     def raised(
         self, local: LocalRound, local_rank: int, at: float, error: tuple[str, str], evidence: RankEvidence

@@ -1,4 +1,7 @@
-"""How this node's ranks stop: after a step that all ranks agree on, or because they are ended. Pure."""
+"""How this node's ranks stop: after a step that all ranks agree on, or because they are ended. Pure.
+
+Orders for ranks that go on are passed on here, too.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ from typing_extensions import assert_never
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.agent.agent_ports import AT_ONCE, ServicePorts
+from resilio_hpc.launch.agent.lone_restart import restart_alone
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
 
-RankOrder = m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks | m.SaveAtStep
+RankOrder = (
+    m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks | m.SaveAtStep | m.RestartRank
+)  # fmt: skip
 
 
 class StopState:
@@ -46,7 +52,7 @@ def carry_out(
     local: LocalRound,
     services: ServicePorts,
 ) -> list[m.ToController]:
-    """Pass an order to stop in good order, or to pause, on to the ranks. Return what the controller hears of it."""
+    """Carry out an order for the ranks that run. Return what the controller hears of it."""
     match message:
         case m.ProposeStop():
             for rank in local.attached:
@@ -70,6 +76,8 @@ def carry_out(
             if not local.terminating:
                 local.terminating = True
                 services.terminate_ranks()
+        case m.RestartRank():
+            return restart_alone(message, local, services)
         case _:
             assert_never(message)
     return []

@@ -56,6 +56,10 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
     if options.resizing.resize:
         check_resize(options)
     check_metrics(options, runs_here(options, environment))
+    if options.mpi and options.reentry.restart_policy == "failed":
+        raise UsageError(
+            "--restart-policy failed: the ranks of an MPI step end together; choose all, or leave out --mpi"
+        )
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     notes = check_ranks(options, devices) if runs_here(options, environment) else ()

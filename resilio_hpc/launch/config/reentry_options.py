@@ -7,17 +7,18 @@ from typing import Literal, get_args
 
 from resilio_hpc.launch.config.flags import failures_flag
 
-RestartPolicy = Literal["in-process", "all"]
+RestartPolicy = Literal["in-process", "failed", "all"]
 
 
 @dataclass(frozen=True)
 class ReentryOptions:
-    """``restart_policy``: the rules are in ``launch/agent/kept_ranks``."""
+    """``restart_policy``: the rules are in ``launch/agent/kept_ranks`` and ``launch/controller/rank_restarts``."""
 
     restart_policy: RestartPolicy = failures_flag(
         "what a failure restarts; in-process: ranks that live and are inside of a function marked @train.restartable "
-        "enter it again in the same process, and only the others are started again; all: every rank is ended and "
-        "started again (default: in-process)",
+        "enter it again in the same process, and only the others are started again; failed: a rank that "
+        "fails is started again alone, and the others are not touched: for ranks that do not need one another; all: "
+        "every rank is ended and started again (default: in-process)",
         "in-process",
         choices=get_args(RestartPolicy),
     )

@@ -237,14 +237,14 @@ class Controller:
                 self.stop.answer(message)
                 self.tests.answer(message)
             case m.RanksStarted():
-                if is_member:
-                    self.rounds.started(agent, message)
+                self.rounds.started(agent, message)
             case m.FirstStep():
-                if is_member:
-                    self.rounds.first_step(agent, message)
+                self.rounds.first_step(agent, message)
             case m.RanksSeen():
                 self.hangs.seen(message)
                 self.slow.seen(message)
+            case m.RankRestarted():
+                self.failures.alone.restarted(message)
             case m.RankTimes():
                 self.slow.take(message)
             case m.ReplicasDigested() | m.ResultJudged():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from resilio_hpc.launch.consensus.state import HANDSHAKES_PER_S
+from resilio_hpc.launch.controller.cause_records import tell_cause
 from resilio_hpc.launch.controller.intents import CorruptionFound, HangFound, Intend, TryRound
 from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.recovery import Recovery, fields_of, on_own_clock, origin_fields
+from resilio_hpc.launch.controller.rank_restarts import RankRestarts, SaidFailure
+from resilio_hpc.launch.controller.recovery import Recovery, fields_of, on_own_clock
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
@@ -29,6 +30,7 @@ class Failures:
         self._run = run
         self._out = out
         self._intend = intend
+        self.alone = RankRestarts(run, out, intend, self._all_failed)
         self._left_out: set[str] = set()  # members whose ranks ended with 0 and never attached
         self._furthest = -1  # the furthest step of any round when it failed
         self._none_silent_before = self._looked = self._judges_from = run.now()
@@ -41,26 +43,8 @@ class Failures:
         if run.recovery is not None:
             run.broke_before = run.recovery.repeatable()
             run.cause, run.trace = run.recovery.cause(), run.recovery.traces()
-            self._tell_cause(run.recovery, run.cause)
+            tell_cause(run, self._out, run.recovery, run.cause)
             run.recovery.round_told()
-
-    def _tell_cause(self, recovery: Recovery, cause: m.Cause | None) -> None:
-        """Record the origin where it reads like an echo, so that it was not announced, and how many echoes it had."""
-        failed = recovery.last_failure()
-        number = self._run.round - 1
-        found = recovery.last_origin(self._run.world_size)
-        if found is not None and found[1] > 1:
-            self._out.record("origin", round=number, **origin_fields(*found))
-        if cause is None:
-            return
-        if cause.reads_like_echo and failed is not None:
-            self._out.record("first_failure", round=number, **fields_of(failed))
-        count = sum(agent.echoes for agent in self._run.agents.values()) - cause.reads_like_echo
-        if count > 0:
-            known: dict[str, Any] = {"rank": cause.rank} if cause.rank >= 0 else {}
-            if cause.reads_like_echo:
-                known["echo"] = True
-            self._out.record("echoes", round=number, node=cause.node, **known, count=count, logs=self._run.config.logs)
 
     def reached(self, step: int) -> None:
         """Take note that a node's ranks had completed ``step`` when they were stopped."""
@@ -154,6 +138,8 @@ class Failures:
 
     def rank_failed(self, message: m.RankFailed) -> None:
         """Handle a rank that failed, or could not be started."""
+        if self.alone.take(message):
+            return
         run, failure, recovery = self._run, message.failure, self._run.recovery
         if recovery is not None and recovery.knows(failure):
             return  # repeated after a broken connection
@@ -178,6 +164,17 @@ class Failures:
             recovery.take(failure, message.failure)
             if suspect(run, failure):
                 self._restart(counts=False)
+
+    def _all_failed(self, failed: Sequence[SaidFailure]) -> None:
+        """Restart all ranks: each of them has failed, and their failures are recorded and counted.
+
+        ``failed``: each with its time on the controller's clock, and as its agent said it.
+        """
+        recovery = self._open(min(failure.time for failure, _ in failed))
+        for failure, said in failed:
+            recovery.take(failure, said)
+        self._run.restarts += 1
+        self._restart(counts=False)
 
     def member_done(self, message: m.RanksDone) -> None:
         """Take note that all ranks of a member ended with 0 as plain programs do; a failure where other ranks train."""
@@ -233,7 +230,7 @@ class Failures:
         run = self._run
         if not run.without_progress or run.committed >= 0:
             return
-        quiet_s = run.now() - run.phase_began
+        quiet_s = run.now() - max(run.phase_began, run.restarted_at)
         if quiet_s < run.config.forgiven_after_s:
             return
         if not run.steps_reported or run.max_step > self._furthest:
@@ -274,6 +271,7 @@ class Failures:
 
     def tick(self) -> None:
         """Close the recovery when ranks that report no steps have run for long enough."""
+        self.alone.tick()
         run, recovery = self._run, self._run.recovery
         if recovery is None or recovery.runs_since is None or run.phase is not Phase.RUNNING:
             return

@@ -190,6 +190,8 @@ class Gathering:
             self._end_unrecovered(plan)
             return False
         match plan.rung:
+            case Rung.RESTART_RANK:
+                raise AssertionError("a rank that starts again alone needs no round")
             case Rung.RESTART | Rung.REPLACE | Rung.SHRINK:
                 return True
             case Rung.WAIT:

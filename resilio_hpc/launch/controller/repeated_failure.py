@@ -13,7 +13,7 @@ from msgspec import Struct
 from resilio_hpc.launch.controller.fault_actions import FaultAction, row_of
 from resilio_hpc.launch.protocol.failure_class import classify
 from resilio_hpc.launch.protocol.messages import RankFailure
-from resilio_hpc.launch.protocol.root_cause import is_consequence
+from resilio_hpc.launch.protocol.root_cause import is_consequence, place_of
 
 SURVIVED_S = 30.0  # ranks that report no steps count as trained after so many seconds
 OF_CLASS = ("exit", "signal", "corruption")  # kinds whose texts tell what kind of fault it is
@@ -87,6 +87,14 @@ def repeatable(failure: RankFailure, step: int, survived: bool) -> Repeatable | 
     frames = [line.strip() for line in failure.traceback.splitlines() if line.lstrip().startswith('File "')]
     where = frames[-1] if frames else ""
     return Repeatable(f"{_plain(failure.message)} {where} at {step}", place, again)
+
+
+def again_reason(failure: RankFailure) -> str:
+    """Return the verdict's reason where a failure has come again."""
+    what = (failure.message.strip().splitlines() or [""])[0]
+    place = f" at {place_of(failure.traceback)}" if place_of(failure.traceback) else ""
+    code = f", exit code {failure.exit_code}" if failure.exit_code else ""
+    return f"the same failure again, so that another restart does not help: {what}{place}{code}"
 
 
 def may_move(failure: RankFailure) -> bool:

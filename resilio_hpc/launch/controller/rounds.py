@@ -20,10 +20,10 @@ from resilio_hpc.launch.controller.intents import (
     TestSuspects,
 )
 from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.repeated_failure import again_reason
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import KnownAgent, Phase
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.protocol.root_cause import place_of
 
 AGAIN_S = 1.0  # seconds after which an order without an answer is repeated: a broken connection may have lost it
 AGAIN_PER_S = 1000  # agents per second: of thousands, each gets it less often
@@ -116,11 +116,7 @@ class Rounds:
             self._start_ranks(self._store_port, wanted, fetches)
 
     def _end_repeated(self, failure: m.RankFailure) -> None:
-        what = (failure.message.strip().splitlines() or [""])[0]
-        place = f" at {place_of(failure.traceback)}" if place_of(failure.traceback) else ""
-        code = f", exit code {failure.exit_code}" if failure.exit_code else ""
-        reason = f"the same failure again, so that another restart does not help: {what}{place}{code}"
-        self._intend(EndRun("no_progress", 1, reason, failure))
+        self._intend(EndRun("no_progress", 1, again_reason(failure), failure))
 
     def _start_ranks(self, port: int, wanted: m.RestorePoint | None, fetches: tuple[m.MissingSnapshot, ...]) -> None:
         run = self._run
@@ -204,7 +200,7 @@ class Rounds:
     def started(self, agent: KnownAgent, message: m.RanksStarted) -> None:
         """Take note that a node's ranks run. A script that reports no steps gives no later sign."""
         run = self._run
-        if not run.with_ranks or agent.started:
+        if not run.with_ranks or agent.started or not run.is_member(message.node):
             return
         agent.started = run.has_started = True
         self._out.record(
@@ -222,7 +218,7 @@ class Rounds:
     def first_step(self, agent: KnownAgent, message: m.FirstStep) -> None:
         """Take note of a node's first step. With the last node's, all ranks train again."""
         run = self._run
-        if not run.with_ranks or self._first_step_round == run.round:
+        if not run.with_ranks or self._first_step_round == run.round or not run.is_member(message.node):
             return
         agent.first_step = message
         agent.step = max(agent.step, message.step)

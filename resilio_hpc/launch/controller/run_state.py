@@ -50,6 +50,7 @@ class RunState:
     round: int = -1
     members: tuple[m.Member, ...] = field(default=(), init=False)  # in the order of their node ranks
     restarts: int = 0
+    restarted_at: float = NEVER  # when a rank was last started again alone, monotonic
     without_progress: int = 0  # restarts since the durable step last advanced, or the one that ranks went on from
     went_on_from: int = -1  # the newest step that a round has gone on from
     saves_fail: bool = False  # the last one did

@@ -15,6 +15,7 @@ from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.correctness_options import OnCorruption
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.config.rank_layout import role_of
+from resilio_hpc.launch.config.reentry_options import RestartPolicy
 from resilio_hpc.launch.config.slow_options import SlowRanks
 from resilio_hpc.launch.controller.rendezvous import NodeCounts
 from resilio_hpc.launch.protocol import messages as m
@@ -84,6 +85,7 @@ class ControllerConfig(Struct, frozen=True):
     roles: Callable[[int, int], int] = one_role  # rank, world size → ranks of equal work
     local_disks: bool = False  # nodes keep committed steps on disks of their own
     replica_copies: bool = False  # agents copy what other nodes do not have, where there are replicas
+    restart_policy: RestartPolicy = "in-process"
     mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, but restart nothing
 
 
@@ -106,6 +108,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         slow_ranks=options.slow.slow_ranks,
         on_corruption=options.correctness.on_corruption,
         roles=partial(role_of, options.layouts),
+        restart_policy=options.reentry.restart_policy,
         mode=options.mode,
         local_disks=bool(options.checkpoints.local_checkpoints),
         replica_copies=not options.checkpoints.partner_copies,

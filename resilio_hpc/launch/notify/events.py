@@ -98,6 +98,11 @@ class NoticeMaker:
             )
         )  # fmt: skip
 
+    def _on_rank_restarted(self, f: Fields, now: float) -> None:
+        """Tell of the failure: the run went on, so no recovery follows. The next rank's failure is another one."""
+        self._tell_failure(now)
+        self._failing = False
+
     def _on_slow_start(self, f: Fields, now: float) -> None:
         if not self._failing:
             self._failing = True

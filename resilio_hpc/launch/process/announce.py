@@ -17,13 +17,13 @@ ANNOUNCED = frozenset({
     "persist_failed", "save_overdue", "save_resumed", "stalled", "hang", "goes_on", "last_save", "stopping",
     "stop_overdue", "agent_left", "memory_alert", "node_returned", "regroup", "suspended", "resumed", "notify_failed",
     "limits_set", "node_unfit", "environment_short", "environment_differs", "paused", "tested", "pause_ended",
-    "slow", "slow_over", "digests_differ", "result_judged",
+    "slow", "slow_over", "restarts_all", "digests_differ", "result_judged",
 })  # fmt: skip
 
 
 def announcement(kind: str, fields: Mapping[str, Any]) -> str:
     """Return the line for a ledger entry; "" for entries that only the ledger needs. Pure."""
-    if kind == "rank_failed" and fields.get("echo"):
+    if kind == "rank_failed" and fields.get("echo") and not fields.get("alone"):
         return ""  # the controller waits for its cause: "first_failure" or "echoes" tell of it then
     if kind == "hang" and fields.get("acted") and fields.get("ranks"):
         return ""  # "rank_failed" tells of it

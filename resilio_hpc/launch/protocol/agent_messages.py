@@ -26,6 +26,7 @@ from resilio_hpc.launch.protocol.message_parts import (
     Stamp,
     Struct,
 )
+from resilio_hpc.launch.protocol.restart_messages import RankRestarted
 from resilio_hpc.launch.protocol.time_message import RankTimes
 
 
@@ -116,12 +117,13 @@ class RanksStarted(Struct, frozen=True):
 
 
 class RankFailed(Struct, frozen=True):
-    """A local rank failed."""
+    """A local rank failed. ``attached``: a rank of the node uses resilio_hpc.train."""
 
     node: Node
     epoch: Count
     round: Count
     failure: RankFailure
+    attached: bool = False
 
 
 class FirstStep(Struct, frozen=True):
@@ -272,29 +274,10 @@ class Vote(Struct, frozen=True):
 
 
 OfNode = EnvironmentSeen | DiskSeen
-OfSteps = RankTimes | ReplicasDigested | ResultJudged
+OfSteps = RankTimes | ReplicasDigested | ResultJudged | RankRestarted
 OfRound = RanksStopped | StoreOpened | StopAnswer | RanksStarted | FirstStep | RanksDone | RanksSeen | OfSteps
 ToController = (
-    Hello
-    | Heartbeat
-    | RanksStopped
-    | StoreOpened
-    | RanksStarted
-    | RankFailed
-    | FirstStep
-    | RanksDone
-    | SnapshotWhole
-    | StepPersisted
-    | PersistFailed
-    | ManifestWritten
-    | StopAnswer
-    | RanksSeen
-    | OfNode
-    | OfSteps
-    | Warned
-    | Leaving
-    | Goodbye
-    | VotersUpdated
-    | NoLeader
-    | Vote
-)
+    Hello | Heartbeat | RanksStopped | StoreOpened | RanksStarted | RankFailed | FirstStep | RanksDone
+    | SnapshotWhole | StepPersisted | PersistFailed | ManifestWritten | StopAnswer | RanksSeen | OfNode | OfSteps
+    | Warned | Leaving | Goodbye | VotersUpdated | NoLeader | Vote
+)  # fmt: skip

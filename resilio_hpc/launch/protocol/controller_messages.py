@@ -26,6 +26,7 @@ from resilio_hpc.launch.protocol.message_parts import (
     Seconds,
     Struct,
 )
+from resilio_hpc.launch.protocol.restart_messages import RestartRank
 
 
 class Beat(Struct, frozen=True):
@@ -56,7 +57,9 @@ class UpdateVoters(Struct, frozen=True):
 
 
 LastStep = Literal["none", "shared", "all"]
-"""Where the state of a rank is lost, or their number changes: if ranks have the same tensors; else: all. none: unknown."""
+"""Where the state of a rank is lost, or their number changes: if ranks have the same tensors; else: all.
+
+none: unknown."""
 
 
 class Prepare(Struct, frozen=True):
@@ -280,6 +283,7 @@ ToAgent = (
     | PauseRanks
     | ResumeRanks
     | SaveAtStep
+    | RestartRank
     | BeginProbe
     | EndProbe
     | LookAtRanks

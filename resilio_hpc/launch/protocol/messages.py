@@ -76,6 +76,7 @@ from resilio_hpc.launch.protocol.message_parts import (
     members_of,
     world_of,
 )
+from resilio_hpc.launch.protocol.restart_messages import RankRestarted, RestartRank
 from resilio_hpc.launch.protocol.time_message import RankTimes
 
 __all__ = [
@@ -115,6 +116,7 @@ __all__ = [
     "ProposeStop",
     "RankFailed",
     "RankFailure",
+    "RankRestarted",
     "RankTimes",
     "RanksDone",
     "RanksSeen",
@@ -123,6 +125,7 @@ __all__ = [
     "Redirect",
     "ReplicasDigested",
     "RequestVote",
+    "RestartRank",
     "RestorePoint",
     "ResultJudged",
     "ResumeRanks",

@@ -99,7 +99,7 @@ def _steps(events: Sequence[Event]) -> tuple[Measurement, ...]:
             commits = []  # a commit of the round before may have come late
         elif event.kind == "committed" and (step := f.whole("step")) is not None:
             commits.append((event.time, step))
-        elif event.kind in ("rank_failed", "node_lost", "stopping", "launch_ends"):
+        elif event.kind in ("rank_failed", "node_lost", "stopping", "launch_ends") and not f.data.get("alone"):
             close()
             nodes = 0
     close()

@@ -29,6 +29,10 @@ class LocalRank(Struct):
     is_told: bool = False  # it was reported that it has not ended since
     stopped: bool = False
     done: bool = False
+    failed_at: float | None = None  # Unix seconds
+    restarts: int = 0  # alone, in this round
+    again_since: float = 0.0  # when the process before failed, Unix seconds
+    restarted_s: float | None = None  # from there to this process
     ended_well_at: float | None = None  # Unix seconds
     bad_copy: tuple[m.RestorePoint, str] | None = None  # the copy that could not be restored, and why
     snapshots: dict[int, tuple[int, float]] = field(default_factory=dict)

@@ -15,16 +15,18 @@ from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers import spawner_messages as sm
-from resilio_hpc.launch.workers.console import Console, RankLogs
+from resilio_hpc.launch.workers.console import Console
 from resilio_hpc.launch.workers.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.log_tail import last_line
+from resilio_hpc.launch.workers.lone_restarts import LoneRestarts
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.oom_kills import OomKills
 from resilio_hpc.launch.workers.rank_accounts import RankAccounts
 from resilio_hpc.launch.workers.rank_commands import RankCommands
-from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_environment, stack_file
+from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_environment
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence, last_lines, telling_line
+from resilio_hpc.launch.workers.rank_files import RankFiles
 from resilio_hpc.launch.workers.rank_look import RankLook
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, RankEvents, StopHow, Surroundings
 from resilio_hpc.launch.workers.rank_reentry import RankReentry
@@ -52,21 +54,20 @@ class LocalRanks:
         watched = options.hangs.watched(options.torch, bool(options.mpi), options.kind, options.script)
         environment = rank_environment(slurm_variables.of_ranks(os.environ), core.slots, token, watched)
         self._spawner = self._new_spawner(environment, node.local_dir)
-        self._logs = Path(self._options.output.log_dir) if self._options.output.log_dir else spool / "logs"
+        logs = Path(options.output.log_dir) if options.output.log_dir else spool / "logs"
+        self._files = RankFiles(logs, node.local_dir / "errors")
         self._console = Console(self._options)
         self.server = RankServer(node.local_dir / "agent.sock", self._heard)
         self._commands = RankCommands(node, around, environment, self.server.path, begun)
-        self._errors: dict[int, Path] = {}
-        self._error_logs: dict[int, Path] = {}  # local rank → its standard error's file
         self._pids: dict[int, int] = {}
         self._reentry = RankReentry(self.server, self._pids)
+        self._alone = LoneRestarts()
         self._look = RankLook(node.arena_dir, self._pids)
         self._oom_kills = OomKills()
         self._accounts = RankAccounts(node.arena_dir, self._pids)
         self._starting: set[int] = set()
         self._start_began, self._round = 0.0, -1
-        self._spawner_restarts = 0
-        self._fork_refused = ""
+        self._spawner_restarts, self._fork_refused = 0, ""
 
     def _new_spawner(self, environment: dict[str, str], directory: Path) -> AnySpawner:
         zygote = self._options.zygote and self._options.kind != "command"
@@ -151,38 +152,34 @@ class LocalRanks:
         self._round = local.number
         self._start_began = time.monotonic()
         self._starting = set(local.ranks)
-        directory = self._logs / str(local.number) / local.node
-        errors = self._node.local_dir / "errors" / str(local.number)
-        directory.mkdir(parents=True, exist_ok=True)
-        errors.mkdir(parents=True, exist_ok=True)
-        world = sum(member.local_world_size for member in start.state.members)
-        logs = []
-        for rank in local.ranks.values():
-            out, err = self._commands.log_paths(directory, rank.rank)
-            error = self._errors[rank.local_rank] = errors / f"{rank.local_rank}.json"
-            logs.append(RankLogs(rank.rank, rank.local_rank, out, err, error))
-            self._error_logs[rank.local_rank] = err
-            nodes, here = len(start.state.members), local.member
-            placement = RankPlacement(
-                here.node_rank, nodes, rank.local_rank, here.local_world_size, rank.rank, world
-            )  # fmt: skip
+        self._alone.begin()
+        logs = (files := self._files).begin(local, self._commands.log_paths)
+        world, nodes = sum(member.local_world_size for member in start.state.members), len(start.state.members)
+        for rank, log in zip(local.ranks.values(), logs, strict=True):
+            here = local.member
+            placement = RankPlacement(here.node_rank, nodes, rank.local_rank, len(here.ranks), rank.rank, world)
             try:
-                command = self._commands.of(placement, start, out, err, error)
+                command = self._commands.of(placement, start, log.stdout, log.stderr, files.errors[rank.local_rank])
             except UsageError as error:  # this world is impossible: every node reports it, and each try counts
                 self._core.spawn_failed(rank.local_rank, str(error), time.time())
                 return
+            self._alone.first(command)
             if self._reentry.enter(command):
                 self._starting.discard(rank.local_rank)
                 rank.is_kept = True
             else:
                 self._spawner.spawn(command)
         self._reentry.end_others()
-        stacks = {number: stack_file(self._errors[number]) for number in local.ranks}
-        kept = {number: directory / f"{rank.rank}.stacks" for number, rank in local.ranks.items()}
-        self._look.begin(local.number, stacks, kept)
-        self._console.watch(logs, world, directory)
+        self._look.begin(local.number, files.stacks, files.kept)
+        self._console.watch(logs, world, files.directory)
         if not self._starting:
             self._all_started("in-process")
+
+    def restart(self, local: LocalRound, local_rank: int) -> None:
+        """Start one rank of the round again; the others go on."""
+        self._files.drop_error(local_rank)
+        self._look.forget(local_rank)
+        self._spawner.spawn(self._alone.again(local_rank, local.ranks[local_rank].restarts))
 
     def judge(self, cause: m.Cause | None) -> None:
         """Take what ended the last round, for the console."""
@@ -193,7 +190,7 @@ class LocalRanks:
             self._core.rank_said(round_number, local_rank, message)
         elif (local := self._core.local) is not None and local.number == round_number:
             error = without_controls(message.message), without_controls(message.traceback)
-            self._around.rank_failed(local_rank, error, self._error_logs.get(local_rank))
+            self._around.rank_failed(local_rank, error, self._files.error_logs.get(local_rank))
             self._core.ends.raised(local, local_rank, message.time, error, self._evidence(local_rank, True))
 
     # -- what becomes of them ----------------------------------------------------------------------------------
@@ -234,7 +231,9 @@ class LocalRanks:
             self._fork_refused = event.why
             if self._options.zygote and self._options.kind != "command":
                 self._node.say(f"ranks on {self._node.name} are executed, not forked: {event.why}")
-        if not self._starting:
+        if self._alone.started(event.local_rank):
+            self._core.ends.restarted(self._core.local, event.local_rank, event.time)
+        elif not self._starting:
             self._all_started(event.mode)
 
     def _all_started(self, mode: str) -> None:
@@ -248,8 +247,9 @@ class LocalRanks:
             return
         self.server.drain(event.local_rank)
         error, at = (self._end_in_words(event), ""), event.time
-        if event.exit_code != 0 and event.local_rank in self._errors:
-            said, note = read_error(self._errors[event.local_rank])
+        self._alone.ended(event.local_rank, event.pid)
+        if event.exit_code != 0 and event.local_rank in self._files.errors:
+            said, note = read_error(self._files.errors[event.local_rank])
             if note:
                 self._node.record("error_file_ignored", reason=note)
             if said is not None:
@@ -259,11 +259,11 @@ class LocalRanks:
         local_rank, how = event.local_rank, (event.exit_code, event.signal)
         self._pids.pop(local_rank, None)
         if failed:
-            self._around.rank_failed(local_rank, error, self._error_logs.get(local_rank))
+            self._around.rank_failed(local_rank, error, self._files.error_logs.get(local_rank))
         self._core.ends.exited(self._core.local, local_rank, how, at, error, evidence)
 
     def _evidence(self, local_rank: int, raised: bool) -> RankEvidence:
-        log = None if self._options.output.log_dir else self._error_logs.get(local_rank)  # the user's may hang
+        log = None if self._options.output.log_dir else self._files.error_logs.get(local_rank)  # the user's may hang
         told = telling_line(last_lines(log)) if log is not None and not raised else ""
         return RankEvidence(told, self._look.entered(local_rank))
 

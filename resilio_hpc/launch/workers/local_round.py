@@ -178,12 +178,25 @@ class LocalRound:
         if rank.bad_copy is not None:
             bad_copy, why = rank.bad_copy
             kind, message = "restore_failed", f"{bad_copy.source} {bad_copy.step}: {why}"
-        self.failed = True
+        self.failed, rank.failed_at = True, at
         failure = m.RankFailure(
             self.node, rank.rank, rank.local_rank, kind, at, exit_code, signal, message[:4000], traceback[-16000:],
             bad_copy, -1.0, evidence.log, evidence.groups,
         )  # fmt: skip
-        return [m.RankFailed(self.node, self.epoch, self.number, failure)]
+        return [m.RankFailed(self.node, self.epoch, self.number, failure, self.has_attached)]
+
+    def begin_again(self, local: int, restart: int) -> list[m.ToController]:
+        """Take note that a rank that failed starts again alone. What its last process said counts no more.
+
+        Where the ranks are being stopped it stays ended. Return what the controller hears of that.
+        """
+        before = self.ranks[local]
+        failed_at, before.failed_at = before.failed_at or 0.0, None
+        self.failed = any(rank.failed_at is not None for rank in self.ranks.values())
+        if self.terminating:
+            return self._maybe_done()
+        self.ranks[local] = LocalRank(before.rank, local, restarts=restart, again_since=failed_at)
+        return []
 
     def _left_out(self) -> list[m.ToController]:
         """Report a rank that ended with 0 and never attached, while others train: no step would be whole again."""

@@ -87,6 +87,8 @@ class RankAccounts:
             return None
         known = self._ranks.get(number)
         if known is None or known.pid != pid:
+            if known is not None and known.ring is not None:
+                known.ring.close()
             known = self._ranks[number] = _Rank(pid)
         if known.ring is None:
             with contextlib.suppress(OSError):

@@ -21,6 +21,7 @@ from resilio_hpc.launch.config.rank_layout import fill, layout_of, values_of
 from resilio_hpc.launch.process.process_tree import TOKEN_VARIABLE
 from resilio_hpc.launch.workers import interception
 
+RESTARTS_VARIABLE = "RESILIO_RANK_RESTARTS"  # of one rank alone, in this round: lone_restarts
 INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
 
 
@@ -85,6 +86,7 @@ def rank_variables(
             "RESILIO_AGENT_SOCKET": str(setting.agent_socket),
             "RESILIO_ROUND": str(setting.round),
             "RESILIO_EPOCH": str(setting.epoch),
+            RESTARTS_VARIABLE: "0",
             "RESILIO_ARENA_DIR": str(setting.arena_dir),
             "RESILIO_RESTORE": setting.restore,
             interception.CALLS_VARIABLE: str(

@@ -63,6 +63,14 @@ class RankLook:
         with contextlib.suppress(OSError):
             interception.remove_older(self._arena_dir, round_number)
 
+    def forget(self, local_rank: int) -> None:
+        """Drop the ring of a rank's process that has ended: the next one makes its own."""
+        ring = self._rings.pop(local_rank, None)
+        if ring is not None:
+            ring.close()
+        with contextlib.suppress(OSError):
+            interception.ring_file(self._arena_dir, self._round, local_rank).unlink()
+
     def calls(self, local: LocalRound | None) -> int:
         """Return how many calls were begun and completed by the node's ranks; -1 unless each one has a ring."""
         ranks = local.ranks if local is not None else {}

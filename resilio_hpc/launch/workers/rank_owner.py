@@ -47,6 +47,9 @@ class TakesEnds(Protocol):
     ) -> None:  # fmt: skip
         """Take note that a rank ended. ``how``: exit code or signal."""
 
+    def restarted(self, local: LocalRound | None, local_rank: int, at: float) -> None:
+        """Take note that a rank runs again, whose failure has not ended the round."""
+
     def raised(
         self, local: LocalRound, local_rank: int, at: float, error: tuple[str, str], evidence: RankEvidence
     ) -> None:

@@ -23,6 +23,7 @@ class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     ``argv[0]`` is the script's path, the module's name or the program; ``env`` is set on top of the spawner's own
     environment; both outputs are opened for appending; ``cpus`` None leaves the affinity as the spawner's;
     ``open_files``: the soft limit on them that the user set, None leaves the spawner's; ``stdin_path`` "": nothing.
+    ``after``: the rank's process before, of the same round: what it has left running ends first.
     """
 
     local_rank: int
@@ -35,6 +36,7 @@ class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     cpus: tuple[int, ...] | None = None
     open_files: int | None = None
     stdin_path: str = ""
+    after: int = 0
 
 
 class OpenStore(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -23,6 +23,7 @@ import msgspec
 from resilio_hpc.core import interpreter, process_title
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers import forked_child, load_time_variables, rank_main, store_host
+from resilio_hpc.launch.workers.rank_leftovers import LOOKS_MS, RankLeftovers
 from resilio_hpc.launch.workers.rank_stop import RankStop
 from resilio_hpc.launch.workers.spawned_processes import SpawnedProcesses, SpawnedRank
 from resilio_hpc.launch.workers.spawner_messages import (
@@ -74,6 +75,7 @@ class Zygote:
         self._torch = torch
         self._environment = dict(os.environ)
         self._processes = SpawnedProcesses()
+        self._leftovers = RankLeftovers(self._processes)
         self._stop: RankStop | None = None
         self._backlog: deque[RankCommand | OpenStore] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -124,22 +126,38 @@ class Zygote:
     def _timeout_ms(self) -> float | None:
         if self._stop is not None:
             return self._stop.looks_again_ms()
-        return 0 if self._backlog else LOOK_S * 1000 if self._processes.ranks else None
+        return LOOKS_MS if self._backlog else LOOK_S * 1000 if self._processes.ranks else None
 
     def _accept(self, command: Command) -> None:
         if not isinstance(command, Stop):
             self._backlog.append(command)
             return
+        ended = [one for one in self._backlog if isinstance(one, RankCommand) and one.after]
+        for one in ended:  # its round is over
+            self._backlog.remove(one)
+        self._leftovers.forget()
         self._stop = RankStop(command, self._processes, self._stop.begun if self._stop else time.monotonic())
         self._stop.signal_ranks()
 
     def _next_in_backlog(self) -> Task | None:
-        while self._backlog:
+        for _ in range(len(self._backlog)):
             command = self._backlog.popleft()
+            if isinstance(command, RankCommand) and command.after and self._must_wait(command):
+                continue
             task = self._spawn(command) if isinstance(command, RankCommand) else self._open_store(command)
             if task is not None:
                 return task
         return None
+
+    def _must_wait(self, command: RankCommand) -> bool:
+        """Return whether a rank cannot start again: what its last process left running has not ended."""
+        over, outlived = self._leftovers.ended(command)
+        if not over:
+            self._backlog.append(command)
+        elif outlived:
+            what = f"processes {outlived} of its last process outlived SIGKILL (stuck in the kernel?)"
+            self._send(SpawnFailed(command.local_rank, what))
+        return not over or bool(outlived)
 
     # -- starting ------------------------------------------------------------------------------------------------
 

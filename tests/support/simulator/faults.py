@@ -21,6 +21,7 @@ BAD = (
 COMES_OF_IT = (  # what faults do to messages, processes and requests
     "lost", "doubled", "overtook", "delayed", "held", "hung", "failed", "done for the dead", "restart", "port taken",
     "next job", "fetched", "paused", "pause ended",
+    "started alone",
     "raised", "kept", "left too late", "last save", "no last save", "made for a lost rank",
     "goes on from the last step",
 )  # fmt: skip

@@ -16,6 +16,7 @@ KINDS = {  # how often each fault is drawn
 }  # fmt: skip
 ONCE = ("warning", "job_ends")
 RETURNS = 0.05  # of all schedules: see ``_with_a_return``
+ALONE = 0.6  # share of the schedules in which ranks that report no steps do not need one another
 STOPS = 0.05  # of all schedules: see ``_with_a_stopped_rank``
 PAUSES = 0.1  # of all schedules: see ``_with_a_test``
 REENTERS = 0.5  # of all schedules with an attached script: its ranks live on
@@ -121,6 +122,8 @@ def _shape(seed: int) -> Schedule:
         steps=draw.randint(6, 18), step_s=draw.choice((0.4, 0.7, 1.1)), save_every=draw.randint(1, 5),
         attached=draw.random() < 0.8, start_s=draw.choice((0.1, 0.6)),
     )  # fmt: skip
+    if Random(f"{seed} alone").random() < ALONE:
+        script = replace(script, alone=True)
     shape = Schedule(
         seed, nodes, spares, draw.choice((1, 1, 2)), minimum, 1, script, draw.choice((3.0, 5.0, 8.0)),
         draw.choice((2, 4, 8)), draw.random() < 0.2, draw.random() < 0.5, (),

@@ -50,6 +50,7 @@ class SeededWorld(World):
             schedule.nodes, schedule.spares, schedule.slots, schedule.script, schedule.minimum, schedule.unit,
             heartbeat_timeout_s=schedule.heartbeat_timeout_s, max_without_progress=schedule.max_without_progress,
             chained=schedule.chained, join_timeout_s=6.0, start_timeout_s=schedule.start_timeout_s, stop_grace_s=10.0,
+            restart_policy="failed" if schedule.script.independent else "in-process",
         )  # fmt: skip
 
     def copy_s(self) -> float:
@@ -72,6 +73,7 @@ class SeededWorld(World):
         self._feel_lives(kind, fields)
         if kind in ("fetched", "not_fetched", "paused", "pause_ended", "tested"):
             self.felt[kind.replace("_", " ")] += 1
+        self.felt["started alone"] += kind == "rank_restarted"
         if kind == "slow_start" and fields["phase"] == "preparing" and not self.chain.ended:
             raise Violation("a round was not prepared within the start timeout: somebody waits for what was lost")
 

@@ -123,7 +123,7 @@ class VirtualAgent(Process):
         local = self.core.ranks.local
         if self.alive and local is not None:
             training = self._world.trainings.get(life_of(local))
-            if exit_code != 0 and training is not None:
+            if exit_code != 0 and training is not None and not training.script.independent:
                 training.breaks()
             at, error = self.unix(), (message, traceback)
             self.event(lambda: self._rank_exited(local, local_rank, (exit_code, signal), at, error))
@@ -265,6 +265,9 @@ class VirtualAgent(Process):
         local = self.core.ranks.local
         for local_rank in local.ranks if local else ():
             self._world.after(0.1, lambda local_rank=local_rank: self.rank_ends(local_rank, None, 15, ""))  # type: ignore[misc]
+
+    def restart_rank(self, local: LocalRound, local_rank: int) -> None:
+        self._world.after(FORK_S, lambda: self.event(lambda: self.processes.again(local, local_rank)))
 
     def look_at_ranks(self, message: m.LookAtRanks) -> None:
         number = message.look

@@ -21,6 +21,7 @@ from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE
 from resilio_hpc.launch.workers.rank_reentry import RankReentry
 from resilio_hpc.launch.workers.spawner_messages import RankCommand
+from tests.support.virtual_cluster.invariants import Violation
 from tests.support.virtual_cluster.network import LATENCY_S
 from tests.support.virtual_cluster.rank_process import Behaviour, RankProcess
 from tests.support.virtual_cluster.ranks import Life, Snapshot, Training, life_of
@@ -91,6 +92,7 @@ class NodeProcesses:
         self._generation += 1
         doomed = [process for pid, process in self.all.items() if pid not in kept]
         lives = {process.life for process in doomed if process.life is not None}
+        lives |= {one.life for one in self._world.trainings.values() if one.may_be_down_on(self._agent.node)}
         for life in lives:
             self._world.trainings[life].breaks()
 
@@ -163,6 +165,18 @@ class NodeProcesses:
             self.all.pop(process.pid)
         self.pids.pop(local_rank, None)
         self._agent.core.ranks.ends.exited(local, local_rank, how, at, error)
+
+    def again(self, local: LocalRound, local_rank: int) -> None:
+        """A rank of the present round was started again alone."""
+        agent, life, ranks = self._agent, life_of(local), self._agent.core.ranks
+        if ranks.local is local and not ranks.stop.under_way and self._world.spawns:
+            if self.of_rank(life, local_rank) is not None:
+                raise Violation("a rank starts again alone, and its process lives")
+            pid = self.pids[local_rank] = self._world.pids = self._world.pids + 1
+            self.all[pid] = RankProcess(pid, local.ranks[local_rank].rank, local_rank, life, local.number)
+            ranks.ends.restarted(local, local_rank, agent.unix())
+            if self._world.trainings[life].completed:
+                agent.rank_ends(local_rank, 0, None, "")
 
     def _dies(self, process: RankProcess) -> None:
         """A process ends on its way from round to round; the spawner tells of it soon."""

@@ -41,10 +41,15 @@ class Script:
     stays_out: int = -1  # in the first round this rank exits with 0 and never attaches
     shows_calls: bool = True  # of communication libraries
     never_comes: int = -1  # in the first round the others wait for this rank in init_process_group
+    alone: bool = False  # ranks that report no steps do not need one another
     reenters: bool = False  # its function is marked @train.restartable
     holds: Literal["", "own", "shared"] = (
         ""  # ranks can save the last finished step; "shared": they have the same tensors
     )
+
+    @property
+    def independent(self) -> bool:
+        return self.alone and not self.attached
 
     @property
     def saves_last(self) -> bool:
@@ -116,6 +121,10 @@ class Training:
         """A node's ranks are gone."""
         self.breaks()
         self.nodes.pop(node, None)
+
+    def may_be_down_on(self, node: str) -> bool:
+        """Whether all ranks of a node may wait to start again alone."""
+        return self.script.independent and node in self.nodes
 
     # -- when the ranks cannot go on -----------------------------------------------------------------------------
 
@@ -306,7 +315,8 @@ class Training:
     def _exit_all(self) -> None:
         for agent, local in list(self.nodes.values()):
             for rank in local.ranks:
-                agent.rank_ends(rank, 0, None, "")
+                if not self.script.independent or rank in agent.processes.pids:
+                    agent.rank_ends(rank, 0, None, "")
 
     def _snapshot(self) -> None:
         for agent, local in self.nodes.values():

@@ -85,7 +85,7 @@ class MpiRanks(LocalRanks):
         return KILLED_WITH_STEP if code is None else f"called MPI_Abort with error code {code}"
 
     def _tail(self, local_rank: int) -> str:
-        path = self._error_logs.get(local_rank)
+        path = self._files.error_logs.get(local_rank)
         if path is None:
             return ""
         try:
