@@ -3,6 +3,7 @@
 .venv/bin/python benchmarks/in_process.py                           # 4 ranks, 1 GB of replicated state each
 .venv/bin/python benchmarks/in_process.py --ranks 8 --state-mb 250
 
+Peers that benchmarks/peers_setup.sh installed are in the same run; in_process_peers.py says what each is given.
 Modes are interleaved; each run of the launcher gets several faults in a row. Steps lost are those that were done again.
 """
 
@@ -14,16 +15,24 @@ from pathlib import Path
 
 from rich.console import Console
 
+from in_process_peers import PEER_MODES, Mode, is_installed, pauses, states
 from launched import Launched, launched
 from launchers import OURS, Launcher
 from measure import NEVER, Series, print_table, shown, write_json
 
 SCRIPT = Path(__file__).resolve().parent / "reentry_training.py"
 START_LIMIT_S, LIMIT_S, BETWEEN_S = 180, 60, 2.0
+
+
+def own(name: str, policy: str, where: str) -> Mode:
+    launcher = Launcher("resilio-launch", policy, OURS / "resilio-launch", (f"--restart-policy={policy}",))
+    return Mode(name, launcher, SCRIPT, where)
+
+
 MODES = (
-    ("in-process, model kept", "in-process", "outside"),
-    ("in-process, model made again", "in-process", "inside"),
-    ("all ranks start again", "all", "inside"),
+    own("in-process, model kept", "in-process", "outside"),
+    own("in-process, model made again", "in-process", "inside"),
+    own("all ranks start again", "all", "inside"),
 )
 
 
@@ -53,16 +62,15 @@ def recovered(run: Launched, killed_at_s: float) -> tuple[float, int] | None:
     return max(ends) - killed_at_s, lost
 
 
-def trial(mode: tuple[str, str, str], options: argparse.Namespace, choice: random.Random, series: Series) -> str:
+def trial(mode: Mode, options: argparse.Namespace, choice: random.Random, series: Series) -> str:
     """One run of the launcher, with several faults in a row."""
-    _, policy, where = mode
-    launcher = Launcher("resilio-launch", policy, OURS / "resilio-launch", (f"--restart-policy={policy}",))
-    lost = []
-    with launched(launcher, options.ranks, SCRIPT, (str(options.state_mb), where)) as run:
+    faults = min(options.faults, mode.most_faults or options.faults)
+    lost, paused = [], []
+    with launched(mode.launcher, options.ranks, mode.script, (str(options.state_mb), mode.setting)) as run:
         if not run.wait_for(lambda: all(len(rows) >= 10 for rows in steps(run)), START_LIMIT_S):
             series.values_s.append(NEVER)
             return f"did not start:\n{run.last_output()}"
-        for _ in range(options.faults):
+        for _ in range(faults):
             time.sleep(BETWEEN_S + choice.random())
             killed_at_s = run.kill_a_rank(choice)
             if not run.wait_for(lambda at=killed_at_s: recovered(run, at) is not None, LIMIT_S):
@@ -71,9 +79,13 @@ def trial(mode: tuple[str, str, str], options: argparse.Namespace, choice: rando
             found = recovered(run, killed_at_s)
             assert found is not None
             series.values_s.append(found[0])
-            lost.append(found[1])
-    times = ", ".join(shown(value) for value in series.values_s[-options.faults :])
-    return f"{times} s; steps done again: {lost}"
+            lost.append(max(0, found[1]))
+            if (pause := pauses(run, killed_at_s)) is not None:
+                paused.append(shown(pause))
+        told = f"; {states(run, faults)}" if mode in PEER_MODES else ""
+    told += f"; healthy ranks paused {', '.join(paused)} s" if paused else ""
+    times = ", ".join(shown(value) for value in series.values_s[-faults:])
+    return f"{times} s; steps done again: {lost}{told}"
 
 
 def main() -> int:
@@ -88,11 +100,15 @@ def main() -> int:
     options = parser.parse_args()
     console, choice = Console(highlight=False), random.Random(options.seed)
     settings = f"{options.ranks} ranks, {options.state_mb:g} MB each"
-    chosen = [mode for mode in MODES if options.only in mode[0]]
-    series = {mode[0]: Series(mode[0], settings) for mode in chosen}
+    wanted = [mode for mode in (*MODES, *PEER_MODES) if options.only in mode.name]
+    chosen = [mode for mode in wanted if mode in MODES or is_installed(mode)]
+    for mode in wanted:
+        if mode not in chosen:
+            console.print(f"{mode.name} is skipped: not installed here (benchmarks/peers_setup.sh installs the peers)")
+    series = {mode.name: Series(mode.name, settings) for mode in chosen}
     for _ in range(options.repeats):
         for mode in chosen:
-            console.print(f"{mode[0]}: {trial(mode, options, choice, series[mode[0]])}")
+            console.print(f"{mode.name}: {trial(mode, options, choice, series[mode.name])}")
     title = "a rank is killed: seconds until all ranks have done a step"
     print_table(title, list(series.values()), console)
     if options.json:

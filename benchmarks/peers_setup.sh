@@ -25,6 +25,7 @@ inputs=$(cat constraints.txt benchmarks/peers_setup.sh | sha256sum | cut -d ' ' 
 logged peers "making .venv-peers" "$(scripts/find_python.sh)" -m venv --clear .venv-peers || exit 1
 logged peers "installing torch" pip install "$(grep '^torch==' constraints.txt)" numpy rich setuptools || exit 1
 peer nvidia-resiliency-ext==0.4.1 defusedxml nvidia-ml-py packaging psutil pynvml pyyaml
+peer torchft==0.2.0 opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
 peer dlrover==0.6.1 psutil pynvml deprecated requests packaging grpcio tornado protobuf kubernetes
 peer torchsnapshot==0.1.0 aiofiles aiohttp importlib-metadata nest_asyncio psutil pyyaml typing_extensions
 echo "$inputs" >.setup/peers.stamp
