@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,17 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))  # made once: thousands of no
 
 @dataclass(frozen=True)
 class Event:
-    """One ledger line. ``time``: Unix seconds of the writer's clock; ``fields``: the rest."""
+    """One ledger line. ``time``: Unix seconds of the writer's clock; ``fields``: the rest.
+
+    ``file``, ``line``: where it stands, counted from 1; "" and 0 where it was not read from a ledger.
+    """
 
     time: float
     writer: str
     kind: str
     fields: dict[str, Any]
+    file: str = field(default="", compare=False)
+    line: int = field(default=0, compare=False)
 
 
 class Ledger:
@@ -54,11 +60,16 @@ class Ledger:
 
 
 class LedgerReader:
-    """Reads a ledger directory as it grows: each ``read_new`` returns the events since the last, by time."""
+    """Reads a ledger directory as it grows: each ``read_new`` returns the events since the last, by time.
 
-    def __init__(self, directory: Path) -> None:
+    ``kinds``: only these are returned; the lines of others are not even parsed.
+    """
+
+    def __init__(self, directory: Path, kinds: Collection[str] | None = None) -> None:
         self._directory = directory
         self._read: dict[Path, int] = {}  # bytes of whole lines
+        self._lines: dict[Path, int] = {}
+        self._wanted = None if kinds is None else _wanted(kinds)
 
     def read_new(self) -> list[Event]:
         """Return new events of all writers. Unreadable files are skipped. Raises Untrusted."""
@@ -66,8 +77,19 @@ class LedgerReader:
             paths = sorted(path for path in self._directory.iterdir() if path.suffix == ".jsonl")
         except OSError:
             return []
-        events = [event for path in paths for line in self._new_lines(path) if (event := parse_event(line))]
+        events = [event for path in paths for event in self._new_events(path)]
         return sorted(events, key=lambda event: event.time)
+
+    def _new_events(self, path: Path) -> Iterator[Event]:
+        wanted, number = self._wanted, self._lines.get(path, 0)
+        for line in self._new_lines(path):
+            number += 1
+            if wanted is not None and wanted.search(line) is None:
+                continue
+            event = parse_event(line, path.name, number)
+            if event is not None:
+                yield event
+        self._lines[path] = number
 
     def _new_lines(self, path: Path) -> Iterator[bytes]:
         try:
@@ -87,8 +109,7 @@ class LedgerReader:
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 done += len(line) + 1
-                if not skipping:
-                    yield line
+                yield b"" if skipping else line
                 skipping = False
             if len(rest) > MAX_LINE_BYTES:  # no ledger line: it is dropped piece by piece
                 done += len(rest)
@@ -100,8 +121,14 @@ def _open(path: str, flags: int) -> int:
     return trusted_files.open_file(Path(path), flags)
 
 
-def parse_event(line: str | bytes) -> Event | None:
-    """Return the event of a line, or None. Pure."""
+def _wanted(kinds: Collection[str]) -> re.Pattern[bytes]:
+    """Return what the lines of these kinds hold, and hardly any others."""
+    names = "|".join(re.escape(kind) for kind in kinds)
+    return re.compile(rf'"event"\s*:\s*"(?:{names})"'.encode())
+
+
+def parse_event(line: str | bytes, file: str = "", number: int = 0) -> Event | None:
+    """Return the event of line ``number`` of ``file``, or None. Pure."""
     data = parse_object(line)
     if data is None:
         return None
@@ -110,9 +137,9 @@ def parse_event(line: str | bytes) -> Event | None:
     if at is None or not kind:
         return None
     rest = {name: value for name, value in data.items() if name not in ("time", "writer", "event")}
-    return Event(at, writer, kind, rest)
+    return Event(at, writer, kind, rest, file, number)
 
 
-def read_ledger(directory: Path) -> list[Event]:
-    """Return all events of all writers in a ledger directory, by time."""
-    return LedgerReader(directory).read_new()
+def read_ledger(directory: Path, kinds: Collection[str] | None = None) -> list[Event]:
+    """Return all events of all writers in a ledger directory, or those of these kinds, by time."""
+    return LedgerReader(directory, kinds).read_new()

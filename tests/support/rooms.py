@@ -90,6 +90,11 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "base": "",
     },
     "diagnose": {FACE: "", "cascade": "causes hangs", "causes": "", "hangs": "", "slow": "hangs"},
+    "report": {
+        "chain": f"{FACE} accounting",
+        FACE: "accounting",
+        "accounting": "",
+    },
     "train": {FACE: "validation", "validation": ""},
     "devtools": {"demo": "devcluster", "devcluster": ""},
 }
