@@ -91,6 +91,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     },
     "diagnose": {FACE: "", "cascade": "causes hangs", "causes": "", "hangs": "", "slow": "hangs"},
     "report": {
+        "page": f"chain {FACE} accounting",
         "chain": f"{FACE} accounting",
         FACE: "accounting",
         "accounting": "",

@@ -52,8 +52,8 @@ def _interval(time: RunTime, found: Sequence[ChainRecovery], saves: CheckpointFa
         return Advice(name, "", f"too little was measured: {plural(timed, 'save')} with a known wait of training; "
                       f"{LEAST_SAVES} are needed")  # fmt: skip
     if len(faults) >= LEAST_FAULTS and not costly:
-        return Advice(name, "", f"none of {plural(len(faults), 'fault')} cost a step: ranks went on from memory; only "
-                      f"a fault that takes memory along would cost up to {seconds(saves.interval_s.median)}")  # fmt: skip
+        return Advice(name, "", f"none of {plural(len(faults), 'fault')} cost a step: ranks went on from memory; a "
+                      f"fault that takes memory along would cost up to {seconds(saves.interval_s.median)}")  # fmt: skip
     if len(costly) < LEAST_FAULTS:
         return Advice(name, "", f"too little was measured: {plural(len(costly), 'fault')} that cost steps, or may "
                       f"have; {LEAST_FAULTS} are needed")  # fmt: skip
@@ -67,10 +67,10 @@ def _interval(time: RunTime, found: Sequence[ChainRecovery], saves: CheckpointFa
     )
     costs = f"expected loss {lost_now:.2%} at {seconds(now_s)}, {lost_best:.2%} at {seconds(best_s)}"
     if max(best_s, now_s) < SAME * min(best_s, now_s) or lost_now - lost_best < WORTH:
-        return Advice(name, "", f"as it is: a save every {seconds(now_s)}; by Daly's formula {seconds(best_s)} is best "
-                      f"({basis}); {costs}")  # fmt: skip
-    return Advice(name, f"save every {seconds(best_s)} instead of {seconds(now_s)}", f"by Daly's formula, from {basis}; "
-                  f"{costs}")  # fmt: skip
+        same = f"as it is: a save every {seconds(now_s)}; by Daly's formula {seconds(best_s)} is best"
+        return Advice(name, "", f"{same} ({basis}); {costs}")
+    change = f"save every {seconds(best_s)} instead of {seconds(now_s)}"
+    return Advice(name, change, f"by Daly's formula, from {basis}; {costs}")
 
 
 def _lost(interval: float, wait: float, mtbf: float) -> float:
