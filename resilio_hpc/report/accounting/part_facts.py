@@ -16,7 +16,7 @@ OPEN = math.inf  # the end of what goes on
 KINDS = frozenset({
     "launch", "launch_ends", "verdict", "round", "start", "ranks_started", "first_step", "rank_failed", "node_lost",
     "agent_ended", "agent_left", "decision", "stalled", "goes_on", "paused", "pause_ended", "committed", "stop_agreed",
-    "last_save", "recovered", "joins", "joiner_ends", "node_left_job", "regroup",
+    "last_save", "recovered", "agent", "controller", "joins", "joiner_ends", "node_left_job", "regroup",
 })  # fmt: skip
 
 
@@ -69,6 +69,11 @@ class RoundFacts:
     stalled_step: int = 0
     stalls: list[Stall] = field(default_factory=list)
 
+    @property
+    def base(self) -> int:
+        """Return the step from which its ranks went on; 0 where that is not known."""
+        return self.restored if self.first is not None else max(0, self.restores or 0)
+
 
 @dataclass
 class PartFacts:
@@ -92,6 +97,7 @@ class PartFacts:
 def parts_of(events: Sequence[Event]) -> tuple[list[PartFacts], list[Event]]:
     """Return the parts by their beginnings, and the events that belong to none. ``events`` by time."""
     keys = {_key(event): Fields(event.fields).text("job") for event in events if event.kind == "launch"}
+    keys = _of_agents(events) | keys
     owners: dict[str, str | None] = {}
     parts: dict[str, PartFacts] = {}
     strays: list[Event] = []
@@ -110,6 +116,16 @@ def parts_of(events: Sequence[Event]) -> tuple[list[PartFacts], list[Event]]:
     return sorted(parts.values(), key=lambda part: part.began.us), strays
 
 
+def _of_agents(events: Iterable[Event]) -> dict[str, str]:
+    """Return the parts that agents are of: the line of a launch may be lost."""
+    found: dict[str, str] = {}
+    for event in events:
+        node = f"-{Fields(event.fields).text('node')}"
+        if event.kind in ("agent", "controller") and len(node) > 1 and event.writer.endswith(node):
+            found[event.writer.removesuffix(node)] = ""
+    return found
+
+
 def _key(event: Event) -> str:
     """Return the part of a launch: a job that Slurm requeues is launched again, under the same number."""
     key, found, _ = event.writer.partition(_SUPERVISOR)
@@ -117,7 +133,7 @@ def _key(event: Event) -> str:
 
 
 def _owner(event: Event, keys: Iterable[str], owners: dict[str, str | None]) -> str | None:
-    if event.kind in ("joins", "joiner_ends") and Fields(event.fields).text("part") in set(keys):
+    if event.kind in ("agent", "controller", "joins", "joiner_ends") and Fields(event.fields).text("part") in set(keys):
         owners[event.writer] = Fields(event.fields).text("part")
     if event.writer not in owners:
         fitting = [key for key in keys if event.writer.startswith(f"{key}-")]

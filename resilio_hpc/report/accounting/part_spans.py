@@ -81,14 +81,14 @@ class PartSpans:
             part.key, one.number, PartPhase.TRAINING,
         )  # fmt: skip
         if begin == end:
-            self._limit = min(self._limit, one.restored)
+            self._limit = min(self._limit, one.base)
             return []
         spans = covered([whole], _stalled(window))
         moving = [span for span in spans if span.cause is TimeCause.TRAIN]
         total = sum(span.us for span in moving)
         share = _kept(window, self._limit) if self._steps_known else 1.0
         keeps = min(total, round(share * total))
-        self._limit = min(self._limit, one.restored)
+        self._limit = min(self._limit, one.base)
         spans = _with_repeated(spans, keeps, f"round {one.number}: steps that did not last", _lines(window.end))
         return _with_saves(spans, window)
 

@@ -25,6 +25,8 @@ PROBLEMS = {
     "space_short": "room for checkpoints ran short",
 }
 SOURCES = ("memory", "local", "peer", "committed")
+MOST_BYTES = 1e18
+MOST_S = 1e8  # what is longer is no time of a checkpoint
 KINDS = frozenset({"committed", "first_step", "recovered", *TIERS, *PROBLEMS})
 
 
@@ -102,7 +104,7 @@ def _spread(values: Iterable[float]) -> Spread | None:
 
 def _numbers(events: Iterable[Event], name: str) -> list[float]:
     found = (Fields(event.fields).number(name) for event in events)
-    return [value for value in found if value is not None and value >= 0]
+    return [value for value in found if value is not None and 0 <= value <= MOST_S]
 
 
 def _intervals(time: RunTime) -> list[float]:
@@ -120,7 +122,7 @@ def _speed(tier: str, events: Sequence[Event]) -> TierSpeed | None:
     for event in events:
         f = Fields(event.fields)
         size, took = f.number("size_bytes"), f.number("seconds")
-        if size is None or took is None or size < 0 or took < 0:
+        if size is None or took is None or not 0 <= size < MOST_BYTES or not 0 <= took <= MOST_S:
             continue
         sizes += size
         times.append(took)
@@ -135,7 +137,7 @@ def _restores(firsts: Iterable[Event]) -> dict[str, Spread]:
     for event in firsts:
         f = Fields(event.fields)
         took = f.number("restore_s")
-        if (f.whole("restored") or 0) >= 0 and f.text("source") in SOURCES and took is not None and took >= 0:
+        if (f.whole("restored") or 0) >= 0 and f.text("source") in SOURCES and took is not None and 0 <= took <= MOST_S:
             times.setdefault(f.text("source"), []).append(took)
     return {source: spread for source in SOURCES if (spread := _spread(times.get(source, [])))}
 

@@ -97,6 +97,7 @@ def _told(
     origin = _first(lines, "origin", fault.round)
     of = Fields(origin.fields if origin is not None else {})
     sign = _root(lines, fault, of)
+    sure = of.number("confidence")
     root = Fields(sign.fields if sign is not None else {})
     echoes = _first(lines, "echoes", fault.round)
     others = (origin, echoes, _first(lines, "decision", None), _first(lines, "recovered", None))
@@ -105,7 +106,7 @@ def _told(
         outcome=outcome,
         part=key,
         cause=of.text("evidence"),
-        confidence=of.number("confidence"),
+        confidence=min(1.0, max(0.0, sure)) if sure is not None else None,
         primary=of.data.get("primary") is True or origin is None,
         failure_class=root.text("class"),
         place=root.text("place"),

@@ -122,6 +122,11 @@ def root_text(one: ChainRecovery) -> str:
     return f"{place}{printable(first, 300)}" if first else ""
 
 
+def echoes_text(one: ChainRecovery) -> str:
+    """Return how many ends are not shown, since they followed from this one."""
+    return f"{one.echoes} {'echo' if one.echoes == 1 else 'echoes'} folded"
+
+
 def down_text(one: ChainRecovery) -> str:
     """Return how long training was down."""
     return seconds(one.down_s) if one.down_s is not None else "-"
@@ -143,7 +148,7 @@ def _recoveries(report: RunReport) -> Iterator[str]:
         yield f"{'fault':<36}{'times':>7}{'median':>13}{'longest':>14}{'steps':>8}"
     for kind, some in sorted(kinds.items(), key=lambda item: -len(item[1])):
         down = [one.down_s for one in some if one.down_s is not None]
-        steps = sum(one.fault.lost_steps or 0 for one in some)
+        steps = sum(max(0, one.fault.lost_steps or 0) for one in some)
         middle, most = (seconds(median(down)), seconds(max(down))) if down else ("-", "-")
         yield f"{printable(fault_words(kind), 35):<36}{len(some):>7}{middle:>13}{most:>14}{steps:>8}"
     longest = sorted(found, key=lambda one: -(one.down_s if one.down_s is not None else float("inf")))[:LONGEST_SHOWN]
@@ -155,7 +160,7 @@ def _recoveries(report: RunReport) -> Iterator[str]:
         yield f"  {when}  {fault_words(one.fault.kind)}, {where_text(one)}{took}; {done_text(one)}"
         yield f"      cause: {cause_text(one)}"
         if root := root_text(one):
-            more = f"  [{plural(one.echoes, 'echo')} folded]" if one.echoes else ""
+            more = f"  [{echoes_text(one)}]" if one.echoes else ""
             yield f"      root:  {root}{more}"
 
 

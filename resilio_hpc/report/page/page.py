@@ -17,7 +17,7 @@ from resilio_hpc.report.page.tables import key, safe
 from resilio_hpc.report.page.timeline import timeline
 
 # nothing is loaded, whatever a hostile name or log line may contain
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _SECTIONS = (
     ("timeline", "Timeline"),
     ("causes", "Time by cause"),
@@ -97,7 +97,7 @@ def _pictures(report: RunReport) -> Iterator[str]:
     yield key(cause for cause in TimeCause if report.nodes.by_cause[cause] or report.by_cause[cause])
     yield (
         "<p class=dim>Marks: a dot is a fault with an automatic recovery, a triangle one with a recovery by "
-        "hand, a cross one without. Where a pixel stands for several causes, their colours take turns, so that areas are in "
+        "hand, a cross one without. Where a pixel stands for several causes, their colours take turns, so areas are in "
         "proportion. Lines under <i>rounds</i> are the beginnings of rounds.</p>"
     )
     pictures = (

@@ -39,7 +39,8 @@ a:focus-visible,summary:focus-visible,[tabindex]:focus-visible{outline:3px solid
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--dim);padding:.2rem 0}
 th,td{text-align:left;padding:.25rem .6rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top}
-th{font-weight:600}.n{text-align:right;white-space:nowrap}td p{margin:.1rem 0}.dim{color:var(--dim)}
+th{font-weight:600}tbody th{white-space:nowrap}
+.n{text-align:right;white-space:nowrap}td p{margin:.1rem 0}.dim{color:var(--dim)}
 code{font:.85em ui-monospace,monospace;overflow-wrap:anywhere}
 summary{cursor:pointer;padding:.15rem 0}details details{margin-left:1rem}
 .wide{overflow-x:auto}.wide>svg{min-width:700px;width:100%;height:auto;display:block}

@@ -19,6 +19,7 @@ from resilio_hpc.report.chain.report_text import (
     cost_text,
     done_text,
     down_text,
+    echoes_text,
     outcome_counts,
     root_text,
     share,
@@ -154,7 +155,7 @@ def _evidence(one: ChainRecovery) -> str:
     parts = [f"<p>{safe(cause_text(one))}{of_class}</p>"]
     if root:
         parts.append(f"<p><code>{safe(root, 300)}</code></p>")
-    echoes = f", {plural(one.echoes, 'echo')} folded" if one.echoes else ""
+    echoes = f", {echoes_text(one)}" if one.echoes else ""
     lines = _lines(one.lines)
     if lines:
         parts.append(f"<details><summary>{plural(len(one.lines), 'ledger line')}{echoes}</summary>{lines}</details>")

@@ -28,6 +28,7 @@ class LongRun:
     seed: int = 1
     job_hours: float = 48.0
     lines: dict[str, list[str]] = field(default_factory=dict)
+    useful_s: float = 0.0  # in which steps were made that lasted
     rounds: list[tuple[float, int, str, list[str]]] = field(default_factory=list)
 
     @property
@@ -84,6 +85,7 @@ class _Job:
     def go(
         self, at: float, step: int, number: int, times: list[float], end: float
     ) -> tuple[float, int, int, list[float]]:
+        self.tell(at + 3, "controller", node=self.run.names[0], epoch=1)
         limit = min(at + self.run.job_hours * 3600, end)
         self.say(self.supervisor, at, "launch", job=self.name, mode="batch", nodes=self.run.names, link=self.link + 1,
                  end_time=limit + 300, argv=["resilio-launch", "--chain", "train.py"], slurm="26.05.0")  # fmt: skip
@@ -118,11 +120,13 @@ class _Job:
         return at + took
 
     def train(self, at: float, until: float, step: int, durable: int) -> tuple[float, int, int]:
+        began = at
         while at + SAVE_EVERY * STEP_S < until:
             at, step = at + SAVE_EVERY * STEP_S, step + SAVE_EVERY
             self.tell(at + 3, "committed", step=step, seconds=0.3, epoch=1,
                       blocked_s=BLOCKED_S * self.random.uniform(0.5, 2.0))  # fmt: skip
             durable = step
+        self.run.useful_s += until - began
         return until, step + int((until - at) / STEP_S), durable
 
     def fail(self, at: float, number: int, step: int, durable: int) -> tuple[float, int]:
@@ -130,6 +134,7 @@ class _Job:
         node = self.random.choice(self.members[1:] or self.members)
         rank = 8 * self.members.index(node) + self.random.randrange(8)
         lost = step - durable if kind != "signal" or self.random.random() < 0.1 else 0
+        self.run.useful_s -= lost * STEP_S
         rung, seen = "restart_ranks", at + 0.05
         if kind == "node" and len(self.members) > 1:
             seen = at + 5.0
