@@ -182,7 +182,8 @@ _FIELDS = st.fixed_dictionaries(
 )  # fmt: skip
 _EVENTS = st.builds(
     Event, st.floats(0, 500),
-    st.sampled_from(["7-supervisor-main", "7-n1", "8-supervisor-main", "8-n2", "7r1-n1", "?"]), st.sampled_from(_KINDS), _FIELDS,
+    st.sampled_from(["7-supervisor-main", "7-n1", "8-supervisor-main", "8-n2", "7r1-n1", "?"]),
+    st.sampled_from(_KINDS), _FIELDS,
 )  # fmt: skip
 
 
