@@ -64,6 +64,8 @@ class RoundFacts:
     decided: Moment | None = None
     regrouped: Moment | None = None
     reached: int | None = None  # the last step that is known to be done
+    stop_step: int | None = None  # on which all ranks agreed as their last one
+    stopped: Moment | None = None  # it is committed
     last_save: Moment | None = None
     commits: list[CommitFact] = field(default_factory=list)
     stalled_step: int = 0
@@ -203,7 +205,7 @@ def _note_round(part: PartFacts, current: RoundFacts, at: Moment, f: Fields) -> 
     elif kind == "last_save":
         current.last_save = at
     elif kind == "stop_agreed":
-        current.reached = f.whole("step")
+        current.reached = current.stop_step = f.whole("step")
     elif kind == "recovered" and f.whole("lost_steps") is not None:
         before = (one for one in reversed(part.rounds) if one.number < (number or 0) and one.first is not None)
         if (last := next(before, None)) is not None:
@@ -214,6 +216,8 @@ def _note_commit(current: RoundFacts, at: Moment, f: Fields) -> None:
     step, blocked = f.whole("step") or 0, f.number("blocked_s")
     if current.stalls and current.stalls[-1].end_us == OPEN and step > current.stalled_step:
         _end_stall(current, at)  # the steps go on, which another controller saw
+    if current.stop_step is not None and step >= current.stop_step:
+        current.stopped = current.stopped or at
     current.commits.append(CommitFact(at, step, None if blocked is None else _length(blocked)))
 
 

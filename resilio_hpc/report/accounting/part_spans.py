@@ -57,7 +57,8 @@ class PartSpans:
             begin = max(first, at, key=_us)
             begin = min(begin, part.ended, key=_us)
             following = part.rounds[index + 1].began if index + 1 < len(part.rounds) else None
-            ends = [end for end in (one.failed, following, part.finished, part.ended) if end is not None]
+            known = (one.failed, following, one.stopped, part.finished, part.ended)
+            ends = [end for end in known if end is not None]
             end = max(begin, min(ends, key=_us), key=_us)
             found.append(_Window(one, index, begin, end))
             at = end

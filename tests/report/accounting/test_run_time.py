@@ -81,6 +81,11 @@ CASES: dict[str, tuple[list[Event], dict[str, float]]] = {
         [*BEGUN, event(100, "last_save", step=90), event(108, "committed", step=90), *ends(110)],
         {"start": 10, "train": 90, "save": 10, "idle": 1},
     ),
+    "an agreed stop ends training when its step is committed": (
+        [*BEGUN, event(100, "stop_agreed", step=91), event(101, "committed", step=90),
+         event(102, "committed", step=91), *ends(110, verdict="time_limit", committed=91)],
+        {"start": 10, "train": 92, "idle": 9},
+    ),
     "the queue between two jobs": (
         [*BEGUN, *ends(110, verdict="time_limit", committed=100), launch(211, "8"), round_(212, 1, "8"),
          first(215, 1, 101, 100, "8"), *ends(300, "8")],
