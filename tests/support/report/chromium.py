@@ -13,11 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.support.requirements import need_chromium
 from tests.support.waiting import PATIENCE_S
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
@@ -95,9 +93,7 @@ class Chromium:
 @contextmanager
 def chromium() -> Iterator[Chromium]:
     """A browser; skips the test where there is none."""
-    program = next((found for name in NAMES if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip("no Chromium is installed (Debian's package chromium)")
+    program = need_chromium()
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
 
