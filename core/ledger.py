@@ -69,6 +69,7 @@ class LedgerReader:
         self._directory = directory
         self._read: dict[Path, int] = {}  # bytes of whole lines
         self._lines: dict[Path, int] = {}
+        self._kinds = kinds
         self._wanted = None if kinds is None else _wanted(kinds)
 
     def read_new(self) -> list[Event]:
@@ -81,40 +82,56 @@ class LedgerReader:
         return sorted(events, key=lambda event: event.time)
 
     def _new_events(self, path: Path) -> Iterator[Event]:
-        wanted, number = self._wanted, self._lines.get(path, 0)
-        for line in self._new_lines(path):
-            number += 1
-            if wanted is not None and wanted.search(line) is None:
-                continue
-            event = parse_event(line, path.name, number)
-            if event is not None:
-                yield event
-        self._lines[path] = number
+        number = self._lines.get(path, 0)
+        for block in self._new_blocks(path):
+            for place, line in self._lines_in(block):
+                event = parse_event(line, path.name, number + place)
+                if event is not None and (self._kinds is None or event.kind in self._kinds):
+                    yield event
+            number += block.count(b"\n")
+            self._lines[path] = number
 
-    def _new_lines(self, path: Path) -> Iterator[bytes]:
+    def _lines_in(self, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """Return (number in the block from 1, line) of all lines, or of those that may be of the wanted kinds."""
+        if self._wanted is None:
+            yield from enumerate(block.split(b"\n")[:-1], 1)
+            return
+        end, number = 0, 0  # of what is done
+        for found in self._wanted.finditer(block):
+            if found.start() < end:
+                continue  # in the same line
+            begin = block.rfind(b"\n", end, found.start()) + 1 or end
+            number += block.count(b"\n", end, begin) + 1
+            end = block.index(b"\n", found.start()) + 1
+            yield number, block[begin : end - 1]
+
+    def _new_blocks(self, path: Path) -> Iterator[bytes]:
         try:
             with open(path, "rb", buffering=0, opener=_open) as file:
-                yield from self._lines_of(path, file)
+                yield from self._blocks_of(path, file)
         except OSError:  # a directory, no permission, a file system that fails: the other files are read
             return
 
-    def _lines_of(self, path: Path, file: io.FileIO) -> Iterator[bytes]:
+    def _blocks_of(self, path: Path, file: io.FileIO) -> Iterator[bytes]:
+        """Return whole lines, many at once; an empty one stands for what is too long for a line."""
         status = os.fstat(file.fileno())
         done = self._read.get(path, 0)
         if status.st_size <= done:
             return
         file.seek(done)
         rest, skipping = b"", False
-        while piece := file.read(_PIECE_BYTES):
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                done += len(line) + 1
-                yield b"" if skipping else line
-                skipping = False
+        while piece := file.read(min(_PIECE_BYTES, status.st_size)):
+            block, newline, rest = (rest + piece).rpartition(b"\n")
+            if newline:
+                done += len(block) + 1
+                if skipping:  # the first line is the end of one that is dropped
+                    block, skipping = b"\n".join([b"", *block.split(b"\n", 1)[1:]]), False
+                self._read[path] = done
+                yield block + b"\n"
             if len(rest) > MAX_LINE_BYTES:  # no ledger line: it is dropped piece by piece
                 done += len(rest)
                 rest, skipping = b"", True
-            self._read[path] = done
+                self._read[path] = done
 
 
 def _open(path: str, flags: int) -> int:
@@ -124,7 +141,7 @@ def _open(path: str, flags: int) -> int:
 def _wanted(kinds: Collection[str]) -> re.Pattern[bytes]:
     """Return what the lines of these kinds hold, and hardly any others."""
     names = "|".join(re.escape(kind) for kind in kinds)
-    return re.compile(rf'"event"\s*:\s*"(?:{names})"'.encode())
+    return re.compile(rf'"event"[ \t]*:[ \t]*"(?:{names})"'.encode())
 
 
 def parse_event(line: str | bytes, file: str = "", number: int = 0) -> Event | None:

@@ -116,7 +116,7 @@ def _together(changes: Iterable[tuple[int, frozenset[str]]], end_us: int, held: 
     before: frozenset[str] = frozenset()
     for us, now in [*changes, (end_us, frozenset[str]())]:
         left: dict[int, list[str]] = {}
-        for node in before - now:
+        for node in sorted(before - now):
             left.setdefault(since.pop(node), []).append(node)
         for node in now - before:
             since[node] = us

@@ -14,10 +14,13 @@ _SUPERVISOR = "-supervisor-"
 OPEN = math.inf  # the end of what goes on
 
 KINDS = frozenset({
-    "launch", "launch_ends", "verdict", "round", "start", "ranks_started", "first_step", "rank_failed", "node_lost",
+    "launch", "launch_ends", "verdict", "round", "start", "first_step", "rank_failed", "node_lost",
     "agent_ended", "agent_left", "decision", "stalled", "goes_on", "paused", "pause_ended", "committed", "stop_agreed",
     "last_save", "recovered", "agent", "controller", "joins", "joiner_ends", "node_left_job", "regroup",
 })  # fmt: skip
+
+# Nodes write it for each round. It is needed only of a script that reports no steps.
+OF_STARTS = "ranks_started"
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class RoundFacts:
     number: int
     members: tuple[str, ...]
     began: Moment
+    ordered: Moment | None = None  # its ranks are to start
     started: Moment | None = None  # the last node's ranks run
     first: Moment | None = None  # all ranks have done their first step
     first_step: int = 0
@@ -173,6 +177,7 @@ def _note_round(part: PartFacts, current: RoundFacts, at: Moment, f: Fields) -> 
     kind, number = at.line.kind, f.whole("round")
     same = number == current.number
     if kind == "start" and same:
+        current.ordered = at
         _, _, step = f.text("restore").partition(":")
         current.restores = int(step) if step.isdigit() and step.isascii() and len(step) < 19 else -1
     elif kind == "ranks_started" and same:

@@ -127,10 +127,10 @@ class PartSpans:
 
     def _before_first_step(self, one: RoundFacts, begin: Moment, end: Moment) -> Iterator[TimeSpan]:
         if one.first is None and self._steps_known:  # its line is lost, so it is not known when the steps began
-            since = max(begin.us, (one.started or one.began).us)
+            since = max(begin.us, (one.ordered or one.began).us)
             yield TimeSpan(since, end.us, TimeCause.UNKNOWN, "the ledger has no line about the first step", _lines(end))
         elif one.first is not None and one.restore_us:
-            since = max(begin.us, (one.started or one.began).us, end.us - one.restore_us)
+            since = max(begin.us, (one.ordered or one.began).us, end.us - one.restore_us)
             yield TimeSpan(since, end.us, TimeCause.LOAD, f"ranks restore step {one.restored}", _lines(one.first))
 
 

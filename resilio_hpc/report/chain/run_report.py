@@ -56,6 +56,8 @@ def read_report(path: Path, now: float) -> RunReport:
     status = parse_status(trusted_files.read_object(path / "status.json"))
     verdict = parse_verdict(trusted_files.read_object(path / "verdict.json"))
     events = read_ledger(path / "ledger", KINDS)
+    if not any(event.kind == "first_step" for event in events):
+        events = read_ledger(path / "ledger", KINDS | {part_facts.OF_STARTS})
     state = present(facts_of(events), created, status, verdict, now)
     until = status.time if status is not None else None
     return build_report(path, run_id, events, state, now, until, _gpus(path))

@@ -108,7 +108,7 @@ CASES: dict[str, tuple[list[Event], dict[str, float]]] = {
     ),
     "the line of a first step is lost": (
         [launch(0), round_(2, 0), first(10, 0, 1), event(60, "rank_failed", round=0, node="n2"),
-         event(61, "decision", round=0), round_(61, 1), event(61, "start", round=1, restore="memory:50"),
+         event(61, "decision", round=0), round_(61, 1), event(62, "start", round=1, restore="memory:50"),
          event(62, "ranks_started", round=1), event(62, "committed", step=50), event(80, "committed", step=60),
          *ends(110)],
         {"start": 10, "train": 80, "detect": 1, "recover": 1, "unknown": 18, "idle": 1},
