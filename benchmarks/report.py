@@ -111,7 +111,7 @@ def _soak(folder: Path, length_s: float, mtbf_s: float) -> int:
     random_ = random.Random(1)
     while not (folder / "over").exists() and launch.poll() is None:
         time.sleep(random_.expovariate(1 / mtbf_s))
-        ranks = read_ledger(folder / "run" / "ledger", ("ranks",))
+        ranks = [event for event in read_ledger(folder / "run" / "ledger") if event.kind == "ranks"]
         if ranks and not (folder / "over").exists():
             try:
                 os.kill(random_.choice(list(ranks[-1].fields["pids"].values())), signal.SIGKILL)

@@ -62,7 +62,8 @@ class Ledger:
 class LedgerReader:
     """Reads a ledger directory as it grows: each ``read_new`` returns the events since the last, by time.
 
-    ``kinds``: only these are returned; the lines of others are not even parsed.
+    ``kinds``: only these are returned, and the last line of each file, which tells until when it was written. The
+    lines of other kinds are not even parsed.
     """
 
     def __init__(self, directory: Path, kinds: Collection[str] | None = None) -> None:
@@ -82,14 +83,19 @@ class LedgerReader:
         return sorted(events, key=lambda event: event.time)
 
     def _new_events(self, path: Path) -> Iterator[Event]:
-        number = self._lines.get(path, 0)
+        number, done, block = self._lines.get(path, 0), 0, b""
         for block in self._new_blocks(path):
             for place, line in self._lines_in(block):
                 event = parse_event(line, path.name, number + place)
                 if event is not None and (self._kinds is None or event.kind in self._kinds):
+                    done = event.line
                     yield event
             number += block.count(b"\n")
             self._lines[path] = number
+        if self._kinds is not None and block and done != number:
+            last = parse_event(block[:-1].rpartition(b"\n")[2], path.name, number)
+            if last is not None:
+                yield last
 
     def _lines_in(self, block: bytes) -> Iterator[tuple[int, bytes]]:
         """Return (number in the block from 1, line) of all lines, or of those that may be of the wanted kinds."""
@@ -158,5 +164,5 @@ def parse_event(line: str | bytes, file: str = "", number: int = 0) -> Event | N
 
 
 def read_ledger(directory: Path, kinds: Collection[str] | None = None) -> list[Event]:
-    """Return all events of all writers in a ledger directory, or those of these kinds, by time."""
+    """Return all events of all writers in a ledger directory, by time; ``kinds``: as in ``LedgerReader``."""
     return LedgerReader(directory, kinds).read_new()

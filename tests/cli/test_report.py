@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from resilio_hpc.cli import main
-from resilio_hpc.core.ledger import read_ledger
+from resilio_hpc.core.ledger import Event, read_ledger
 from tests.support.environments import scrubbed
 from tests.support.report.hostile_run import write_hostile_run
 from tests.support.waiting import PATIENCE_S, until
@@ -40,6 +40,10 @@ def launch(folder: Path, **variables: str) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
+def events_of(folder: Path, kind: str) -> list[Event]:
+    return [event for event in read_ledger(folder / "run" / "ledger") if event.kind == kind]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of two launches."""
@@ -47,9 +51,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "train.py").write_text(SCRIPT)
     first = launch(folder, FOR_EVER="1")
     try:
-        until(lambda: read_ledger(folder / "run" / "ledger", ("first_step",)), "a first step")
+        until(lambda: events_of(folder, "first_step"), "a first step")
     finally:
-        pids = [event.fields["pid"] for event in read_ledger(folder / "run" / "ledger", ("agent",))]
+        pids = [event.fields["pid"] for event in events_of(folder, "agent")]
         for pid in (first.pid, *pids):
             os.kill(pid, signal.SIGKILL)
         first.wait(PATIENCE_S)

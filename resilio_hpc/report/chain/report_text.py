@@ -207,10 +207,10 @@ def _checkpoints(report: RunReport) -> Iterator[str]:
 def cost_text(report: RunReport) -> str:
     """Return the cost in one line."""
     cost = report.cost
-    of_gpus = f" ({plural(cost.gpus_per_node, 'GPU')} per node)" if cost.gpus_per_node else ": no GPU is known of"
-    total = cost.hours()
-    return f"{total:,.2f} {cost.unit}{of_gpus}, {lost_hours(cost):,.2f} of them ({share(lost_hours(cost), total)}) " \
-           "did not move training forward"  # fmt: skip
+    of_gpus = f"{plural(cost.gpus_per_node, 'GPU')} per node" if cost.gpus_per_node else "no GPU is known of"
+    total, lost = cost.hours(), lost_hours(cost)
+    unused = f"{lost:,.2f} of them ({share(lost, total)}) did not move training forward"
+    return f"{total:,.2f} {cost.unit} ({of_gpus}); {unused}"
 
 
 def _cost(report: RunReport) -> Iterator[str]:

@@ -51,6 +51,7 @@ svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg .s{font-size:11px;fi
 .st{fill:none;stroke:var(--train);stroke-width:1.5}
 .f{stroke:var(--back);stroke-width:.7;fill:var(--ink)}.fx{stroke:var(--bad);stroke-width:2;fill:none}
 .frame{fill:none;stroke:var(--line)}
+.wide>table{min-width:44rem}
 @media print{body{max-width:none}}
 """
 

@@ -151,7 +151,9 @@ def _recovery_rows(found: Sequence[ChainRecovery]) -> Iterator[str]:
 
 def _evidence(one: ChainRecovery) -> str:
     root = root_text(one)
-    of_class = f' <span class="dim">[{safe(one.failure_class, 60)}]</span>' if one.failure_class else ""
+    of_class = (
+        f' <span class="dim">[{safe(one.failure_class, 60)}]</span>' if one.failure_class not in ("", "unknown") else ""
+    )
     parts = [f"<p>{safe(cause_text(one))}{of_class}</p>"]
     if root:
         parts.append(f"<p><code>{safe(root, 300)}</code></p>")

@@ -20,6 +20,7 @@ from resilio_hpc.report.accounting.part_facts import KINDS
 from resilio_hpc.report.accounting.run_time import RunTime, run_time
 from resilio_hpc.report.goodput import goodput
 from tests.support.report.long_runs import LongRun, draw, write_run
+from tests.support.simulator.run import simulate
 
 # -- what is said of known ledgers -------------------------------------------------------------------------------------
 
@@ -201,6 +202,19 @@ def test_any_events_are_accounted_for(events: list[Event], now: float | None) ->
     parts = (whole.useful_s, whole.redone_s, whole.startup_s, whole.recovery_s, whole.closing_s, whole.stalled_s,
              whole.unknown_s)  # fmt: skip
     assert sum(parts) == pytest.approx(whole.total_s, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ledgers_of_the_real_control_plane_are_accounted_for(seed: int) -> None:
+    """The simulator's faults strike the real controllers and agents, which write the ledger."""
+    told = sorted(simulate(seed, tell=True).ledger, key=lambda one: one[0])
+    events = [launch(told[0][0]), *(event(at, kind, **fields) for at, kind, fields in told if kind in KINDS)]
+    time = run_time(events)
+    check(time)
+    sums = totals(time.spans)
+    assert sums[TimeCause.UNKNOWN] == sums[TimeCause.QUEUE] == 0
+    trained = any(one.kind == "first_step" for one in events)
+    assert trained or sums[TimeCause.TRAIN] + sums[TimeCause.REPEATED] + sums[TimeCause.STALLED] == 0
 
 
 @pytest.fixture(scope="module")
