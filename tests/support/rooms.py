@@ -99,7 +99,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     "train": {FACE: "validation", "validation": ""},
     "devtools": {"demo": "devcluster", "devcluster": ""},
 }
-DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog")
+DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog", "report")
 
 
 def folder(package: str) -> Path:
