@@ -12,6 +12,8 @@ from typing import Any
 def printable(text: str, limit: int = 200) -> str:
     """Return ``text`` on one line and at most ``limit`` characters long, safe for a terminal."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    if cut.isprintable():
+        return cut
     return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in cut)
 
 

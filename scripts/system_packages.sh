@@ -17,6 +17,7 @@ ps procps
 debootstrap debootstrap
 bindfs bindfs
 mpiexec openmpi-bin
+chromium chromium
 /usr/lib/*/pmix2/lib/libpmix.so libpmix-dev'
 
 missing_packages() {

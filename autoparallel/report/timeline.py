@@ -7,6 +7,7 @@ from html import escape
 
 from resilio_hpc.autoparallel.cost.schedule import Pass
 from resilio_hpc.autoparallel.report.explain import Explained
+from resilio_hpc.core.svg import rect, text
 
 PARTS = {
     "compute": ("computing", "#3b6ea8"),
@@ -73,41 +74,29 @@ def html(found: Explained, title: str) -> str:
     )
 
 
-def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    of = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{of} text-anchor="{anchor}">{escape(words)}</text>'
-
-
-def _rect(x: float, y: float, width: float, height: float, fill: str, tip: str = "") -> str:
-    inside = f"<title>{escape(tip)}</title>" if tip else ""
-    return (
-        f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.3):.2f}" height="{height}" fill="{fill}">{inside}</rect>'
-    )
-
-
 def _heading(drawn: list[str], found: Explained, title: str) -> int:
     band = f"{found.iteration_s:.3g} s per iteration ({found.low_s:.3g} to {found.high_s:.3g}), MFU {found.mfu:.1%}"
-    drawn.append(_text(10, 22, title, "h"))
-    drawn.append(_text(10, 42, f"{found.layout}: {band}"))
+    drawn.append(text(10, 22, title, "h"))
+    drawn.append(text(10, 42, f"{found.layout}: {band}"))
     return 70
 
 
 def _timeline(drawn: list[str], found: Explained, y: int) -> int:
     count = found.layout.micro_batches
     some = "" if found.drawn == count else f": {found.drawn} of {count} micro-batches, the others repeat the middle"
-    drawn.append(_text(10, y, f"Pipeline{some}", "h"))
+    drawn.append(text(10, y, f"Pipeline{some}", "h"))
     y += 12
     end = max(one.end_s for one in found.passes)
     scale = (WIDTH - LEFT - 10) / (end + found.after_s)
     for stage in range(found.layout.pp):
-        drawn.append(_text(LEFT - 8, y + stage * ROW + 15, f"stage {stage}", "s", "end"))
-        drawn.append(_rect(LEFT, y + stage * ROW, (WIDTH - LEFT - 10), ROW - 3, _IDLE))
-        drawn.append(_rect(LEFT + end * scale, y + stage * ROW, found.after_s * scale, ROW - 3, _AFTER,
+        drawn.append(text(LEFT - 8, y + stage * ROW + 15, f"stage {stage}", "s", "end"))
+        drawn.append(rect(LEFT, y + stage * ROW, (WIDTH - LEFT - 10), ROW - 3, _IDLE))
+        drawn.append(rect(LEFT + end * scale, y + stage * ROW, found.after_s * scale, ROW - 3, _AFTER,
                            f"gradients and optimizer, {found.after_s:.3g} s"))  # fmt: skip
     drawn += [_pass(one, y, scale) for one in found.passes]
     y += found.layout.pp * ROW + 14
-    drawn.append(_text(LEFT, y, "0 s", "s"))
-    drawn.append(_text(WIDTH - 10, y, f"{end + found.after_s:.3g} s", "s", "end"))
+    drawn.append(text(LEFT, y, "0 s", "s"))
+    drawn.append(text(WIDTH - 10, y, f"{end + found.after_s:.3g} s", "s", "end"))
     legend = [("forward", _FORWARD[0]), ("backward", _BACKWARD[0]), ("idle", _IDLE), ("gradients, optimizer", _AFTER)]
     return _legend(drawn, legend, y + 8)
 
@@ -117,8 +106,8 @@ def _pass(one: Pass, y: int, scale: float) -> str:
     x, width, top = LEFT + one.start_s * scale, (one.end_s - one.start_s) * scale, y + one.stage * ROW
     way = "forward" if one.forward else "backward"
     tip = f"micro-batch {one.micro_batch}, part {one.chunk}, {way}: {one.start_s:.3g} to {one.end_s:.3g} s"
-    number = _text(x + width / 2, top + 14, str(one.micro_batch), "s", "middle") if width > 14 else ""
-    return _rect(x, top, width - 0.6, ROW - 3, fill, tip) + number
+    number = text(x + width / 2, top + 14, str(one.micro_batch), "s", "middle") if width > 14 else ""
+    return rect(x, top, width - 0.6, ROW - 3, fill, tip) + number
 
 
 def _legend(drawn: list[str], entries: Sequence[tuple[str, str]], y: float) -> int:
@@ -127,14 +116,14 @@ def _legend(drawn: list[str], entries: Sequence[tuple[str, str]], y: float) -> i
         wide = 24 + 6.4 * len(words)
         if x + wide > WIDTH:
             x, y = float(LEFT), y + 18
-        drawn.append(_rect(x, y, 12, 12, fill))
-        drawn.append(_text(x + 16, y + 10, words, "s"))
+        drawn.append(rect(x, y, 12, 12, fill))
+        drawn.append(text(x + 16, y + 10, words, "s"))
         x += wide
     return int(y + 16)
 
 
 def _parts(drawn: list[str], found: Explained, y: int) -> int:
-    drawn.append(_text(10, y, "Where an iteration goes (what overlaps counts twice)", "h"))
+    drawn.append(text(10, y, "Where an iteration goes (what overlaps counts twice)", "h"))
     y += 12
     total = sum(max(value, 0.0) for value in found.parts.values())
     x = float(LEFT)
@@ -144,26 +133,26 @@ def _parts(drawn: list[str], found: Explained, y: int) -> int:
         width = value / total * (WIDTH - LEFT - 10)
         if value < 1e-4 * total:
             continue
-        drawn.append(_rect(x, y, width, 26, fill, f"{words}: {value:.3g} s"))
+        drawn.append(rect(x, y, width, 26, fill, f"{words}: {value:.3g} s"))
         shown.append((f"{words} {value:.3g} s ({value / found.iteration_s:.1%})", fill))
         x += width
     return _legend(drawn, shown, y + 34)
 
 
 def _memory(drawn: list[str], found: Explained, y: int) -> int:
-    drawn.append(_text(10, y, f"Memory of a GPU of each stage, of {found.gpu_bytes / 1e9:.0f} GB", "h"))
+    drawn.append(text(10, y, f"Memory of a GPU of each stage, of {found.gpu_bytes / 1e9:.0f} GB", "h"))
     y += 12
     most = max(found.gpu_bytes, *(stage.total for stage in found.stages)) * 1.08
     scale = (WIDTH - LEFT - 90) / most
     for number, stage in enumerate(found.stages):
         top, x = y + number * ROW, float(LEFT)
-        drawn.append(_text(LEFT - 8, top + 14, f"stage {number}", "s", "end"))
+        drawn.append(text(LEFT - 8, top + 14, f"stage {number}", "s", "end"))
         for name, (words, fill) in _MEMORY.items():
             size = getattr(stage, name)
-            drawn.append(_rect(x, top, size * scale, ROW - 4, fill, f"{words}: {size / 1e9:.1f} GB"))
+            drawn.append(rect(x, top, size * scale, ROW - 4, fill, f"{words}: {size / 1e9:.1f} GB"))
             x += size * scale
         over = " too large" if stage.total > found.gpu_bytes else ""
-        drawn.append(_text(x + 6, top + 14, f"{stage.total / 1e9:.1f} GB{over}", "s"))
+        drawn.append(text(x + 6, top + 14, f"{stage.total / 1e9:.1f} GB{over}", "s"))
     bottom, line = y + len(found.stages) * ROW, LEFT + found.gpu_bytes * scale
     drawn.append(f'<path d="M{line:.1f} {y - 4}V{bottom}" stroke="#b0453f" stroke-dasharray="4 3"/>')
     return _legend(drawn, list(_MEMORY.values()), bottom + 8)

@@ -78,7 +78,8 @@ def is_clean(text: str) -> bool:
 @pytest.mark.parametrize(
     "argv",
     [
-        "status", "status --json", "view", "ledger", "ledger --json", "chain status", "chain status --json",
+        "status", "status --json", "view", "report", "report --json", "ledger", "ledger --json", "chain status",
+        "chain status --json",
         "chain stop --dry-run", "chain extend --dry-run", "ckpt ls", "resize --dry-run", "nodes learn --dry-run",
         "launch --dry-run --join",
     ],

@@ -151,6 +151,10 @@ wait_for test -s resilio-runs/$job/verdict.json
         prepare=_WITH_TRAIN + _FINISHED_RUN + "run=$(resilio runs | awk 'NR == 2 {print $1}'); : ${run:?}\n",
         swaps={r"\bRUN\b": "$run", "status 4e": "status ${run:0:4}"},
     ),
+    "report": Rehearsal(
+        prepare=_WITH_TRAIN + _FINISHED_RUN + "run=$(resilio runs | awk 'NR == 2 {print $1}'); : ${run:?}\n",
+        swaps={r"\bRUN\b": "$run"},
+    ),
     "measurements": Rehearsal(
         elsewhere={
             "benchmarks/peers_setup.sh": "needs a package index; tests/benchmarks",

@@ -37,6 +37,15 @@ def need_shared_mounts() -> None:
         pytest.skip(str(error))
 
 
+def need_chromium() -> str:
+    """The program of a Chromium (Debian's package chromium)."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next((found for name in names if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip("no Chromium is installed (Debian's package chromium)")
+    return program
+
+
 def need_extensions() -> None:
     """The C extensions, which RESILIO_NO_NATIVE leaves out; a checkout that lacks them without it fails."""
     if os.environ.get("RESILIO_NO_NATIVE", "") not in ("", "0"):

@@ -90,10 +90,16 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "base": "",
     },
     "diagnose": {FACE: "", "cascade": "causes hangs", "causes": "", "hangs": "", "slow": "hangs"},
+    "report": {
+        "page": f"chain {FACE} accounting",
+        "chain": f"{FACE} accounting",
+        FACE: "accounting",
+        "accounting": "",
+    },
     "train": {FACE: "validation", "validation": ""},
     "devtools": {"demo": "devcluster", "devcluster": ""},
 }
-DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog")
+DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog", "report")
 
 
 def folder(package: str) -> Path:

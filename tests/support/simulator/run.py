@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tests.support.simulator.faults import strike
 from tests.support.simulator.links import LONGEST_S, WATCHED_S
@@ -30,6 +31,7 @@ class Outcome:
     events: int = 0
     felt: tuple[tuple[str, int], ...] = ()
     story: tuple[str, ...] = ()
+    ledger: tuple[tuple[float, str, dict[str, Any]], ...] = ()
 
 
 def simulate(seed: int, tell: bool = False) -> Outcome:
@@ -56,9 +58,10 @@ def run(plan: Schedule, tell: bool = False) -> Outcome:
 
             world.record("crashed", {"traceback": traceback.format_exc()})
     verdict = str(world.directory.verdict["verdict"]) if world.directory.verdict else ""
+    ledger = tuple(world.ledger) if tell else ()
     lines = tuple(story.lines(violation)) if story else ()
     felt = tuple(sorted(world.felt.items()))
-    return Outcome(plan.seed, verdict, violation, world.now - began, world.events, felt, lines)
+    return Outcome(plan.seed, verdict, violation, world.now - began, world.events, felt, lines, ledger)
 
 
 def _strike(world: SeededWorld, fault: Fault) -> None:

@@ -1,0 +1,79 @@
+"""The page's other pictures: time by cause along the run, and steps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from resilio_hpc.core.svg import rect, text
+from resilio_hpc.report.accounting.causes import US, TimeCause
+from resilio_hpc.report.chain.run_report import RunReport
+from resilio_hpc.report.page.axis import LEFT, RIGHT, Axis, columns
+
+PIECES = 178
+HIGH = 150.0
+MOST_POINTS = 1_000
+_TOP = 10.0
+
+
+def shares_chart(report: RunReport) -> str:
+    """Return how the time was shared between the causes, along the run; "" without time."""
+    if not report.time.spans:
+        return ""
+    axis = Axis(report.time.spans[0].begin_us, report.time.spans[-1].end_us)
+    bottom = _TOP + HIGH
+    parts = [*_stacks(report, axis, bottom), *_levels(bottom), *axis.drawn(bottom, bottom)]
+    return _picture(parts, bottom, "Shares of the causes of time along the run, stacked. The table has the sums.")
+
+
+def _stacks(report: RunReport, axis: Axis, bottom: float) -> Iterator[str]:
+    wide = (RIGHT - LEFT) / PIECES
+    for number, share in enumerate(columns(report.time.spans, axis, PIECES)):
+        whole = sum(share.values())
+        y = bottom
+        for cause in TimeCause:
+            high = HIGH * share.get(cause, 0.0) / whole if whole else 0.0
+            if high >= 0.2:
+                y -= high
+                yield rect(LEFT + number * wide, y, wide + 0.2, high, kind=f"c-{cause.value}")
+
+
+def _levels(bottom: float) -> Iterator[str]:
+    for level in (0, 50, 100):
+        yield text(LEFT - 8, bottom - HIGH * level / 100 + 4, f"{level} %", "s", "end")
+
+
+def steps_chart(report: RunReport) -> str:
+    """Return the steps along the run, as first steps and commits tell them; "" where fewer than two are known."""
+    points = _points(report.checkpoints.steps)
+    if len(points) < 2 or not report.time.spans:
+        return ""
+    axis = Axis(report.time.spans[0].begin_us, report.time.spans[-1].end_us)
+    most = max(1, max(step for _, step in points))
+    bottom = _TOP + HIGH
+    line = " ".join(f"{axis.x(at * US):.1f},{bottom - HIGH * step / most:.1f}" for at, step in points)
+    parts = [
+        f'<polyline class="st" points="{line}"/>',
+        text(LEFT - 8, bottom + 4, "0", "s", "end"),
+        text(LEFT - 8, _TOP + 4, f"{most:,}", "s", "end"),
+        *axis.drawn(bottom, bottom),
+    ]
+    return _picture(parts, bottom, f"Steps along the run, up to {most:,}.")
+
+
+def _points(steps: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return the points, at most about a thousand, without commits of steps that the ranks had passed."""
+    found: list[tuple[float, int]] = []
+    for number, (at, step) in enumerate(steps):
+        falls = found and step < found[-1][1]
+        restored = number + 1 < len(steps) and steps[number + 1][0] == at
+        if not falls or restored:
+            found.append((at, max(0, step)))
+    every = -(-len(found) // MOST_POINTS)
+    return [point for number, point in enumerate(found) if number % max(1, every) == 0 or number == len(found) - 1]
+
+
+def _picture(parts: Sequence[str], bottom: float, label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 1010 {bottom + 24:.0f}" role="img" aria-label="{label}" xmlns="http://www.w3.org/2000/svg">'
+        f"{''.join(parts)}</svg>"
+    )

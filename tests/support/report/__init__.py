@@ -1,0 +1,1 @@
+"""What tests of reports share: run directories of long runs."""
