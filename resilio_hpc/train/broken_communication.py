@@ -40,14 +40,25 @@ def leave_groups() -> None:
         world.group_count = 0
 
 
-def _abort_nccl() -> None:
-    """Abort NCCL's communicators. Never run on a GPU so far."""
+def waits_in_gloo(thread: int) -> bool:
+    """Return whether a thread is inside of a call of torch.distributed, where all groups are gloo's."""
+    frame = sys._current_frames().get(thread)
+    backends = _backends()
+    inside = frame is not None and frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
+    return inside and bool(backends) and all("nccl" not in backend for backend in backends)
+
+
+def _backends() -> set[str]:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return
-    module = distributed.distributed_c10d
-    backends = {str(backend) for backend, _ in module._world.pg_map.values()}
-    abort = getattr(module, "_abort_process_group", None)
+        return set()
+    return {str(backend) for backend, _ in distributed.distributed_c10d._world.pg_map.values()}
+
+
+def _abort_nccl() -> None:
+    """Abort NCCL's communicators. Never run on a GPU so far."""
+    backends = _backends()
+    abort = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_abort_process_group", None)
     if abort is not None and any("nccl" in backend for backend in backends):
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # another thread has destroyed it
             abort()

@@ -39,6 +39,7 @@ _SIGNAL = signal.SIGURG  # nothing is done at it by default, and few programs us
 _AGAIN_S = 0.05
 _MOST_TEXT = 10_000  # characters, of which some take four bytes of a packet
 _MAKING_S = 0.3
+_STUCK_S = 1.0
 
 
 class RoundOver(BaseException):
@@ -162,8 +163,12 @@ class Reentry:
                 broken_communication.break_all(os.environ)
             signal.pthread_kill(training, _SIGNAL)
             time.sleep(_AGAIN_S)
-            if gloo_groups.is_making() and time.monotonic() - begun > _MAKING_S:
-                # it waits for the connection of a peer that is gone, which nothing ends; a new process is there sooner
+            waited_s = time.monotonic() - begun
+            # it waits for the connection of a peer that is gone, which nothing ends, or, seldom, in a collective whose
+            # connections were all shut down: a new process is there sooner
+            if (gloo_groups.is_making() and waited_s > _MAKING_S) or (
+                waited_s > _STUCK_S and broken_communication.waits_in_gloo(training)
+            ):
                 os._exit(1)
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:

@@ -337,22 +337,6 @@ def test_it_has_failed_where_the_other_rank_does_not(round_ends: bool, two_ranks
     assert len(node.saver.requests) == 1
 
 
-def test_ranks_that_have_not_done_a_step_yet_are_waited_for(two_ranks: Node) -> None:
-    node = two_ranks
-    rank = node.core.local.ranks[0]
-    rank.first_step_at = None
-    node.save_of(0, 5)
-    node.answer((OF_ROUND_1, NOT_WHOLE))
-    node.now += 10 * SAVED_AGAIN_S
-    node.snapshots.tick()
-    assert node.core.told == []
-    rank.first_step_at = node.now
-    node.snapshots.tick()
-    node.now += SAVED_AGAIN_S + 1
-    node.snapshots.tick()
-    assert node.core.told == [("failed", 1, 5, NOT_WHOLE.error)]
-
-
 def test_a_step_that_newer_ones_have_replaced_is_not_waited_for(node: Node) -> None:
     node.begin_round(1, restored=5)
     node.save(6, 7, 8)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from resilio_hpc.core.ledger import read_ledger
+from resilio_hpc.launch.agent.kept_ranks import LEAVE_S
 from tests.support.environments import scrubbed
 from tests.support.launch.own_generators import drawn_after
 from tests.support.waiting import PATIENCE_S
@@ -45,6 +46,11 @@ def strike(where, step):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         os.kill(os.getpid(), signal.SIGSTOP if where == "stopped" else signal.SIGKILL)
 
+if "not woken" in WHERE:
+    from resilio_hpc.core import gloo_groups
+    from resilio_hpc.train import broken_communication
+    broken_communication.break_all, gloo_groups.free = lambda environment: None, lambda: 0
+
 @train.restartable
 def main():
     if "while it recovers" in WHERE and run.restart_count == 1 and run.rank == 1:
@@ -75,6 +81,8 @@ def main():
                     time.sleep(1000)
                 except BaseException:
                     print("DEAF", flush=True)
+        if "not woken" in WHERE:
+            dist.all_reduce(torch.zeros(1))
         parallel(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
         time.sleep(0.03)
@@ -179,6 +187,17 @@ def test_a_rank_that_does_not_leave_is_ended_and_started_again(tmp_path: Path) -
     assert all(len(set(found)) == 2 for found in done.processes().values())
     (left,) = done.events("ranks_left")
     assert (left["kept"], left["others"]) == (0, [0])
+
+
+@pytest.mark.slow
+def test_a_rank_that_a_broken_connection_does_not_wake_ends_and_starts_again(tmp_path: Path) -> None:
+    """As it was seen of gloo, seldom: a collective whose connections are all shut down does not end."""
+    found = Outcome(tmp_path, "raises, not woken")
+    assert sorted(rank for rank, _ in found.said("BORN")) == ["0", "0", "1"]
+    (left,) = found.events("ranks_left")
+    assert (left["kept"], left["of"]) == (1, 2)
+    assert left["seconds"] < LEAVE_S  # the agent would have ended it then
+    assert [int(words[0]) for words in found.said("STEP")] == list(range(STEPS))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import isfinite
 
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
@@ -60,7 +61,7 @@ class ChainRecovery:
 
 def recoveries(events: Sequence[Event], time: RunTime, goes_on: bool) -> list[ChainRecovery]:
     """Return all faults, by time. ``events`` by time; ``goes_on``: the run has not ended."""
-    found = faults(events)
+    found = [one for one in faults(events) if isfinite(one.time)]  # a wild line tells no moment
     story = [event for event in events if event.kind in _SIGNS | _TOLD]
     times = [event.time for event in story]
     parts = [part.facts for part in time.parts]
