@@ -95,9 +95,12 @@ class TimeSpan:
         return self.end_us - self.begin_us
 
 
+_FAR_S = 1e12  # some 30,000 years
+
+
 def microseconds(seconds: float) -> int:
-    """Return seconds as whole microseconds."""
-    return round(seconds * US)
+    """Return seconds as whole microseconds; of what is no time of ours, the farthest one."""
+    return round(min(max(seconds, -_FAR_S), _FAR_S) * US)
 
 
 def covered(spans: Iterable[TimeSpan], over: Iterable[TimeSpan]) -> list[TimeSpan]:
