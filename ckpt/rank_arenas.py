@@ -34,7 +34,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, os_error_tex
 from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 
 NEEDS_ROOM = "needs-room"
-_RESTART_S = 5.0
+_RESTART_S = 5.0  # for scripts whose steps are not known here
 
 
 class RankArenas:

@@ -48,6 +48,11 @@ class _Node:
             return set()
         return {int(found[1]) for name in names if (found := _RECORD_NAME.fullmatch(name))}
 
+    def first_rank(self, moment: _Moment) -> int:
+        """Return the lowest rank of this node then: a node's ranks follow each other."""
+        one = next(iter(self.moments[moment].values()))
+        return one.rank - one.local_rank
+
     def borrowed(self, rank: int, moment: _Moment) -> Borrowed | None:
         """Return how a rank of this node gets its state of a moment without a snapshot, as far as the files tell."""
         step, number, world_size = moment
@@ -143,16 +148,15 @@ def of_another_world(directory: Path, local_rank: int, step: int) -> Borrowed | 
     For a world of another size than that rank's, in which it has another number, or none.
     """
     node = _Node(directory)
-    for moment in sorted((moment for moment in node.moments if moment[0] == step), key=_by_round, reverse=True):
+    for moment in _moments_of(node, step):
         holders = node.moments[moment]
-        one = holders[min(holders)]
-        rank = one.rank - one.local_rank + local_rank
+        rank = node.first_rank(moment) + local_rank
         if rank in holders:
             found: Borrowed | arena.HeldSnapshot | None = holders[rank]
         else:
             borrowed_one = node.borrowed(rank, moment)
             found = borrowed_one if borrowed_one is not None and node.is_good(borrowed_one) else None
-        if found is not None and one.layout == REPLICATED:
+        if found is not None and holders[min(holders)].layout == REPLICATED:
             return found
     return None
 
@@ -163,13 +167,13 @@ def record_at(directory: Path, local_rank: int, step: int, part: bytes) -> tuple
     And its number then. ``part``: what is its own, as it was recorded.
     """
     node = _Node(directory)
-    moment = max((moment for moment in node.moments if moment[0] == step), key=_by_round, default=None)
-    if moment is None:
+    moments = _moments_of(node, step)
+    if not moments:
         return None
-    holders = node.moments[moment]
-    one = holders[min(holders)]
-    rank = one.rank - one.local_rank + local_rank
-    return None if rank in holders else (rank, BoundaryRecord(step, moment[2], moment[1], False, part))
+    _, number, world_size = moments[0]
+    rank = node.first_rank(moments[0]) + local_rank
+    has_own = rank in node.moments[moments[0]]
+    return None if has_own else (rank, BoundaryRecord(step, world_size, number, False, part))
 
 
 def pin(directory: Path, step: int) -> tuple[arena.Pin, list[int]] | None:
@@ -181,10 +185,9 @@ def pin(directory: Path, step: int) -> tuple[arena.Pin, list[int]] | None:
     if whole is not None:
         return whole, []
     node = _Node(directory)
-    for moment in sorted((moment for moment in node.moments if moment[0] == step), reverse=True):
-        holders = node.moments[moment]
-        one = holders[min(holders)]
-        ranks = range(one.rank - one.local_rank, one.rank - one.local_rank + one.local_world_size)
+    for moment in _moments_of(node, step):
+        holders, first = node.moments[moment], node.first_rank(moment)
+        ranks = range(first, first + holders[min(holders)].local_world_size)
         missing = [rank for rank in ranks if rank not in holders]
         found = [node.borrowed(rank, moment) for rank in missing]
         if all(each is not None and node.is_good(each) for each in found):
@@ -194,13 +197,10 @@ def pin(directory: Path, step: int) -> tuple[arena.Pin, list[int]] | None:
     return None
 
 
-def _by_round(moment: _Moment) -> int:
-    return moment[1]
-
-
-def _moments_of(node: _Node, step: int, world_size: int) -> list[_Moment]:
-    found = [moment for moment in node.moments if (moment[0], moment[2]) == (step, world_size)]
-    return sorted(found, reverse=True)
+def _moments_of(node: _Node, step: int, world_size: int | None = None) -> list[_Moment]:
+    """Return those of a step, and of a world of that size where one is given, those of the newest round first."""
+    found = [moment for moment in node.moments if moment[0] == step and world_size in (None, moment[2])]
+    return sorted(found, key=lambda moment: moment[1], reverse=True)
 
 
 def holder_of(record: BoundaryRecord, holders: Iterable[arena.HeldSnapshot]) -> arena.HeldSnapshot | None:
