@@ -24,12 +24,13 @@ SCRIPT = Path(__file__).resolve().parent / "reentry_training.py"
 START_LIMIT_S, LIMIT_S, BETWEEN_S = 180, 60, 2.0
 
 
-def own(name: str, policy: str, where: str) -> Mode:
-    launcher = Launcher("resilio-launch", policy, OURS / "resilio-launch", (f"--restart-policy={policy}",))
+def own(name: str, policy: str, where: str, *more: str) -> Mode:
+    launcher = Launcher("resilio-launch", policy, OURS / "resilio-launch", (f"--restart-policy={policy}", *more))
     return Mode(name, launcher, SCRIPT, where)
 
 
 MODES = (
+    own("in-process, model kept, a spare rank", "in-process", "outside", "--spare-ranks=1"),
     own("in-process, model kept", "in-process", "outside"),
     own("in-process, model made again", "in-process", "inside"),
     own("all ranks start again", "all", "inside"),

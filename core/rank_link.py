@@ -20,6 +20,8 @@ COLLECTIVE_VARIABLE = "RESILIO_COLLECTIVE_TIMEOUT_S"
 """In a rank's environment: for how many seconds it may wait in a collective; 0 where that is not known."""
 LAST_CHECKPOINT = "last checkpoint"
 """The section in which a rank waits until its last save is committed: as long as that takes."""
+STANDBY_VARIABLE = "RESILIO_STANDBY"
+"""In the environment of a process that has no rank yet: its local rank for the agent, below 0."""
 PAUSED = "paused"
 """The section in which a rank waits at a step boundary while nodes are tested."""
 

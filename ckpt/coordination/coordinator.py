@@ -15,6 +15,7 @@ from typing import Protocol
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.rank_link import STANDBY_VARIABLE
 from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 
 ROUND_OVER = "its ranks could not go on"
@@ -36,7 +37,10 @@ class Place:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Place:
-        """Return the place by torchrun's variables, or those of srun or mpirun; a world of one without them."""
+        """Return the place by torchrun's variables, or those of srun or mpirun; a world of one without them.
+
+        A standby process has no rank yet: its rank and local rank are below 0.
+        """
 
         def number(names: Sequence[str], default: int) -> int:
             for name in names:
@@ -44,9 +48,12 @@ class Place:
                     return int(environment[name])
             return default
 
+        standby = environment.get(STANDBY_VARIABLE)
         return cls(
-            number(("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"), 0),
-            number(("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"), 0),
+            -1 if standby else number(("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"), 0),
+            int(standby)
+            if standby
+            else number(("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"), 0),
             number(("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"), 1),
             number(("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"), 1),
             number(("RESILIO_ROUND", "TORCHELASTIC_RESTART_COUNT"), 0),

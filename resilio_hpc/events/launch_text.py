@@ -86,6 +86,14 @@ def _predecessor(f: Fields) -> str:
 
 
 LAUNCH_EVENTS: Mapping[str, Callable[[Fields], str]] = {
+    "standby_ready": lambda f: (
+        f"a standby process on {f.text('node', '?')} waits for a place after {seconds(f.number('seconds'))}"
+    ),
+    "standby_used": lambda f: f"a standby process on {f.text('node', '?')} is rank {f.whole('rank')} now",
+    "standby_lost": lambda f: (
+        f"a standby process on {f.text('node', '?')} has ended: {f.text('reason')}"
+        + (f"; there are no more of them (output: {f.text('log')})" if f.data.get("for_good") is True else "")
+    ),
     "launch": _launch,
     "placed": _placed,
     "launch_ends": lambda f: f"launch ends: {verdict_of(f)}, exit code {f.whole('exit_code')}",

@@ -22,7 +22,7 @@ ROLE_ORDER = {"lost": 0, "joining": 1, "training": 2, "spare": 3}
 QUIET = frozenset({
     "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
     "start", "agent_ends", "launch_ends", "read_ahead", "voters", "counters", "memory_warning", "metrics_endpoint",
-    "metrics_unclear", "step_verified", "noise_measured",
+    "metrics_unclear", "step_verified", "noise_measured", "standby_ready",
 })  # fmt: skip
 EVENT_STYLE = {
     "rank_failed": "red", "first_failure": "red", "node_lost": "red", "agent_ended": "red", "launch_failed": "red",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from resilio_hpc.ckpt.coordination import world
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.rank_link import COLLECTIVE_VARIABLE
 
 _LEAST_COLLECTIVE_S = 60.0
+_OF_A_RANK = ("rank", "local_rank", "round")
 
 
 def place_in(environment: Mapping[str, str], launched: bool) -> dict[str, Any]:
@@ -31,6 +33,21 @@ def place_in(environment: Mapping[str, str], launched: bool) -> dict[str, Any]:
         "data_parallel": data,
         "collective_timeout": _collective_timeout(environment) if launched else None,
     }
+
+
+def forget_place(run: object) -> None:
+    """Take from a standby process's Run what it has not, before it enters the restartable function."""
+    for name in _OF_A_RANK:
+        delattr(run, name)
+
+
+def raise_missing(name: str) -> NoReturn:
+    """Raise what a missing attribute of a Run means: UsageError where a standby process asks for its place."""
+    if name in _OF_A_RANK:
+        raise UsageError(
+            f"run.{name}: a process of --spare-ranks has no rank before its @train.restartable function: use it inside"
+        )
+    raise AttributeError(f"a Run has no attribute {name!r}")
 
 
 def _layout(environment: Mapping[str, str], world_size: int) -> tuple[int, int, int]:

@@ -26,7 +26,15 @@ from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.core import gloo_groups, stack_dump
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.rank_error import write_error
-from resilio_hpc.core.rank_link import CanReenter, EnterRound, LeaveRound, LeavingRound, LeftRound, Raised
+from resilio_hpc.core.rank_link import (
+    STANDBY_VARIABLE,
+    CanReenter,
+    EnterRound,
+    LeaveRound,
+    LeavingRound,
+    LeftRound,
+    Raised,
+)
 from resilio_hpc.native import intercept
 from resilio_hpc.train import broken_communication
 from resilio_hpc.train.last_step import is_of_a_lost_peer
@@ -101,8 +109,11 @@ class Reentry:
 
     def run(self, call: Callable[[], T]) -> T:
         """Call it until it returns, or ends with an error after which this process cannot go on."""
-        gc.freeze()  # what is there stays: each new entry looks for what the one before has left
         hook = sys.excepthook
+        if STANDBY_VARIABLE in os.environ:
+            self._link.send(CanReenter())
+            self._enter()
+        gc.freeze()  # what is there stays: each new entry looks for what the one before has left
         while True:
             self._link.send(CanReenter())
             try:
@@ -226,6 +237,7 @@ class Reentry:
         for stream, path in ((1, message.stdout_path), (2, message.stderr_path)):
             _continue_in(stream, path)
         before = os.environ.get(intercept.CALLS_VARIABLE, "")
+        os.environ.pop(STANDBY_VARIABLE, None)
         os.environ.update(message.variables)
         intercept.begin_round(before, os.environ.get(intercept.CALLS_VARIABLE, ""))
         stack_dump.write_when_asked()

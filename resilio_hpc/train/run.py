@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from resilio_hpc.ckpt.coordination import agent_link
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.errors import SaveRefused
 from resilio_hpc.core.rank_link import (
     LAST_CHECKPOINT,
+    STANDBY_VARIABLE,
     Finished,
     PauseConfirmed,
     Resume,
@@ -36,7 +37,7 @@ from resilio_hpc.core.rank_link import (
 from resilio_hpc.train.agreed_stop import AgreedStop
 from resilio_hpc.train.compared_replicas import sweep_of
 from resilio_hpc.train.last_step import LastStep, StepHolder, the_last_step
-from resilio_hpc.train.place import place_in
+from resilio_hpc.train.place import forget_place, place_in, raise_missing
 
 
 class Waitable(Protocol):
@@ -223,6 +224,9 @@ class Run:
         self._stopping, self._section, self._save_at = False, "", -1
         self._listen()
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise_missing(name)
+
     def _on_save_at(self, message: SaveAt) -> None:
         self._save_at = message.step
 
@@ -285,4 +289,6 @@ def _attach(
         link.subscribe(SaveAt, run._on_save_at)
         link.on_enter(run._enter)
         _leave_signals_to_the_agent()
+        if STANDBY_VARIABLE in environment:
+            forget_place(run)
     return run

@@ -5,7 +5,9 @@ from __future__ import annotations
 import py_compile
 import zipapp
 import zipfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,3 +177,21 @@ def test_a_rank_of_an_mpi_step_cannot_start_again_alone(tmp_path: Path) -> None:
     (tmp_path / "x.py").touch()
     with pytest.raises(UsageError, match="--restart-policy failed"):
         check(options(mpi="pmix", reentry=ReentryOptions("failed")), {"SLURM_JOB_ID": "7"}, tmp_path, CPU_NODE)
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ({"reentry": ReentryOptions("all", 1)}, "leave out --restart-policy"),
+        ({"mpi": "pmix"}, "leave out --mpi"),
+        ({"virtual_local_rank": True}, "leave out --virtual-local-rank"),
+        ({"kind": "command", "script": "/bin/true"}, "this is a command"),
+    ],
+)
+def test_standby_processes_that_could_take_no_place_are_refused(
+    tmp_path: Path, setting: dict[str, Any], why: str
+) -> None:
+    (tmp_path / "x.py").touch()
+    given = replace(options(), **{"reentry": ReentryOptions(spare_ranks=1)} | setting)
+    with pytest.raises(UsageError, match=f"--spare-ranks: .*{why}"):
+        check(given, {"SLURM_JOB_ID": "7"}, tmp_path, CPU_NODE)

@@ -29,7 +29,7 @@ from resilio_hpc.ckpt import REPLICATED, Checkpointer, rng_state, set_rng_state
 
 WHERE = sys.argv[1]
 run = train.attach()
-print("BORN", run.rank, os.getpid(), flush=True)
+print("BORN", run.rank if "standby" not in WHERE else os.environ["RANK"], os.getpid(), flush=True)
 
 def make():
     torch.manual_seed(0)
@@ -69,6 +69,9 @@ def main():
         optimizer.zero_grad()
         for where in ("killed", "raises", "stopped", "device"):
             strike(where, step)
+        if "standby waits" in WHERE and step == STRUCK - 1 and run.restart_count == 0:
+            while not any("standby_ready" in path.read_text() for path in (run.run_dir / "ledger").glob("*")):
+                time.sleep(0.02)
         if WHERE == "asleep" and step == STRUCK and run.restart_count == 0:
             if run.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -152,6 +155,27 @@ def test_the_rank_that_lives_goes_on_in_its_process(tmp_path: Path, where: str) 
     (left,) = done.events("ranks_left")
     assert (left["kept"], left["of"], left["others"]) == (1, 2, [1] if where == "stopped" else [])
     assert [event["kept"] for event in done.events("ranks")] == [0, 1]
+
+
+def test_a_standby_process_takes_the_place_of_the_rank_that_is_killed(tmp_path: Path) -> None:
+    done = Outcome(tmp_path, "killed, state outside, standby waits", "--spare-ranks", "1")
+    done.check()
+    (used,) = done.events("standby_used")
+    assert used["rank"] == 1
+    assert done.processes()[1][1] == str(used["pid"])
+    assert used["pid"] == done.events("standby_ready")[0]["pid"]
+    assert done.said("BORN") and {rank for rank, _ in done.said("BORN")} == {"0", "1"}, "no rank was started again"
+    assert [event["kept"] for event in done.events("ranks")] == [0, 2]
+
+
+@pytest.mark.slow
+def test_a_script_that_needs_its_rank_too_early_runs_without_standby_processes(tmp_path: Path) -> None:
+    done = Outcome(tmp_path, "killed, state outside", "--spare-ranks", "2")
+    done.check()
+    lost = done.events("standby_lost")
+    assert lost and all(event["for_good"] for event in lost)
+    assert "run.rank: a process of --spare-ranks has no rank before" in lost[0]["reason"]
+    assert done.events("standby_used") == []
 
 
 @pytest.mark.slow

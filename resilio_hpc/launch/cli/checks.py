@@ -60,12 +60,27 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
         raise UsageError(
             "--restart-policy failed: the ranks of an MPI step end together; choose all, or leave out --mpi"
         )
+    if options.reentry.spare_ranks and (why := _no_spare_ranks(options)):
+        raise UsageError(f"--spare-ranks: {why}")
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     notes = check_ranks(options, devices) if runs_here(options, environment) else ()
     flags = (("--chain", options.chain), ("--resize", options.resizing.resize))
     without = tuple(flag for flag, given in flags if given and not in_slurm(options, environment))
     return notes + tuple(f"{flag} has no effect outside of Slurm" for flag in without)
+
+
+def _no_spare_ranks(options: LaunchOptions) -> str:
+    """Return why no process could take another's place; "" where it may."""
+    if options.reentry.restart_policy != "in-process":
+        return "they enter a function as ranks that live do: leave out --restart-policy"
+    if options.mpi:
+        return "the ranks of an MPI step start together: leave out --mpi"
+    if options.virtual_local_rank:
+        return "each rank sees only its own GPU, and a spare one would see another's: leave out --virtual-local-rank"
+    if options.kind == "command":
+        return "they are for Python scripts, and this is a command"
+    return ""
 
 
 def check_run_directory(path: Path) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from resilio_hpc.launch.config.flags import failures_flag
+from resilio_hpc.launch.config.flags import failures_flag, whole_number
 
 RestartPolicy = Literal["in-process", "failed", "all"]
 
 
 @dataclass(frozen=True)
 class ReentryOptions:
-    """``restart_policy``: the rules are in ``launch/agent/kept_ranks`` and ``launch/controller/rank_restarts``."""
+    """``restart_policy``: the rules are in ``launch/agent/kept_ranks`` and ``launch/controller/rank_restarts``.
+
+    ``spare_ranks``: of each node, see ``launch/workers/standby_ranks``.
+    """
 
     restart_policy: RestartPolicy = failures_flag(
         "what a failure restarts; in-process: ranks that live and are inside of a function marked @train.restartable "
@@ -21,4 +24,12 @@ class ReentryOptions:
         "every rank is ended and started again (default: in-process)",
         "in-process",
         choices=get_args(RestartPolicy),
+    )
+    spare_ranks: int = failures_flag(
+        "keep K more processes ready on each node: they run the script up to its @train.restartable function, and one "
+        "takes the place of a rank that is lost (default: 0)",
+        0,
+        whole_number,
+        metavar="K",
+        least=0,
     )

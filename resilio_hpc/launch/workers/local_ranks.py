@@ -11,12 +11,12 @@ from pathlib import Path
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.rank_error import without_controls
-from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config import slurm_variables
+from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.console import Console
-from resilio_hpc.launch.workers.error_file import describe_exit, read_error
+from resilio_hpc.launch.workers.error_file import read_error
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.log_tail import last_line
 from resilio_hpc.launch.workers.lone_restarts import LoneRestarts
@@ -29,9 +29,10 @@ from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence, 
 from resilio_hpc.launch.workers.rank_files import RankFiles
 from resilio_hpc.launch.workers.rank_look import RankLook
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, RankEvents, StopHow, Surroundings
-from resilio_hpc.launch.workers.rank_reentry import RankReentry
+from resilio_hpc.launch.workers.rank_reentry import RankReentry, may_follow
 from resilio_hpc.launch.workers.rank_server import RankServer
 from resilio_hpc.launch.workers.spawner import Spawner
+from resilio_hpc.launch.workers.standby_ranks import StandbyRanks
 
 MAX_SPAWNER_RESTARTS = 5
 SHOWS_S = 0.02  # of each turn of the agent's loop, at most, for the ranks' output
@@ -60,7 +61,8 @@ class LocalRanks:
         self.server = RankServer(node.local_dir / "agent.sock", self._heard)
         self._commands = RankCommands(node, around, environment, self.server.path, begun)
         self._pids: dict[int, int] = {}
-        self._reentry = RankReentry(self.server, self._pids)
+        self._standby = StandbyRanks(node, self._spawner.spawn, may_follow)
+        self._reentry = RankReentry(self.server, self._pids, standby=self._standby.take)
         self._alone = LoneRestarts()
         self._look = RankLook(node.arena_dir, self._pids)
         self._oom_kills = OomKills()
@@ -96,17 +98,17 @@ class LocalRanks:
 
     def _take_events(self) -> None:
         for event in self._spawner.events():
-            self._on_event(event)
+            if (mine := self._standby.take_event(event)) is not None:
+                self._on_event(mine)
 
     def tick(self) -> None:
         """Show the ranks' output, and report ranks that do not end."""
         self._console.follow(SHOWS_S)
         node = self._node
         local = self._core.local
+        self._standby.tick(local)
         for rank in local.lingering(time.monotonic()) if local is not None else ():
-            overdue = {"rank": rank.rank, "pid": self._pids.get(rank.local_rank), "waited_s": LINGERS_S}
-            node.record("exit_overdue", **overdue)
-            node.say(words("exit_overdue", {"node": node.name, **overdue}))
+            node.tell("exit_overdue", rank=rank.rank, pid=self._pids.get(rank.local_rank), waited_s=LINGERS_S)
         if local is not None and (seen := self._look.answer(local)) is not None:
             self._core.ranks_seen(*seen)
         if local is not None and (passed := self._accounts.tick(local)) is not None:
@@ -125,17 +127,16 @@ class LocalRanks:
 
     def stop(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and all their descendants."""
-        number, keep = signal.SIGTERM if how.grace_s > 0 else signal.SIGKILL, self._reentry.keep(how.keep)
-        heeded = not how.for_good
+        number, heeded = signal.SIGTERM if how.grace_s > 0 else signal.SIGKILL, not how.for_good
+        if how.for_good:
+            self._standby.end()
+        keep = self._reentry.keep(how.keep) + self._standby.keep()
         self._spawner.stop(number, how.grace_s, keep_stores_from, heeded_only=heeded, spare=how.well, keep=keep)
 
     def terminate(self) -> None:
         """Send SIGTERM to every rank; none is killed."""
         for pid in self._pids.values():
-            try:
-                os.killpg(pid, signal.SIGTERM)
-            except ProcessLookupError:
-                pass
+            process_tree.signal_group(pid, signal.SIGTERM)
 
     def look(self, message: m.LookAtRanks) -> None:
         """Look at the ranks from outside → ``ranks_seen``."""
@@ -152,9 +153,9 @@ class LocalRanks:
         self._round = local.number
         self._start_began = time.monotonic()
         self._starting = set(local.ranks)
-        self._alone.begin()
         logs = (files := self._files).begin(local, self._commands.log_paths)
         world, nodes = sum(member.local_world_size for member in start.state.members), len(start.state.members)
+        commands = []
         for rank, log in zip(local.ranks.values(), logs, strict=True):
             here = local.member
             placement = RankPlacement(here.node_rank, nodes, rank.local_rank, len(here.ranks), rank.rank, world)
@@ -163,13 +164,15 @@ class LocalRanks:
             except UsageError as error:  # this world is impossible: every node reports it, and each try counts
                 self._core.spawn_failed(rank.local_rank, str(error), time.time())
                 return
-            self._alone.first(command)
+            commands.append(command)
             if self._reentry.enter(command):
                 self._starting.discard(rank.local_rank)
                 rank.is_kept = True
             else:
                 self._spawner.spawn(command)
         self._reentry.end_others()
+        self._alone.begin(commands)
+        self._standby.begin(commands)
         self._look.begin(local.number, files.stacks, files.kept)
         self._console.watch(logs, world, files.directory)
         if not self._starting:
@@ -186,7 +189,9 @@ class LocalRanks:
         self._console.judge(cause)
 
     def _heard(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
-        if not isinstance(message, rank_link.Raised):
+        if local_rank < 0:
+            self._standby.heard(local_rank, message)
+        elif not isinstance(message, rank_link.Raised):
             self._core.rank_said(round_number, local_rank, message)
         elif (local := self._core.local) is not None and local.number == round_number:
             error = without_controls(message.message), without_controls(message.traceback)
@@ -268,9 +273,7 @@ class LocalRanks:
         return RankEvidence(told, self._look.entered(local_rank))
 
     def _end_in_words(self, event: sm.Exited) -> str:
-        killed = event.signal == signal.SIGKILL and self._core.local is not None
-        why = self._oom_kills.why() if killed else ""
-        return f"killed by SIGKILL: {why}" if why else describe_exit(event.exit_code, event.signal)
+        return self._oom_kills.end_in_words(event.exit_code, event.signal)
 
     def _on_spawner_died(self, event: sm.SpawnerDied) -> None:
         node, ending = self._node, self._core.ending
@@ -291,10 +294,7 @@ class LocalRanks:
         self.server.close()
         self._look.close()
         self._accounts.close()
-        ending = self._core.ending
-        if ending is None or ending.verdict != "completed":
+        if (ending := self._core.ending) is None or ending.verdict != "completed":
             self._spawner.kill()
         elif left := self._spawner.release():
-            node = self._node.name
-            self._node.record("left_running", pids=left)
-            self._node.say(words("left_running", {"node": node, "pids": left}))
+            self._node.tell("left_running", pids=left)

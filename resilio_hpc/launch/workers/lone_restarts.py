@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from resilio_hpc.launch.workers.rank_env import RESTARTS_VARIABLE
@@ -18,15 +20,11 @@ class LoneRestarts:
         self._ended: dict[int, int] = {}
         self._starting: set[int] = set()
 
-    def begin(self) -> None:
-        """Take note that another round begins: all of its ranks are started."""
-        self._commands.clear()
+    def begin(self, commands: Sequence[RankCommand]) -> None:
+        """Take note that all ranks of another round are started, by these commands."""
+        self._commands = {command.local_rank: command for command in commands}
         self._ended.clear()
         self._starting.clear()
-
-    def first(self, command: RankCommand) -> None:
-        """Take the command of a rank in this round."""
-        self._commands[command.local_rank] = command
 
     def ended(self, local_rank: int, pid: int) -> None:
         """Take note of the end of a rank's process."""

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.process import announce
@@ -40,6 +41,11 @@ class NodeContext(Struct, frozen=True):
     def record(self, kind: str, **fields: Any) -> None:
         """Write an event of this node to the ledger."""
         self.ledger.append(kind, node=self.name, **{k: v for k, v in fields.items() if k != "node"})
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Write an event to the ledger, and print its words."""
+        self.record(kind, **fields)
+        self.say(words(kind, {"node": self.name, **fields}))
 
     def say(self, line: str) -> None:
         """Print one line for the user."""

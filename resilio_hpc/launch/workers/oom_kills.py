@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from resilio_hpc.core.memory_left import memory_uses, oom_kills
 from resilio_hpc.events.memory_text import size
+from resilio_hpc.launch.workers.error_file import describe_exit
 
 SAME_S = 5.0  # kills of one shortage; several ranks may end by it
 
@@ -32,6 +34,11 @@ class OomKills:
             if before is not None and after is not None and after > before:
                 return self._words(place, after - before)
         return ""
+
+    def end_in_words(self, exit_code: int | None, number: int | None) -> str:
+        """Return how a process ended just now, with the kernel's reason where it has one."""
+        why = self.why() if number == signal.SIGKILL else ""
+        return f"killed by SIGKILL: {why}" if why else describe_exit(exit_code, number)
 
     def _words(self, place: str, count: int) -> str:
         uses = memory_uses(self._root) if place == "job" else []

@@ -14,7 +14,7 @@ from msgspec import Struct
 from resilio_hpc.ckpt.coordination.coordinator import READ_AHEAD_VARIABLE
 from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.core.rank_link import COLLECTIVE_VARIABLE
+from resilio_hpc.core.rank_link import COLLECTIVE_VARIABLE, STANDBY_VARIABLE
 from resilio_hpc.core.stack_dump import STACK_VARIABLE
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.rank_layout import fill, layout_of, values_of
@@ -99,6 +99,21 @@ def rank_variables(
             "RESILIO_LOCAL_RANK": str(placement.local_rank),
         }
     )
+
+
+def standby_variables(variables: Mapping[str, str], number: int, directory: Path) -> dict[str, str]:
+    """Return what a process without a rank has instead of a rank's ``variables``. ``directory``: for its call ring.
+
+    Its ranks are no numbers, so that a script which depends on them too early ends, and does not take a wrong one.
+    """
+    error_file = Path(variables["TORCHELASTIC_ERROR_FILE"]).with_name(f"standby{-number}.json")
+    return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK", "RESILIO_LOCAL_RANK"), "standby") | {
+        STANDBY_VARIABLE: str(number),
+        "RESILIO_RESTORE": "",
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
+        STACK_VARIABLE: str(stack_file(error_file)),
+        interception.CALLS_VARIABLE: str(directory / f"standby-calls{number}"),
+    }
 
 
 def stack_file(error_file: Path) -> Path:

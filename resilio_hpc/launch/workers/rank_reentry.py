@@ -21,12 +21,16 @@ _OF_A_PROCESS = (
 class RankReentry:
     """The processes of one node's ranks, from round to round. ``pids``: by local rank, of all that run.
 
-    ``end``: ends a process and its descendants.
+    ``end``: ends a process and its descendants. ``standby``: a process that can take a rank's place, 0: none.
     """
 
-    def __init__(self, server: RankServer, pids: dict[int, int], end: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, server: RankServer, pids: dict[int, int], end: Callable[[int], None] | None = None,
+        standby: Callable[[RankCommand], int] = lambda _: 0,
+    ) -> None:  # fmt: skip
         self._server = server
         self._pids = pids
+        self._standby = standby
         self._end = end or _end
         self._commands: dict[int, RankCommand] = {}
         self._kept: dict[int, int] = {}
@@ -47,22 +51,35 @@ class RankReentry:
         local, before = command.local_rank, self._commands.get(command.local_rank)
         self._commands[local] = command
         pid = self._kept.get(local)
-        if pid is None or before is None or self._pids.get(local) != pid or not _may_follow(before, command):
-            return False
-        message = rank_link.EnterRound(command.env, command.stdout_path, command.stderr_path)
-        if not self._server.tell_process(pid, message):
+        lives = pid is not None and before is not None and self._pids.get(local) == pid
+        if pid is None or before is None or not lives or not _may_go_on(before, command):
+            pid = self._standby(command)
+            if not pid or not self._tell(pid, command):
+                return False
+            self.end_kept(local)
+            self._pids[local] = pid
+            return True
+        if not self._tell(pid, command):
             return False
         del self._kept[local]
         return True
 
+    def _tell(self, pid: int, command: RankCommand) -> bool:
+        message = rank_link.EnterRound(command.env, command.stdout_path, command.stderr_path)
+        return self._server.tell_process(pid, message)
+
     def end_others(self) -> None:
         """End the kept processes that do not enter the round."""
-        for local, pid in self._kept.items():
-            if self._pids.get(local) == pid:
-                del self._pids[local]
-                self._ended.add(pid)
-                self._end(pid)
-        self._kept = {}
+        for local in list(self._kept):
+            self.end_kept(local)
+
+    def end_kept(self, local: int) -> None:
+        """End the kept process of a rank, if there is one: it does not enter the round."""
+        pid = self._kept.pop(local, None)
+        if pid is not None and self._pids.get(local) == pid:
+            del self._pids[local]
+            self._ended.add(pid)
+            self._end(pid)
 
     def was_ended(self, pid: int) -> bool:
         """Return whether this process was ended here: its end is no failure of the rank that has its place."""
@@ -75,17 +92,22 @@ def _end(pid: int) -> None:
     process_tree.send([*process_tree.descendants(pid), pid], signal.SIGKILL)
 
 
-def _may_follow(before: RankCommand, after: RankCommand) -> bool:
-    """Return whether a process that was started by the one command can go on by the other.
+def _may_go_on(before: RankCommand, after: RankCommand) -> bool:
+    """Return whether a rank that was started by the one command can go on by the other.
 
     Where there is nothing to restore, training begins again, and what this process has trained must not be there.
     """
-    same = (before.argv, before.kind, before.cpus, before.cwd, before.open_files, before.stdin_path) == (
-        after.argv, after.kind, after.cpus, after.cwd, after.open_files, after.stdin_path
+    return before.cpus == after.cpus and bool(after.env.get("RESILIO_RESTORE")) and may_follow(before, after)
+
+
+def may_follow(before: RankCommand, after: RankCommand, but: tuple[str, ...] = ()) -> bool:
+    """Return whether a process of the one command can be that of the other. ``but``: variables that may differ."""
+    same = (before.argv, before.kind, before.cwd, before.open_files, before.stdin_path) == (
+        after.argv, after.kind, after.cwd, after.open_files, after.stdin_path
     )  # fmt: skip
+    names = [name for name in _OF_A_PROCESS if name not in but]
     return (
         same
-        and bool(after.env.get("RESILIO_RESTORE"))
         and not load_time_variables.differing(before.env, after.env)
-        and all(before.env.get(name) == after.env.get(name) for name in _OF_A_PROCESS)
+        and all(before.env.get(name) == after.env.get(name) for name in names)
     )

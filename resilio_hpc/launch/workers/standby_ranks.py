@@ -1,0 +1,169 @@
+"""Standby ranks of a node: processes that wait, before the function that ranks enter again, for a lost one's place.
+
+One has run the script up to its ``@train.restartable`` function, without a rank: what is imported, read and made there
+is ready, such as a model's memory. It takes a place by the message that has the ranks which live enter the next round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.workers import spawner_messages as sm
+from resilio_hpc.launch.workers.error_file import describe_exit, read_error
+from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.node_context import NodeContext
+from resilio_hpc.launch.workers.rank_env import standby_variables
+
+MOST_LOST = 3  # standby processes that ended by themselves, while they waited; then there are no more
+_OF_THE_RANK = ("LOCAL_RANK", "RESILIO_LOCAL_RANK")
+
+
+class Standby(msgspec.Struct):
+    """One process. ``number``: its local rank for the spawner, below 0. ``pid`` 0: it is being started.
+
+    ``may_be_ended``: with the ranks of a round, since it was not known yet when they were ended.
+    """
+
+    number: int
+    command: sm.RankCommand
+    began: float
+    pid: int = 0
+    is_ready: bool = False
+    may_be_ended: bool = False
+
+
+class StandbyRanks:
+    """Keeps so many processes ready as the option says, while the ranks of the node train.
+
+    ``may_follow``: whether a process of the one command can go on by the other; the last argument: variables that may
+    differ.
+    """
+
+    def __init__(
+        self, node: NodeContext, spawn: Callable[[sm.RankCommand], None],
+        may_follow: Callable[[sm.RankCommand, sm.RankCommand, tuple[str, ...]], bool],
+    ) -> None:  # fmt: skip
+        self._node = node
+        self._count = node.options.reentry.spare_ranks
+        self._spawn = spawn
+        self._may_follow = may_follow
+        self._numbers = itertools.count(-1, -1)
+        self._waiting: dict[int, Standby] = {}
+        self._taken: dict[int, int] = {}  # pid → local rank
+        self._model: sm.RankCommand | None = None
+        self._lost = 0
+
+    def keep(self) -> tuple[int, ...]:
+        """Return the processes that have no rank, which live on when the ranks are ended."""
+        for one in self._waiting.values():
+            one.may_be_ended = not one.pid
+        return tuple(one.pid for one in self._waiting.values() if one.pid)
+
+    def begin(self, commands: list[sm.RankCommand]) -> None:
+        """Take the commands of a round's ranks. Where their arguments differ, no process can stand in for each."""
+        same = len({(command.argv, command.kind) for command in commands}) == 1
+        self._model = commands[0] if commands and same and not commands[0].stdin_path else None
+
+    def tick(self, local: LocalRound | None) -> None:
+        """Start what is missing, once all ranks here train in the function that can be entered again."""
+        model = self._model
+        if model is None or local is None or local.failed or local.terminating or local.finishing:
+            return
+        missing = self._count - len(self._waiting)
+        if missing <= 0 or not all(rank.can_reenter and rank.first_step_at for rank in local.ranks.values()):
+            return
+        for _ in range(missing):
+            number = next(self._numbers)
+            command = _without_rank(model, number, self._node.arena_dir)
+            self._waiting[number] = Standby(number, command, time.monotonic())
+            self._spawn(command)
+
+    def heard(self, number: int, message: rank_link.RankMessage) -> None:
+        """Take a message of a process that has no rank."""
+        one = self._waiting.get(number)
+        if one is not None and isinstance(message, rank_link.CanReenter) and not one.is_ready:
+            one.is_ready = True
+            self._node.record("standby_ready", pid=one.pid, seconds=round(time.monotonic() - one.began, 3))
+
+    def take(self, command: sm.RankCommand) -> int:
+        """Return the process that takes this rank, which has to hear so; 0: there is none."""
+        for number, one in list(self._waiting.items()):
+            if one.is_ready and one.pid and self._may_follow(one.command, command, _OF_THE_RANK):
+                del self._waiting[number]
+                self._taken[one.pid] = command.local_rank
+                _move(one.pid, command.cpus)
+                self._node.record("standby_used", pid=one.pid, rank=int(command.env.get("RANK", -1)))
+                return one.pid
+        return 0
+
+    def take_event(self, event: sm.SpawnerEvent) -> sm.SpawnerEvent | None:
+        """Return an event of the spawner for the ranks; None where it is of a process without one."""
+        if isinstance(event, sm.SpawnerDied):
+            self._waiting.clear()  # and all processes with it
+            self._taken.clear()
+        if not isinstance(event, sm.Started | sm.Exited | sm.SpawnFailed) or event.local_rank >= 0:
+            return event
+        if isinstance(event, sm.Exited) and (local_rank := self._taken.pop(event.pid, None)) is not None:
+            return msgspec.structs.replace(event, local_rank=local_rank)
+        one = self._waiting.get(event.local_rank)
+        if one is None:
+            return None  # the run ends, and all processes with it
+        if isinstance(event, sm.Started):
+            one.pid = event.pid
+        else:
+            del self._waiting[event.local_rank]
+            if isinstance(event, sm.SpawnFailed) or not one.may_be_ended:
+                self._on_lost(one, event)
+        return None
+
+    def _on_lost(self, one: Standby, event: sm.Exited | sm.SpawnFailed) -> None:
+        """Say why a process has ended. Where it never waited, or too many have ended, there are no more."""
+        self._lost += 1
+        for_good = not one.is_ready or self._lost >= MOST_LOST
+        if isinstance(event, sm.SpawnFailed):
+            why = event.error
+        else:
+            said, _ = read_error(Path(one.command.env["TORCHELASTIC_ERROR_FILE"]))
+            why = said.message if said is not None else describe_exit(event.exit_code, event.signal)
+        if for_good:
+            self._count = 0
+        fields = {"reason": why[:500], "was_ready": one.is_ready, "for_good": for_good, "log": one.command.stderr_path}
+        (self._node.tell if for_good else self._node.record)("standby_lost", **fields)
+
+    def end(self) -> None:
+        """End all that wait; no more are started."""
+        self._count = 0
+        for one in self._waiting.values():
+            if one.pid:
+                process_tree.send([*process_tree.descendants(one.pid), one.pid], signal.SIGKILL)
+        self._waiting.clear()
+
+
+def _without_rank(command: sm.RankCommand, number: int, directory: Path) -> sm.RankCommand:
+    """Return the command of a process without a rank, after that of one of the round's ranks."""
+    name = f"standby{-number}"
+    out, err = (Path(path) for path in (command.stdout_path, command.stderr_path))
+    return msgspec.structs.replace(
+        command, local_rank=number, env=command.env | standby_variables(command.env, number, directory),
+        stdout_path=str(out.with_name(f"{name}.log")),
+        stderr_path=str(err.with_name(f"{name}.err.log" if err != out else f"{name}.log")),
+    )  # fmt: skip
+
+
+def _move(pid: int, cpus: tuple[int, ...] | None) -> None:
+    """Bind all threads of a process to the rank's CPUs."""
+    if not cpus:
+        return
+    with contextlib.suppress(OSError):  # it ends: that is found by its exit
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), cpus)
