@@ -84,7 +84,7 @@ def _reentry_of(run: Run) -> Reentry | None:
         return None
     if not _reentries:
         _reentries.append(Reentry(run))
-    return None if _reentries[0].is_inside else _reentries[0]
+    return _reentries[0] if _reentries[0].is_outside else None
 
 
 class Reentry:
@@ -99,13 +99,18 @@ class Reentry:
         self._ordered_at: float | None = None
         self._next: EnterRound | None = None
         self._is_lost = False
-        self.is_inside = False
-        """Whether the function runs."""
+        self._outside = threading.Event()  # the function does not run
+        self._outside.set()
         self._interrupter: threading.Thread | None = None
         link.subscribe(LeaveRound, self._on_leave)
         link.subscribe(EnterRound, self._on_enter)
         link.on_close(self._on_lost)
         signal.signal(_SIGNAL, self._on_signal)
+
+    @property
+    def is_outside(self) -> bool:
+        """Return whether the function does not run."""
+        return self._outside.is_set()
 
     def run(self, call: Callable[[], T]) -> T:
         """Call it until it returns, or ends with an error after which this process cannot go on."""
@@ -129,7 +134,7 @@ class Reentry:
             self._enter()
 
     def _attempt(self, call: Callable[[], T]) -> T:
-        self.is_inside = True
+        self._outside.clear()
         try:
             with self._changed:
                 is_over = self._ordered_at is not None
@@ -137,7 +142,7 @@ class Reentry:
                 raise RoundOver
             return self._inside(call)
         finally:
-            self.is_inside = False
+            self._outside.set()
 
     def _inside(self, call: Callable[[], T]) -> T:
         return call()  # the signal raises here, or further inside
@@ -169,11 +174,11 @@ class Reentry:
         training = threading.main_thread().ident
         assert training is not None
         begun = time.monotonic()
-        while self.is_inside:
+        while not self._outside.is_set():
             with contextlib.suppress(Exception):  # the training thread may destroy groups meanwhile
                 broken_communication.break_all(os.environ)
             signal.pthread_kill(training, _SIGNAL)
-            time.sleep(_AGAIN_S)
+            self._outside.wait(_AGAIN_S)
             waited_s = time.monotonic() - begun
             # it waits for the connection of a peer that is gone, which nothing ends, or, seldom, in a collective whose
             # connections were all shut down: a new process is there sooner
@@ -213,7 +218,7 @@ class Reentry:
             return self._ordered_at is not None
 
     def _leave(self) -> None:
-        """Leave what the round had, and say so."""
+        """Leave what the round had, and say so. What is freed after that, others need not wait for."""
         with self._changed:
             interrupter, self._interrupter = self._interrupter, None
         if interrupter is not None:
@@ -222,10 +227,9 @@ class Reentry:
         broken_communication.leave_groups()
         _bring_devices_back()
         gc.collect()
+        self._link.send(LeftRound(round(time.monotonic() - (self._ordered_at or 0.0), 4)))
         gloo_groups.free()
         _give_back_memory()
-        begun = self._ordered_at or 0.0
-        self._link.send(LeftRound(round(time.monotonic() - begun, 4)))
 
     def _enter(self) -> None:
         """Wait for the next round, and take this process's place in it."""
