@@ -108,8 +108,7 @@ class Checkpointer:
         self._coordinator.on_stage(self._saves.reached)
         if why_portable and self.place.rank == 0:
             tell_why_slower(why_portable)
-        if self._coordinator.memory_step >= 0:
-            self._arenas.map_ahead(self._coordinator.memory_step)
+        self._arenas.map_ahead(self._coordinator.memory_step)
 
     @property
     def place(self) -> coordinator.Place:

@@ -21,6 +21,7 @@ from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.replication.borrowed_state import Borrowed
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.arenas_ahead import ArenasAhead
 from resilio_hpc.ckpt.restore.borrowed_source import BorrowedSource
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_slot import NO_ROOM
@@ -62,6 +63,7 @@ class RankArenas:
         self._room = SnapshotRoom.MEMORY
         self._reduced = ""  # why the newest snapshot leaves something out
         self._durable_step = self._restored_step = -1
+        self._ahead: ArenasAhead | None = None
         self._trains = threading.Event()  # a step was done since the last restore
         coordinator.on_stage(self._on_stage)
         self.pair: ArenaPair | None = None
@@ -200,6 +202,7 @@ class RankArenas:
         """Take note of the step that training goes on from (-1: none); what is later is of a life that is over."""
         self._restored_step = step
         self._trains.clear()
+        self._ahead = None
         self._durable_step = step if tier is Tier.COMMITTED else min(step, self._durable_step)
         self.drop_after(step)
 
@@ -217,7 +220,15 @@ class RankArenas:
                 self.open().prefault_beside(size, slots, lambda: self._trains.wait(wait_s))
 
     def map_ahead(self, step: int) -> None:
-        """Map a snapshot while the model is built: from mapped memory, a restore is as fast as a copy."""
+        """Map a snapshot while the model is built (-1: none): from mapped memory, a restore is as fast as a copy.
+
+        A process that has no rank yet maps what others hold, until it has one.
+        """
+        directory = self._coordinator.arena_directory
+        if directory is not None and self._coordinator.place.rank < 0:
+            self._ahead = ArenasAhead(directory, lambda: self._coordinator.place.rank >= 0)
+        if step < 0:
+            return
         try:
             arenas = self.open()
         except OSError:
@@ -234,9 +245,10 @@ class RankArenas:
         arenas = self.open()
         path = arenas.held(step)
         place, directory = self._coordinator.place, self._coordinator.arena_directory
+        mapped = None if self._ahead is None else self._ahead.take()
         if path is not None:
             if directory is None or self._layout != REPLICATED:
-                return ArenaSource(path, memory=arenas.memory(step))
+                return ArenaSource(path, mapped, memory=arenas.memory(step))
             return reduced_snapshot.CompletedSource(path, arenas.memory(step), directory)
         found: Borrowed | arena.HeldSnapshot | None = None
         if directory is not None:
@@ -248,7 +260,7 @@ class RankArenas:
         if isinstance(found, arena.HeldSnapshot):
             return reduced_snapshot.CompletedSource(found.path, memoryview(b""), directory)
         self._keep(found.rank, found.record)
-        return BorrowedSource(found)
+        return BorrowedSource(found, mapped)
 
     def goes_on_from(self, step: int, part: bytes) -> None:
         """Take note that training goes on from a state that this process has held; ``part``: see ``PutBack``."""

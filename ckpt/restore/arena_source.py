@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from resilio_hpc.ckpt.format.manifest import TensorRecord, read_table
 from resilio_hpc.ckpt.format.source import Piece, Wanted, WantedSlab
-from resilio_hpc.ckpt.restore.whole_reader import copy_whole, read_whole
+from resilio_hpc.ckpt.restore.whole_reader import copy_whole
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.state.containers import NOTHING
 from resilio_hpc.ckpt.state.slab import Box
@@ -42,6 +42,11 @@ class Mappings:
             self._mapped[file] = path, _map(fd, found.st_size)
         self._unused[file] = 0
         return self._mapped[file][1]
+
+    def known(self, fd: int) -> memoryview:
+        """Return what is mapped of the open file, from its begin; nothing of one that is not mapped."""
+        found = os.fstat(fd)
+        return self._mapped.get((found.st_dev, found.st_ino), (None, memoryview(b"")))[1]
 
     def let_go(self) -> None:
         """Unmap, after a save, files that were removed or replaced, whose memory would stay in use.
@@ -107,11 +112,15 @@ class ArenaSource:
         return self.view[offset : offset + size]
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-        """See Source. An arena that is not mapped is read: a mapping would take as long again."""
-        mapped = [each for each in wanted if each[0].offset + each[0].size_bytes <= len(self._memory)]
-        others = [each for each in wanted if each[0].offset + each[0].size_bytes > len(self._memory)]
-        copy_whole(self.step, self._memory, mapped, pool)
-        read_whole(self.step, [(self, record, target) for record, target in others], False, pool)
+        """See Source. Of an arena that is not mapped each thread maps what it copies: sooner than to read it."""
+        memory = self._memory
+        if self._mappings is not None and len(known := self._mappings.known(self._descriptor)) > len(memory):
+            memory = known
+        mapped = [each for each in wanted if each[0].offset + each[0].size_bytes <= len(memory)]
+        others = [each for each in wanted if each[0].offset + each[0].size_bytes > len(memory)]
+        copy_whole(self.step, memory, mapped, pool)
+        if others:
+            copy_whole(self.step, map_shared(self._descriptor, self.header.size_bytes, False), others, pool, fresh=True)
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
         """See Source: snapshots of other ranks are not available here."""

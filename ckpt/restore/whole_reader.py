@@ -14,17 +14,21 @@ from resilio_hpc.ckpt.format.source import Wanted, checksum_at, mismatch, popula
 from resilio_hpc.ckpt.restore.shared_blocks import SHARE_BYTES as SHARED_BYTES
 from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks, read_segments, wanted_soon
 from resilio_hpc.ckpt.tiers.peer_disks import PeerFile
-from resilio_hpc.native import copy_blocks
+from resilio_hpc.native import copy_blocks, populate
 
 SHARE_BYTES = 256 << 20
 _COPY_BYTES = 32 << 20
 
 
-def copy_whole(step: int, memory: memoryview, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-    """Do as ``read_whole``, from memory that has each tensor where it lies in the file."""
+def copy_whole(
+    step: int, memory: memoryview, wanted: Sequence[Wanted], pool: ThreadPoolExecutor, fresh: bool = False
+) -> None:
+    """Do as ``read_whole``, from memory that has each tensor where it lies in the file. ``fresh``: mapped just now."""
 
     def copy(share: list[_BlockCopy]) -> None:
         for record, target, parts in share:
+            if fresh:
+                populate(memory[record.offset + parts[0][0] : record.offset + sum(parts[-1])])
             populate_large(target[parts[0][0] : sum(parts[-1])])
             crcs = copy_blocks(target, [(start, memory, record.offset + start, size) for start, size in parts])
             for (start, _), crc in zip(parts, crcs, strict=True):

@@ -103,6 +103,9 @@ def page(header: Header) -> bytes:
     return (pack(header).ljust(STATE_AT, b"\0") + WHOLE).ljust(PAGE, b"\0")
 
 
+SLOTS = "rank*.slot*"
+
+
 def slot_path(directory: Path, rank: int, slot: int) -> Path:
     """Return the path of slot 0, 1 or 2 (``LAST``) of a rank."""
     return directory / f"rank{rank}.slot{slot}"
