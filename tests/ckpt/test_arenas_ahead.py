@@ -1,4 +1,4 @@
-"""What a process without a rank maps ahead: all that the node's ranks hold, nothing that is being made or was removed."""
+"""What a process without a rank maps ahead: what all ranks of the node hold; not what is being made, or was removed."""
 
 from __future__ import annotations
 
