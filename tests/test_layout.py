@@ -31,8 +31,9 @@ FLOORS: dict[str, set[str]] = {
     "train": UPPER | {"diagnose"},
     "report": UPPER | {"diagnose"},
     "devtools": UPPER | {"train", "report"},
+    "simulate": UPPER | {"diagnose", "launch", "report"},
     "doctor": UPPER | {"launch", "train"},
-    "cli": UPPER | {"diagnose", "metrics", "watch", "launch", "train", "report", "devtools", "doctor"},
+    "cli": UPPER | {"diagnose", "metrics", "watch", "launch", "train", "report", "devtools", "doctor", "simulate"},
 }
 TOP_LEVEL_ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.

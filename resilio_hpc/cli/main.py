@@ -33,6 +33,7 @@ COMMANDS = (
     Command("status", "resilio_hpc.cli.status", "how a run is doing: rounds, steps, failures, checkpoints"),
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
     Command("report", "resilio_hpc.cli.report", "where a run's time went over all its jobs: goodput, recoveries, cost"),
+    Command("simulate", "resilio_hpc.cli.simulate", "the goodput of a run before it is submitted, beside the peers'"),
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),
     Command("metrics", "resilio_hpc.cli.metrics", "what the nodes of a run use: processors, memory, GPUs"),
     Command("timeouts", "resilio_hpc.cli.timeouts", "how long a run may stall: learned limits, and how to set them"),

@@ -155,3 +155,14 @@ def test_ranks_that_handle_sigterm_have_a_grace_which_ends_with_their_lease() ->
     world.run(lambda: world.agents["n2"].core.ranks.stop.under_way)
     world.cut("n2")
     world.run(lambda: not world.agents["n2"].rank_rounds(), limit_s=6.0)
+
+
+@pytest.mark.parametrize("message", ["RuntimeError: CUDA error: the GPU has fallen off the bus", "ValueError: other"])
+def test_another_fault_while_ranks_start_is_not_the_same_mistake_again(message: str) -> None:
+    world = World(nodes=2, max_without_progress=9, script=Script(save_every=1000, start_s=2.0))
+    fail_at(world, 3, 0, "KeyError: 0")
+    # before any rank has done a step again: the recovery is still open
+    world.run(lambda: world.last.state.round == 1 and len(world.records("ranks_started")) == 4)
+    world.fail_rank(1, exit_code=1, signal=None, message=message, traceback=RAISED)
+    world.until_round(2)
+    assert world.records("verdict") == []

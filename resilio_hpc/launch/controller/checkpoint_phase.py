@@ -209,28 +209,9 @@ class CheckpointPhase:
         return True
 
     def restore_plan(self) -> tuple[m.RestorePoint | None, tuple[m.MissingSnapshot, ...]]:
-        """Return the newest step that every rank can restore, and the snapshots to fetch to its node before.
-
-        From memory, its own or another node's, where all ranks have the step there. Else from the shared directory; if
-        most ranks have that step in their own memory, only the others read it. After a change of the number of ranks
-        from memory, too, where all ranks have the same tensors and each node a newer step than the directory.
-        """
+        """Return the newest step that every rank can restore, and the snapshots to fetch to its node before."""
         run = self._run
         bad = {copy.step for copy in run.bad_copies if copy.source is Tier.MEMORY}
-        found = replica_placement.in_memory(run)
-
-        def newest_of(steps: set[int]) -> int:
-            good = (step for step in steps - bad if run.not_after is None or step <= run.not_after)
-            return max(good, default=-1)
-
-        newest, step, self._of_another_world = newest_of(found.whole), run.committed, newest_of(found.shared)
-        if self._of_another_world > max(newest, step):
-            return m.RestorePoint(Tier.MEMORY, self._of_another_world), ()
-        self._of_another_world = -1
-        if newest < 0 and step < 0:
-            return None, ()
-        if newest >= step:
-            return m.RestorePoint(Tier.MEMORY, newest), found.fetches(newest)
-        if step in bad or not found.has_most(step):
-            return m.RestorePoint(Tier.COMMITTED, step), ()
-        return m.RestorePoint(Tier.MEMORY, step), found.fetches(step)
+        choice = replica_placement.restore_choice(replica_placement.in_memory(run), run.committed, bad, run.not_after)
+        self._of_another_world = choice.of_another_world
+        return choice.point, choice.fetches

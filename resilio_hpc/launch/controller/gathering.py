@@ -164,7 +164,7 @@ class Gathering:
     def _plan(self, usable: int, coming: int) -> RecoveryPlan:
         run = self._run
         gone, recovery = run.accounted, run.recovery
-        first = recovery.first_failure if recovery is not None and recovery.moves else None
+        first = recovery.last_failure() if recovery is not None and recovery.moves else None
         sound = sum(node not in run.suspects for node in run.usable)
         returning = sum(member.node not in gone for member in run.members)
         return decide(

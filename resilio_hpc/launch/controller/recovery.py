@@ -120,6 +120,7 @@ class Recovery(Struct):
     def round_told(self) -> None:
         """Take note that the next round's ranks start: what fails from now on ends that one."""
         self._told = len(self.failures), len(self.lost_nodes), len(self.restarted_agents)
+        self.moves = ""
 
     def kind(self) -> tuple[str, str]:
         """Return what failed, and on which node ("" where no node failed)."""
@@ -135,15 +136,15 @@ class Recovery(Struct):
         return ("slow_start", "") if first is None else (KINDS.get(first.kind, first.kind), first.node)
 
     def repeatable(self) -> Repeatable | None:
-        """Return the mark by which the ranks' own failure can be recognised when it comes again."""
-        first = self.first_failure
+        """Return the mark by which the ranks' own failure, which ended the last round, can be recognised when it comes again."""
+        first = self.last_failure()
         if first is None or self.lost_nodes or self.restarted_agents or self.new_controller:
             return None
         return repeatable(first, self.at_step, self.survived)
 
     def moves_from(self, before: Repeatable | None) -> str:
-        """Return why a spare should take the first failure's node, "" where the node is not at fault."""
-        first = self.first_failure
+        """Return why a spare should take the node of the last round's first failure, "" where the node is not at fault."""
+        first = self.last_failure()
         if first is None or self.lost_nodes or self.restarted_agents or first.kind not in OF_CLASS:
             return ""
         if is_consequence(first):
@@ -166,7 +167,7 @@ class Recovery(Struct):
         Call it when the ranks have stopped: only then are all their reports in.
         """
         now = self.repeatable()
-        return self.first_failure if now is not None and before is not None and now.is_again(before) else None
+        return self.last_failure() if now is not None and before is not None and now.is_again(before) else None
 
     def awaits_cause(self, now: float) -> bool:
         """Return whether the known failures may follow from another rank's, whose report is still on its way."""

@@ -53,8 +53,8 @@ def whole_first(candidates: Collection[AvailableNode], shape: NodeCounts) -> lis
     Such a node stays where no waiting node can replace it.
     """
     reduced = sorted((c for c in candidates if c.suspect or c.evicted), key=lambda c: (not c.suspect, -c.evicted))
-    waits = reduced[: len(candidates) - shape.trim(len(candidates))]
-    return [candidate for candidate in candidates if candidate not in waits]
+    waits = {one.node for one in reduced[: len(candidates) - shape.trim(len(candidates))]}
+    return [candidate for candidate in candidates if candidate.node not in waits]
 
 
 def by_switch(candidates: Collection[AvailableNode]) -> list[AvailableNode]:
@@ -116,7 +116,8 @@ def choose(
     if count == 0 or count < shape.trim(len(candidates) + coming):
         return []
     by_name = {candidate.node: candidate for candidate in candidates}
-    newcomers = [c.node for c in by_switch(candidates) if c.node not in previous]
+    former = set(previous)
+    newcomers = [c.node for c in by_switch(candidates) if c.node not in former]
     stay = [node for node in previous if node in by_name]
     if count == len(previous):
         names = _filled([node if node in by_name else None for node in previous], newcomers, on_disk)

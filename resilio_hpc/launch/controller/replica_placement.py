@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct, field
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.message_parts import Partner
 
 
-def partner_of(member: m.Member, run: RunState) -> Partner | None:
-    """Return the member whose snapshots ``member`` copies: half the run away, so mostly in another rack.
+def partner_rank(node_rank: int, nodes: int) -> int:
+    """Return the node rank whose snapshots a node copies: half the run away, so mostly in another rack."""
+    return (node_rank - max(1, nodes // 2)) % nodes
 
-    None where that one serves no copies.
-    """
+
+def copier_rank(node_rank: int, nodes: int) -> int:
+    """Return the node rank that copies a node's snapshots."""
+    return (node_rank + max(1, nodes // 2)) % nodes
+
+
+def partner_of(member: m.Member, run: RunState) -> Partner | None:
+    """Return the member whose snapshots ``member`` copies; None where that one serves no copies."""
     members = run.members
-    partner = members[(member.node_rank - max(1, len(members) // 2)) % len(members)]
+    partner = members[partner_rank(member.node_rank, len(members))]
     agent = run.agents.get(partner.node)
     if partner.node == member.node or agent is None or not agent.copy_port:
         return None
@@ -31,7 +39,7 @@ def copier_of(node: str, run: RunState) -> m.Member | None:
     rank = next((member.node_rank for member in members if member.node == node), None)
     if rank is None or len(members) < 2:
         return None
-    return members[(rank + max(1, len(members) // 2)) % len(members)]
+    return members[copier_rank(rank, len(members))]
 
 
 class InMemory(Struct):
@@ -60,6 +68,44 @@ class InMemory(Struct):
         """Return, for each rank without ``step`` on its own node, where it is."""
         missing = [rank for rank in range(self.world_size) if rank not in self.own[step]]
         return tuple(m.MissingSnapshot(rank, self.elsewhere[step].get(rank, "")) for rank in missing)
+
+
+class RestoreChoice(Struct, frozen=True):
+    """From where a round's ranks go on, None: from the beginning, and the snapshots to fetch to its node before.
+
+    ``of_another_world``: the step that is restored from snapshots of a world of another size, -1: none.
+    """
+
+    point: m.RestorePoint | None
+    fetches: tuple[m.MissingSnapshot, ...] = ()
+    of_another_world: int = -1
+
+
+def restore_choice(
+    found: InMemory, committed: int, bad: Collection[int] = (), not_after: int | None = None
+) -> RestoreChoice:
+    """Return the newest step that every rank can restore.
+
+    From memory, its own or another node's, where all ranks have the step there. Else from the shared directory; if
+    most ranks have that step in their own memory, only the others read it. After a change of the number of ranks
+    from memory, too, where all ranks have the same tensors and each node a newer step than the directory.
+    ``committed``: the newest durable step, -1: none; ``bad``: steps whose copies in memory are not to be restored.
+    """
+
+    def newest_of(steps: set[int]) -> int:
+        good = (step for step in steps - set(bad) if not_after is None or step <= not_after)
+        return max(good, default=-1)
+
+    newest, of_another_world = newest_of(found.whole), newest_of(found.shared)
+    if of_another_world > max(newest, committed):
+        return RestoreChoice(m.RestorePoint(Tier.MEMORY, of_another_world), (), of_another_world)
+    if newest < 0 and committed < 0:
+        return RestoreChoice(None)
+    if newest >= committed:
+        return RestoreChoice(m.RestorePoint(Tier.MEMORY, newest), found.fetches(newest))
+    if committed in bad or not found.has_most(committed):
+        return RestoreChoice(m.RestorePoint(Tier.COMMITTED, committed))
+    return RestoreChoice(m.RestorePoint(Tier.MEMORY, committed), found.fetches(committed))
 
 
 def in_memory(run: RunState) -> InMemory:

@@ -31,7 +31,7 @@ def suspect(run: RunState, reported: RankFailure) -> bool:
     if is_consequence(reported) or not may_move(reported):
         return False  # of thousands of reports nearly all are echoes: the cascade is not judged again for each
     recovery = run.recovery
-    first = recovery.first_failure if recovery is not None else None
+    first = recovery.last_failure() if recovery is not None else None
     if recovery is None or first is None:
         return False
     recovery.moves = recovery.moves_from(run.broke_before)

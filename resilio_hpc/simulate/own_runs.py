@@ -1,0 +1,104 @@
+"""Numbers of the user's own runs, from their reports: how often they failed, and what it took. Pure.
+
+A number that too few events tell is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.events.phrases import plural
+from resilio_hpc.report.accounting.causes import US, TimeCause
+from resilio_hpc.report.chain.recoveries import ChainRecovery, RecoveryOutcome
+from resilio_hpc.report.chain.run_report import RunReport
+from resilio_hpc.simulate.constants import Constants, SourceKind
+from resilio_hpc.simulate.fleets import FaultKind, Fleet
+
+KINDS = {"node_lost": FaultKind.NODE, "agent_lost": FaultKind.PROCESS, "hang": FaultKind.HANG}
+CLASSES = {"gpu_hardware": FaultKind.DEVICE, "nic_network": FaultKind.NETWORK}
+LEAST = 3  # a mean of fewer says little
+
+
+def _faults(reports: Sequence[RunReport]) -> list[ChainRecovery]:
+    found = [one for report in reports for one in report.recoveries]
+    return [one for one in found if one.outcome is not RecoveryOutcome.NOT_NEEDED]
+
+
+def kind_of(one: ChainRecovery) -> FaultKind:
+    """Return what a fault did."""
+    return KINDS.get(one.fault.kind) or CLASSES.get(one.failure_class) or FaultKind.PROCESS
+
+
+def own_fleet(reports: Sequence[RunReport], gpus_per_node: int) -> Fleet:
+    """Return how often runs failed. Raises UsageError where they tell too little."""
+    faults = _faults(reports)
+    node_days = sum(report.nodes.us for report in reports) / US / 86_400
+    if len(faults) < LEAST or node_days <= 0:
+        raise UsageError(
+            f"{plural(len(reports), 'run')} with {plural(len(faults), 'fault')}: {LEAST} faults are needed for a mean "
+            "time between them; name more runs, or give --mtbf-h or --fleet"
+        )
+    found = Counter(kind_of(one) for one in faults)
+    what = f"{plural(len(faults), 'fault')} in {node_days:,.3g} node-days of {plural(len(reports), 'own run')}"
+    return Fleet(
+        name="own runs", source=what, gpus=gpus_per_node, gpus_per_node=gpus_per_node, days=30,
+        per_gpu_day=len(faults) / node_days / gpus_per_node, mix_source=what,
+        faults={kind: float(count) for kind, count in found.items()},
+    )  # fmt: skip
+
+
+def own_numbers(constants: Constants, reports: Sequence[RunReport], gpus: int) -> Constants:
+    """Return the constants with what the runs have measured. ``gpus``: of the simulated run."""
+    gb = constants["gb_per_gpu"]
+
+    def measured(name: str, values: Sequence[float], of: Callable[[float], float] = lambda value: value) -> None:
+        nonlocal constants
+        if values and (name in ("queue_s", "launch_s") or len(values) >= LEAST):
+            what = f"own runs: median of {len(values)}"
+            constants = constants.replaced({name: max(0.0, of(median(values)))}, SourceKind.MEASURED, what)
+
+    saves = [report.checkpoints for report in reports]
+    blocked = [one.blocked_s.median for one in saves if one.blocked_s for _ in range(one.blocked_s.count)]
+    memory = [one.restores["memory"].median for one in saves if "memory" in one.restores
+              for _ in range(one.restores["memory"].count)]  # fmt: skip
+    store = [one.restores["committed"].median for one in saves if "committed" in one.restores
+             for _ in range(one.restores["committed"].count)]  # fmt: skip
+    measured("snapshot_s_per_gb", blocked, lambda value: value / gb if gb else 0.0)
+    measured("memory_load_s_per_gb", memory, lambda value: value / gb if gb else 0.0)
+    measured("store_gb_s", [value for value in store if value > 0], lambda value: gb * gpus / value)
+    faults = _faults(reports)
+    of_nodes = [one.fault.detection_s for one in faults if kind_of(one) is FaultKind.NODE and one.fault.detection_s]
+    hangs = [one.fault.detection_s for one in faults if kind_of(one) is FaultKind.HANG and one.fault.detection_s]
+    measured("heartbeat_timeout_s", of_nodes)
+    measured("hang_s", hangs)
+    load_s = median(memory) if len(memory) >= LEAST else gb * constants["memory_load_s_per_gb"]
+    starts = [
+        one.fault.recovery_s - one.fault.detection_s for one in faults
+        if one.fault.recovery_s is not None and one.fault.detection_s is not None
+    ]  # fmt: skip
+    if len(starts) >= LEAST:  # what a restart takes is known as a whole
+        measured("program_start_s", starts, lambda value: value - load_s)
+        whole = dict.fromkeys(("rank_end_s", "round_s_per_node", "communicators_s_per_gpu", "silent_node_s"), 0.0)
+        constants = constants.replaced(whole, SourceKind.MEASURED, "own runs: part of program_start_s")
+    jobs = sum(len(report.time.parts) for report in reports)
+    begun = sum(report.by_cause[TimeCause.START] for report in reports) / US
+    measured("launch_s", [begun / jobs] if jobs else [], lambda value: value - constants["program_start_s"])
+    queued = [report.by_cause[TimeCause.QUEUE] / US / (len(report.time.parts) - 1) for report in reports
+              if len(report.time.parts) > 1]  # fmt: skip
+    measured("queue_s", queued)
+    return constants
+
+
+def own_interval_s(reports: Sequence[RunReport]) -> float | None:
+    """Return the time between saves, as the runs had it; None where it is not known."""
+    found = [report.checkpoints.interval_s.median for report in reports if report.checkpoints.interval_s]
+    return median(found) if found else None
+
+
+def own_nodes(reports: Sequence[RunReport]) -> int:
+    """Return the most nodes with ranks that a round of the runs had."""
+    return max((len(one.members) for report in reports for part in report.time.parts for one in part.facts.rounds),
+               default=1)  # fmt: skip
