@@ -31,13 +31,15 @@ class PeerPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """How a peer keeps a run going.
 
     ``restart_s``: from the decision until ranks load; ``node_s``, ``hang_s``: until that is decided; ``blocked_s``: that
-    a save takes from training; ``requeue``: without a spare, a new job is needed for a lost node.
+    a save takes from training; ``requeue``: without a spare, a new job is needed for a lost node; ``grows``: a restart
+    takes at least as long as the program and its communicators do at this size.
     """
 
     name: str
     text: str
     memory: Literal["none", "own", "partner"]
     requeue: bool
+    grows: bool
     restart_s: PeerNumber
     blocked_s: PeerNumber
     hang_s: PeerNumber
@@ -102,12 +104,14 @@ class PeerRun(VirtualRun):
         self.account.held = self.setup.nodes + self.setup.spares
         self.account.working = self.setup.nodes
         self._left = self._durable
-        constants = self.constants
-        us = constants.us("launch_s") + constants.us("program_start_s")
-        us += round(self.setup.gpus * constants["communicators_s_per_gpu"] * 1e6)
-        fault = self._start_ranks(TimeCause.START, us)
+        fault = self._start_ranks(TimeCause.START, self.constants.us("launch_s") + self._program_us())
         if fault is not None:
             self._go_on(fault)
+
+    def _program_us(self) -> int:
+        """Return what programs and their communicators take, under any launcher."""
+        communicators_s = self.setup.gpus * self.constants["communicators_s_per_gpu"]
+        return self.constants.us("program_start_s") + round(communicators_s * 1e6)
 
     def due_us(self) -> int:
         """Return when the job's time limit comes."""
@@ -124,7 +128,7 @@ class PeerRun(VirtualRun):
         self.account.counts["jobs by the chain"] += 1
         self.forget_returns()
         self.wait(TimeCause.QUEUE, self.constants.us("queue_s"))
-        self.launch()
+        self.between_jobs = True
 
     def strikes(self, fault: SimulatedFault) -> bool:
         """Take the loss of spares."""
@@ -166,7 +170,8 @@ class PeerRun(VirtualRun):
                 elif policy.requeue:
                     self._next_job()
                     return
-            fault = struck or self._start_ranks(TimeCause.RECOVER, round(policy.restart_s.value * 1e6))
+            restart_us = max(round(policy.restart_s.value * 1e6), self._program_us() if policy.grows else 0)
+            fault = struck or self._start_ranks(TimeCause.RECOVER, restart_us)
 
     def _takes_memory(self, fault: SimulatedFault) -> bool:
         """Return whether the newest snapshot is lost with a fault. Nodes that fail together may be each other's."""

@@ -84,16 +84,16 @@ def _sizes(asked: Asked) -> dict[str, float]:
 
 
 def _fleet(asked: Asked, reports: Sequence[RunReport]) -> tuple[Fleet, int]:
-    if reports and asked.fleet is None and asked.mtbf_h is None:
+    if reports and asked.fleet is None:
         counted = next((one.cost.gpus_per_node for one in reports if one.cost.gpus_per_node), None)
         per_node = asked.gpus_per_node or counted or 1
-        return own_fleet(reports, per_node), asked.gpus or own_nodes(reports) * per_node
-    fleet = fleet_named(asked.fleet or DEFAULT_FLEET)
-    gpus = asked.gpus or fleet.gpus
+        fleet, gpus = own_fleet(reports, per_node), asked.gpus or own_nodes(reports) * per_node
+    else:
+        fleet = fleet_named(asked.fleet or DEFAULT_FLEET)
+        gpus = asked.gpus or fleet.gpus
     if asked.mtbf_h is None:
         return fleet, gpus
-    rate = 24 / asked.mtbf_h / gpus
-    return replace_rate(fleet, rate, asked.mtbf_h), gpus
+    return replace_rate(fleet, 24 / asked.mtbf_h / gpus, asked.mtbf_h), gpus
 
 
 def replace_rate(fleet: Fleet, per_gpu_day: float, mtbf_h: float) -> Fleet:

@@ -118,7 +118,7 @@ class RecoveringRun(VirtualRun):
         self._count()
         self.wait(TimeCause.QUEUE, self.constants.us("queue_s") if goes_on else round((by_hand or 0.0) * 1e6))
         self.job += 1
-        self.launch()
+        self.between_jobs = True
 
     def _count(self) -> None:
         self.account.held = len(self.places.members) + len(self.places.spares) - len(self.places.lost)

@@ -60,6 +60,8 @@ class VirtualRun(ABC):
         self.round_began_us = 0
         self.base = 0  # the position from which the round began
         self.working = setup.nodes  # nodes with ranks
+        self.between_jobs = True  # the next job is to be launched
+        self._held: int | None = 0  # the position at which the last round ended, None: ranks train
 
     # -- what subclasses decide ----------------------------------------------------------------------------------
 
@@ -92,9 +94,12 @@ class VirtualRun(ABC):
     def result(self) -> SimulatedResult:
         """Let the run go on until its end."""
         account = self.account
-        self.launch()
         while not account.over and not self.ended:
-            self._train()
+            if self.between_jobs:
+                self.between_jobs = False
+                self.launch()
+            else:
+                self._train()
             self._watch(account.at_us / account.end_us)
         done = self.position
         account.spend(TimeCause.UNKNOWN, account.end_us - account.at_us)
@@ -111,7 +116,7 @@ class VirtualRun(ABC):
     @property
     def position(self) -> int:
         """Return the work that is done now."""
-        return self.position_of(self.saves.trained(self.in_round_us))
+        return self.position_of(self.saves.trained(self.in_round_us)) if self._held is None else self._held
 
     def position_of(self, trained_us: int) -> int:
         """Return the position after so much training in this round."""
@@ -123,7 +128,7 @@ class VirtualRun(ABC):
 
     def begin_round(self, position: int) -> None:
         """Train from ``position`` on."""
-        self.round_began_us, self.base = self.account.at_us, position
+        self.round_began_us, self.base, self._held = self.account.at_us, position, None
 
     def go_back(self, lost: int) -> None:
         """Take note that so much work is to be done again."""
@@ -184,8 +189,10 @@ class VirtualRun(ABC):
         if fault is not None and fault.at_us <= account.at_us:
             self._next += 1
             if self.strikes(fault):
+                self._held = self.position
                 self.recover(fault)
         elif self.due_us() <= account.at_us:
+            self._held = self.position
             self.act()
 
     def _advance(self, until_us: int) -> None:
