@@ -5,8 +5,8 @@
     python benchmarks/simulated_goodput.py --speed
 
 A real run is the counting script on two nodes of two ranks on this machine. Ranks, drawn by chance, are killed at times
-drawn by chance; ``resilio report`` accounts for it. Each run is predicted with the times of the other one. How many faults
-chance drew is the run's own, since that is not what the simulator is to tell.
+drawn by chance; ``resilio report`` accounts for it. Each run is predicted with the times of the other one. How many
+faults chance drew is the run's own, since that is not what the simulator is to tell.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.report.accounting.causes import TimeCause
 from resilio_hpc.report.chain.run_report import RunReport, read_report
 from resilio_hpc.simulate import plan_study
-from resilio_hpc.simulate.plan_study import Asked
+from resilio_hpc.simulate.plan_study import StudyRequest
 from resilio_hpc.simulate.study import Study
 from resilio_hpc.simulate.study_text import ettr
 
@@ -45,7 +45,7 @@ LIMIT_S = 60.0
 
 def simulated(**asked: object) -> tuple[Study, float]:
     """Return a study of one case, and its median ETTR."""
-    found = plan_study.run(Asked(**asked), [])  # type: ignore[arg-type]
+    found = plan_study.run(StudyRequest(**asked), [])  # type: ignore[arg-type]
     return found, found.rows[0].middle(ettr)
 
 
@@ -77,7 +77,7 @@ def published() -> Table:
         mttf = ran / max(1.0, sum(one.counts.get("faults", 0) for one in found.rows[0].results))
         table.add_row(f"RSC-1, mean time to failure at {gpus:,} GPUs", f"{hours} h", f"{mttf:.2g} h",
                       "yes" if abs(mttf / hours - 1) < 0.15 else "no", "its rate is an input")  # fmt: skip
-    for every_s, restart_s in ((3600.0, 300.0), (600.0, 300.0)):
+    for every_s in (3600.0, 600.0):
         policy = "shared-fs" if every_s == 3600 else "in-memory"
         _, one = simulated(fleet="llama3", policies=(policy,), save_every_s=every_s, job_s=None, repeats=5, spares=64)
         table.add_row(f"Llama 3, 16,384 GPUs, 54 days; {policy}, a save every {every_s / 60:.0f} min", "> 90 %",
@@ -91,7 +91,9 @@ def published() -> Table:
                   _near(0.329, one), "who waits how long; all faults but GPUs'")  # fmt: skip
     _, one = simulated(fleet="ant", policies=("in-memory",), days=7.0, job_s=None, repeats=5, spares=8, gpus=1000)
     table.add_row("DLRover's users, 1,000 GPUs, after", "58.9 %", f"{one:.1%}", _near(0.589, one), "the same")
-    table.add_row("DLRover, GLM-65B, after", "95 %", f"{one:.1%}", _near(0.95, one), "its fault rate (the same fleet's)")
+    table.add_row(
+        "DLRover, GLM-65B, after", "95 %", f"{one:.1%}", _near(0.95, one), "its fault rate (the same fleet's)"
+    )
     return table
 
 
@@ -170,9 +172,10 @@ def real(run_s: float, every_s: float) -> Table:
                       *(f"{share:.2%}" for share in shares))  # fmt: skip
     for known, predicted in ((0, 1), (1, 0)):
         days = reports[predicted].time.wall_us / 8.64e10
-        asked = Asked(
+        asked = StudyRequest(
             gpus=4, gpus_per_node=2, days=days, job_s=None, spares=0, policies=("resilio",), repeats=99,
-            mtbf_h=days * 24 / len(reports[predicted].recoveries), replicated=True, max_restarts=1000, given={"step_s": 0.1, "gb_per_gpu": 1e-6},
+            mtbf_h=days * 24 / len(reports[predicted].recoveries), replicated=True, max_restarts=1000,
+            given={"step_s": 0.1, "gb_per_gpu": 1e-6},
         )  # fmt: skip
         row = plan_study.run(asked, [reports[known]]).rows[0]
         least, most = row.spread(ettr)

@@ -18,6 +18,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 
 if TYPE_CHECKING:
+    from resilio_hpc.report.chain.run_report import RunReport
     from resilio_hpc.simulate.study import Study
 
 MOST_GPUS, MOST_DAYS, MOST_REPEATS = 200_000, 3650.0, 1000
@@ -71,8 +72,8 @@ _VARIES: dict[str, tuple[str, Callable[[str], float | bool | None]]] = {
 def _parser() -> Parser:
     parser = Parser(
         prog="resilio simulate",
-        description="Goodput and ETTR of a run before it is submitted: resilio's own decisions, and its peers' published\n"
-        "policies, on the same faults in virtual time. Each number has its source; guesses are named.",
+        description="Goodput and ETTR of a run before it is submitted: resilio's own decisions, and the published\n"
+        "policies of its peers, on the same faults in virtual time. Each number has its source; guesses are named.",
         epilog=_EXAMPLES,
     )
     size = parser.add_argument_group("the run")
@@ -88,15 +89,16 @@ def _parser() -> Parser:
     rates.add_argument("--from-run", action="append", default=[], metavar="RUN",
                        help="rates and times as these runs had them, by their ledgers")  # fmt: skip
     rates.add_argument("--domain", action="append", default=[], metavar="NODES:H",
-                       help="nodes side by side that go together (a switch, a rack), each group every H hours")  # fmt: skip
+                       help="nodes side by side that go together (a rack), each group every H hours")  # fmt: skip
     how = parser.add_argument_group("how it is run")
     how.add_argument("--spares", type=_number(0, MOST_GPUS, whole=True), metavar="K", help="(default: 1 %% of nodes)")
     how.add_argument("--min-nodes", type=_number(1, MOST_GPUS, whole=True), metavar="N", help="(default: all)")
     how.add_argument("--save-every", type=_every, default=math.nan, metavar="S|auto",
-                     help="seconds of training between saves; auto: Daly's (default: as the runs, else 600)")  # fmt: skip
+                     help="seconds of training between saves; auto: Daly's (default: the runs', else 600)")  # fmt: skip
     how.add_argument("--max-restarts", type=_number(0, 1e6, whole=True), default=3, metavar="N", help="(default: 3)")
     how.add_argument("--partner-copies", action="store_true", help="snapshots in another node's memory, too")
     how.add_argument("--replicated", action="store_true", help="all nodes hold the same state (DDP)")
+    how.add_argument("--no-last-step", action="store_true", help="ranks that end save no step before (plain programs)")
     how.add_argument("--evict-devices", action="store_true", help="nodes with a broken GPU take no part")
     how.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a number (see --constants)")
     what = parser.add_argument_group("what is shown")
@@ -104,7 +106,9 @@ def _parser() -> Parser:
                       help="resilio, shared-fs, in-memory, hot-spares, flash-recovery (default: all)")  # fmt: skip
     what.add_argument("--compare", action="append", default=[], metavar="NAME=V,V",
                       help=f"resilio with each of the values; of: {', '.join(_VARIES)}")  # fmt: skip
-    what.add_argument("--repeats", type=_number(1, MOST_REPEATS, whole=True), default=5, metavar="N", help="(default: 5)")
+    what.add_argument(
+        "--repeats", type=_number(1, MOST_REPEATS, whole=True), default=5, metavar="N", help="(default: 5)"
+    )
     what.add_argument("--seed", type=_number(0, 2**53, whole=True), default=0, metavar="N", help="(default: 0)")
     what.add_argument("--constants", action="store_true", help="show all numbers with their sources")
     form = what.add_mutually_exclusive_group()
@@ -173,15 +177,17 @@ def _domain(text: str) -> tuple[int, float]:
     return found
 
 
-def _study(options: argparse.Namespace, given: dict[str, float], varied: list[tuple[str, list[float | bool | None]]]) -> Study:
+def _study(
+    options: argparse.Namespace, given: dict[str, float], varied: list[tuple[str, list[float | bool | None]]]
+) -> Study:
     from resilio_hpc.simulate import plan_study
 
-    asked = plan_study.Asked(
+    asked = plan_study.StudyRequest(
         gpus=options.gpus, gpus_per_node=options.gpus_per_node, days=options.days,
         job_s=options.job_hours * 3600 or None, chained=not options.no_chain, fleet=options.fleet,
         mtbf_h=options.mtbf_h, domains=tuple(map(_domain, options.domain)), spares=options.spares,
         min_nodes=options.min_nodes, save_every_s=options.save_every, max_restarts=options.max_restarts,
-        partner_copies=options.partner_copies, replicated=options.replicated, evict_devices=options.evict_devices,
+        partner_copies=options.partner_copies, replicated=options.replicated, last_step=not options.no_last_step, evict_devices=options.evict_devices,
         given=given, policies=tuple(options.policy),
         varied=tuple((name, _VARIES[name][0], tuple(values)) for name, values in varied), repeats=options.repeats,
         seed=options.seed,
@@ -191,7 +197,7 @@ def _study(options: argparse.Namespace, given: dict[str, float], varied: list[tu
         return plan_study.run(asked, reports, told)
 
 
-def _report(name: str) -> object:
+def _report(name: str) -> RunReport:
     from resilio_hpc.report.chain.run_report import read_report
     from resilio_hpc.slurm.runs import run_names
 

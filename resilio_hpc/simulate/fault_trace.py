@@ -1,7 +1,7 @@
 """The faults of a run, drawn from a seed: the same for every policy. Pure.
 
-A fault strikes a place, not a machine: the node that holds this node rank at that time. So a policy with spares, and one
-without, meet the same faults. Places from ``nodes`` on are spares.
+A fault strikes a place, not a machine: the node that holds this node rank at that time. So policies with and
+without spares meet the same faults. Places from ``nodes`` on are spares.
 """
 
 from __future__ import annotations

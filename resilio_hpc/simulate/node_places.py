@@ -1,4 +1,4 @@
-"""The nodes of a simulated job: who trains at which place, who waits, who is broken. The real rendezvous chooses. Pure."""
+"""The nodes of a simulated job: members by place, spares, broken ones. The real rendezvous chooses. Pure."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ class NodePlaces:
 
     def _candidate(self, node: int, suspects: Collection[str]) -> AvailableNode:
         name = name_of(node)
-        return AvailableNode(
-            name, node, name, self._slots, f"s{node // SWITCH_NODES}.{name}", 0, name in suspects
-        )
+        return AvailableNode(name, node, name, self._slots, f"s{node // SWITCH_NODES}.{name}", 0, name in suspects)
 
     def fault_again(self, at_us: int) -> SimulatedFault | None:
         """Return the fault of a broken node that ranks were started on, if there is one."""

@@ -1,17 +1,18 @@
 """Numbers of the user's own runs, from their reports: how often they failed, and what it took. Pure.
 
-A number that too few events tell is left as it is.
+Means, since it is their sums that count. A number that too few events tell is left as it is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.events.phrases import plural
 from resilio_hpc.report.accounting.causes import US, TimeCause
+from resilio_hpc.report.chain.checkpoint_facts import Spread
 from resilio_hpc.report.chain.recoveries import ChainRecovery, RecoveryOutcome
 from resilio_hpc.report.chain.run_report import RunReport
 from resilio_hpc.simulate.constants import Constants, SourceKind
@@ -30,6 +31,11 @@ def _faults(reports: Sequence[RunReport]) -> list[ChainRecovery]:
 def kind_of(one: ChainRecovery) -> FaultKind:
     """Return what a fault did."""
     return KINDS.get(one.fault.kind) or CLASSES.get(one.failure_class) or FaultKind.PROCESS
+
+
+def tells_kinds(reports: Sequence[RunReport]) -> bool:
+    """Return whether there are faults enough to tell in what ways runs fail."""
+    return len(_faults(reports)) >= LEAST
 
 
 def own_fleet(reports: Sequence[RunReport], gpus_per_node: int) -> Fleet:
@@ -57,24 +63,22 @@ def own_numbers(constants: Constants, reports: Sequence[RunReport], gpus: int) -
     def measured(name: str, values: Sequence[float], of: Callable[[float], float] = lambda value: value) -> None:
         nonlocal constants
         if values and (name in ("queue_s", "launch_s") or len(values) >= LEAST):
-            what = f"own runs: median of {len(values)}"
-            constants = constants.replaced({name: max(0.0, of(median(values)))}, SourceKind.MEASURED, what)
+            what = f"own runs: mean of {len(values)}"
+            constants = constants.replaced({name: max(0.0, of(fmean(values)))}, SourceKind.MEASURED, what)
 
     saves = [report.checkpoints for report in reports]
-    blocked = [one.blocked_s.median for one in saves if one.blocked_s for _ in range(one.blocked_s.count)]
-    memory = [one.restores["memory"].median for one in saves if "memory" in one.restores
-              for _ in range(one.restores["memory"].count)]  # fmt: skip
-    store = [one.restores["committed"].median for one in saves if "committed" in one.restores
-             for _ in range(one.restores["committed"].count)]  # fmt: skip
-    measured("snapshot_s_per_gb", blocked, lambda value: value / gb if gb else 0.0)
+    memory = _all([one.restores.get("memory") for one in saves])
+    measured("snapshot_s_per_gb", _all([one.blocked_s for one in saves]), lambda value: value / gb if gb else 0.0)
     measured("memory_load_s_per_gb", memory, lambda value: value / gb if gb else 0.0)
-    measured("store_gb_s", [value for value in store if value > 0], lambda value: gb * gpus / value)
+    store = [value for value in _all([one.restores.get("committed") for one in saves]) if value > 0]
+    measured("store_gb_s", store, lambda value: max(1e-9, gb * gpus / value))
     faults = _faults(reports)
     of_nodes = [one.fault.detection_s for one in faults if kind_of(one) is FaultKind.NODE and one.fault.detection_s]
-    hangs = [one.fault.detection_s for one in faults if kind_of(one) is FaultKind.HANG and one.fault.detection_s]
+    hangs = [one.fault.detection_s or 0.0 for one in faults if kind_of(one) is FaultKind.HANG]
+    stalled_s = sum(report.by_cause[TimeCause.STALLED] for report in reports) / US
     measured("heartbeat_timeout_s", of_nodes)
-    measured("hang_s", hangs)
-    load_s = median(memory) if len(memory) >= LEAST else gb * constants["memory_load_s_per_gb"]
+    measured("hang_s", hangs, lambda value: value + stalled_s / len(hangs))
+    load_s = gb * constants["memory_load_s_per_gb"]
     starts = [
         one.fault.recovery_s - one.fault.detection_s for one in faults
         if one.fault.recovery_s is not None and one.fault.detection_s is not None
@@ -92,10 +96,22 @@ def own_numbers(constants: Constants, reports: Sequence[RunReport], gpus: int) -
     return constants
 
 
+def _all(spreads: Sequence[Spread | None]) -> list[float]:
+    """Return one value for each that was measured, with the same sum."""
+    return [one.total / one.count for one in spreads if one is not None for _ in range(one.count)]
+
+
 def own_interval_s(reports: Sequence[RunReport]) -> float | None:
     """Return the time between saves, as the runs had it; None where it is not known."""
     found = [report.checkpoints.interval_s.median for report in reports if report.checkpoints.interval_s]
     return median(found) if found else None
+
+
+def own_last_step(reports: Sequence[RunReport]) -> bool:
+    """Return whether faults of processes cost no finished step, as far as the runs tell."""
+    lost = [one.fault.lost_steps for one in _faults(reports) if kind_of(one) is FaultKind.PROCESS]
+    known = [steps for steps in lost if steps is not None]
+    return not known or median(known) <= 1
 
 
 def own_nodes(reports: Sequence[RunReport]) -> int:

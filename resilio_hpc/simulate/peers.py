@@ -30,9 +30,9 @@ class PeerNumber(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PeerPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a peer keeps a run going.
 
-    ``restart_s``: from the decision until ranks load; ``node_s``, ``hang_s``: until that is decided; ``blocked_s``: that
-    a save takes from training; ``requeue``: without a spare, a new job is needed for a lost node; ``grows``: a restart
-    takes at least as long as the program and its communicators do at this size.
+    ``restart_s``: from the decision until ranks load; ``node_s``, ``hang_s``: until that is decided; ``blocked_s``:
+    that a save takes from training; ``requeue``: without a spare, a new job is needed for a lost node; ``grows``: a
+    restart takes at least as long as the program and its communicators do at this size.
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.events.phrases import seconds
@@ -12,9 +13,9 @@ from resilio_hpc.report.chain.run_report import RunReport
 from resilio_hpc.simulate.constants import Constants, SourceKind, defaults
 from resilio_hpc.simulate.fault_trace import Domain
 from resilio_hpc.simulate.fleets import Fleet, fleet_named
-from resilio_hpc.simulate.own_runs import own_fleet, own_interval_s, own_nodes, own_numbers
+from resilio_hpc.simulate.own_runs import own_fleet, own_interval_s, own_last_step, own_nodes, own_numbers, tells_kinds
 from resilio_hpc.simulate.peers import peer_named, peers
-from resilio_hpc.simulate.study import RESILIO, Case, Progress, Study, daly_s, study
+from resilio_hpc.simulate.study import RESILIO, Progress, Study, StudyCase, daly_s, study
 from resilio_hpc.simulate.virtual_run import SimulatedSetup
 
 DEFAULT_FLEET = "llama3"
@@ -24,7 +25,7 @@ MOST_CASES = 200
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyRequest:
     """The command's options; None: not given.
 
     ``save_every_s``: NaN: not given, None: by Daly's formula. ``varied``: (option, field of the setup, values).
@@ -44,6 +45,7 @@ class Asked:
     max_restarts: int = 3
     partner_copies: bool = False
     replicated: bool = False
+    last_step: bool = True
     evict_devices: bool = False
     given: dict[str, float] = field(default_factory=dict)
     policies: tuple[str, ...] = ()
@@ -52,7 +54,7 @@ class Asked:
     seed: int = 0
 
 
-def run(asked: Asked, reports: Sequence[RunReport], progress: Progress = lambda _share, _words: None) -> Study:
+def run(asked: StudyRequest, reports: Sequence[RunReport], progress: Progress = lambda _share, _words: None) -> Study:
     """Return the study that was asked for. Raises UsageError for what cannot be simulated."""
     if asked.mtbf_h is not None and asked.fleet is not None:
         raise UsageError("--mtbf-h and --fleet both say how often it fails: give one of them")
@@ -67,7 +69,8 @@ def run(asked: Asked, reports: Sequence[RunReport], progress: Progress = lambda 
     nodes = gpus // per_node
     setup = SimulatedSetup(
         nodes, per_node, days * 86_400, math.ceil(nodes / 100) if asked.spares is None else asked.spares,
-        asked.min_nodes or nodes, 0.0, asked.partner_copies, asked.replicated, evict_devices=asked.evict_devices,
+        asked.min_nodes or nodes, 0.0, asked.partner_copies, asked.replicated,
+        asked.last_step and own_last_step(reports), evict_devices=asked.evict_devices,
         chained=asked.chained, job_s=asked.job_s, max_restarts=asked.max_restarts,
     )  # fmt: skip
     setup = replace(setup, save_every_s=_interval_s(asked.save_every_s, fleet, constants, setup, reports))
@@ -78,16 +81,18 @@ def run(asked: Asked, reports: Sequence[RunReport], progress: Progress = lambda 
     return study(fleet, constants, setup, cases, range(asked.seed, asked.seed + asked.repeats), domains, progress)
 
 
-def _sizes(asked: Asked) -> dict[str, float]:
+def _sizes(asked: StudyRequest) -> dict[str, float]:
     """Return what other measured numbers are converted with."""
     return {name: value for name, value in asked.given.items() if name == "gb_per_gpu"}
 
 
-def _fleet(asked: Asked, reports: Sequence[RunReport]) -> tuple[Fleet, int]:
+def _fleet(asked: StudyRequest, reports: Sequence[RunReport]) -> tuple[Fleet, int]:
     if reports and asked.fleet is None:
         counted = next((one.cost.gpus_per_node for one in reports if one.cost.gpus_per_node), None)
         per_node = asked.gpus_per_node or counted or 1
-        fleet, gpus = own_fleet(reports, per_node), asked.gpus or own_nodes(reports) * per_node
+        gpus = asked.gpus or own_nodes(reports) * per_node
+        own = asked.mtbf_h is None or tells_kinds(reports)
+        fleet = own_fleet(reports, per_node) if own else fleet_named(DEFAULT_FLEET)
     else:
         fleet = fleet_named(asked.fleet or DEFAULT_FLEET)
         gpus = asked.gpus or fleet.gpus
@@ -114,12 +119,12 @@ def _interval_s(
     return asked
 
 
-def _cases(asked: Asked, setup: SimulatedSetup, fleet: Fleet, constants: Constants) -> list[Case]:
+def _cases(asked: StudyRequest, setup: SimulatedSetup, fleet: Fleet, constants: Constants) -> list[StudyCase]:
     names = asked.policies or ((RESILIO,) if asked.varied else (RESILIO, *peers()))
     for name in names:
         if name != RESILIO:
             peer_named(name)
-    cases = [Case(name, setup) for name in dict.fromkeys(names)]
+    cases = [StudyCase(name, setup) for name in dict.fromkeys(names)]
     for option, name, values in asked.varied:
         found = []
         for case in cases:
@@ -127,11 +132,16 @@ def _cases(asked: Asked, setup: SimulatedSetup, fleet: Fleet, constants: Constan
                 value = daly_s(fleet, constants, setup) if value is None else value
                 value = value * 3600 if name == "job_s" else value
                 differs = ", ".join(filter(None, (case.differs, _words(option, value))))
-                found.append(Case(case.policy, replace(case.setup, **{name: value}), differs))
+                found.append(StudyCase(case.policy, _changed(case.setup, name, value), differs))
         cases = found
     if len(cases) > MOST_CASES:
         raise UsageError(f"--compare makes {len(cases)} cases; {MOST_CASES} at most")
     return cases
+
+
+def _changed(setup: SimulatedSetup, name: str, value: float | bool) -> SimulatedSetup:
+    fields: dict[str, Any] = {name: value}
+    return replace(setup, **fields)
 
 
 def _words(option: str, value: float | bool) -> str:

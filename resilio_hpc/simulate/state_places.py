@@ -1,4 +1,4 @@
-"""Where a simulated run's state is: in the nodes' memories, in copies, in the store; the real code chooses from it. Pure.
+"""Where a simulated run's state is: in nodes' memories, in copies, in the store. The real code chooses from it. Pure.
 
 All nodes that were not struck hold the same, so a few of them stand for all: the choice needs who lacks what.
 """

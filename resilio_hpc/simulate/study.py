@@ -25,7 +25,7 @@ Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
-class Case:
+class StudyCase:
     """One row: a policy and a setup. ``differs``: what is compared, in words."""
 
     policy: str
@@ -37,7 +37,7 @@ class Case:
 class Row:
     """What became of a case, one result for each repeat."""
 
-    case: Case
+    case: StudyCase
     results: tuple[SimulatedResult, ...]
     took_s: float
 
@@ -85,7 +85,7 @@ def daly_s(fleet: Fleet, constants: Constants, setup: SimulatedSetup) -> float:
 
 
 def study(
-    fleet: Fleet, constants: Constants, setup: SimulatedSetup, cases: Sequence[Case], seeds: Sequence[int],
+    fleet: Fleet, constants: Constants, setup: SimulatedSetup, cases: Sequence[StudyCase], seeds: Sequence[int],
     domains: tuple[Domain, ...] = (), progress: Progress = lambda _share, _words: None,
 ) -> Study:  # fmt: skip
     """Run all cases on the same faults. Raises UsageError where faults come so often that nothing could be learned."""
@@ -118,7 +118,7 @@ def study(
 
 
 def _result(
-    case: Case, constants: Constants, trace: Sequence[SimulatedFault], told: Callable[[float], None]
+    case: StudyCase, constants: Constants, trace: Sequence[SimulatedFault], told: Callable[[float], None]
 ) -> SimulatedResult:
     if case.policy == RESILIO:
         return RecoveringRun(case.setup, constants, trace, told).result()

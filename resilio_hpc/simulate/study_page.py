@@ -71,5 +71,6 @@ def _numbers(found: Study) -> Iterator[str]:
     yield "<th scope=col>what it is</th><th scope=col>source</th></tr></thead>"
     for one in sorted(found.numbers, key=lambda one: one.kind != "guess"):
         cells = (value_text(one), one.kind.value, one.text, one.source)
-        yield f"<tr><th scope=row>{escape(one.name)}</th>{''.join(f'<td>{safe(cell, 300)}</td>' for cell in cells)}</tr>"
+        row = "".join(f"<td>{safe(cell, 300)}</td>" for cell in cells)
+        yield f"<tr><th scope=row>{escape(one.name)}</th>{row}</tr>"
     yield "</table></div>"

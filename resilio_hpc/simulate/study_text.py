@@ -22,7 +22,13 @@ ORDER = (SourceKind.GUESS, SourceKind.GIVEN, SourceKind.MEASURED, SourceKind.PUB
 
 def study_lines(found: Study, width: int = 80, constants: bool = False) -> list[str]:
     """Return a study in lines of at most ``width`` columns. ``constants``: each number with its source."""
-    parts = [_head(found), _results(found), _causes(found), _events(found), _numbers(found) if constants else _guesses(found)]
+    parts = [
+        _head(found),
+        _results(found),
+        _causes(found),
+        _events(found),
+        _numbers(found) if constants else _guesses(found),
+    ]
     lines: list[str] = []
     for part in parts:
         rows = list(part)

@@ -1,4 +1,4 @@
-"""A run in virtual time: it trains, is struck, and is started again. What is decided is left to its subclasses. Pure."""
+"""A run in virtual time: it trains, is struck, and is started again. Its subclasses decide. Pure."""
 
 from __future__ import annotations
 

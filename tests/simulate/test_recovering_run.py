@@ -178,7 +178,9 @@ def never_restart(*_: object) -> RecoveryPlan:
         (recovering_run, "suspect", lambda *_: False),
     ],
 )
-def test_another_policy_gives_another_answer(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, mutant: Any) -> None:
+def test_another_policy_gives_another_answer(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, mutant: Any
+) -> None:
     before = run(*FAULTS, setup=replace(SETUP, partner_copies=False))
     monkeypatch.setattr(module, name, mutant, raising=True)
     assert run(*FAULTS, setup=replace(SETUP, partner_copies=False)) != before

@@ -136,14 +136,14 @@ class Recovery(Struct):
         return ("slow_start", "") if first is None else (KINDS.get(first.kind, first.kind), first.node)
 
     def repeatable(self) -> Repeatable | None:
-        """Return the mark by which the ranks' own failure, which ended the last round, can be recognised when it comes again."""
+        """Return the mark by which the last round's failure can be recognised when it comes again."""
         first = self.last_failure()
         if first is None or self.lost_nodes or self.restarted_agents or self.new_controller:
             return None
         return repeatable(first, self.at_step, self.survived)
 
     def moves_from(self, before: Repeatable | None) -> str:
-        """Return why a spare should take the node of the last round's first failure, "" where the node is not at fault."""
+        """Return why a spare should take the node of the last round's failure, "" where the node is not at fault."""
         first = self.last_failure()
         if first is None or self.lost_nodes or self.restarted_agents or first.kind not in OF_CLASS:
             return ""
