@@ -61,6 +61,13 @@ class Constants:
         """Return a number of seconds as whole microseconds."""
         return round(self[name] * 1e6)
 
+    def extrapolated(self, name: str, what: str) -> Constants:
+        """Return the numbers with one that is published for other sizes called a guess."""
+        row = self._rows[name]
+        if row.kind is not SourceKind.PUBLISHED or row.value is None:
+            return self
+        return self.replaced({name: row.value}, SourceKind.GUESS, f"{row.source}; {what}")
+
     def rows(self) -> list[Constant]:
         """Return those that runs have asked for."""
         return [row for name, row in self._rows.items() if name in self.used]

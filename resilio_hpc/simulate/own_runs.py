@@ -20,6 +20,7 @@ from resilio_hpc.simulate.fleets import FaultKind, Fleet
 
 KINDS = {"node_lost": FaultKind.NODE, "agent_lost": FaultKind.PROCESS, "hang": FaultKind.HANG}
 CLASSES = {"gpu_hardware": FaultKind.DEVICE, "nic_network": FaultKind.NETWORK}
+TRAINS = (TimeCause.TRAIN, TimeCause.SAVE, TimeCause.REPEATED, TimeCause.STALLED)
 LEAST = 3  # a mean of fewer says little
 
 
@@ -41,14 +42,16 @@ def tells_kinds(reports: Sequence[RunReport]) -> bool:
 def own_fleet(reports: Sequence[RunReport], gpus_per_node: int) -> Fleet:
     """Return how often runs failed. Raises UsageError where they tell too little."""
     faults = _faults(reports)
-    node_days = sum(report.nodes.us for report in reports) / US / 86_400
+    # a fault in a recovery is part of that recovery in the ledger, so faults are of the time in which ranks train
+    node_days = sum(report.nodes.by_cause[cause] for report in reports for cause in TRAINS) / US / 86_400
     if len(faults) < LEAST or node_days <= 0:
         raise UsageError(
             f"{plural(len(reports), 'run')} with {plural(len(faults), 'fault')}: {LEAST} faults are needed for a mean "
             "time between them; name more runs, or give --mtbf-h or --fleet"
         )
     found = Counter(kind_of(one) for one in faults)
-    what = f"{plural(len(faults), 'fault')} in {node_days:,.3g} node-days of {plural(len(reports), 'own run')}"
+    trained = f"{node_days:,.3g} node-days of training"
+    what = f"{plural(len(faults), 'fault')} in {trained}, {plural(len(reports), 'own run')}"
     return Fleet(
         name="own runs", source=what, gpus=gpus_per_node, gpus_per_node=gpus_per_node, days=30,
         per_gpu_day=len(faults) / node_days / gpus_per_node, mix_source=what,

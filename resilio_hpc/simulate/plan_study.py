@@ -22,6 +22,7 @@ DEFAULT_FLEET = "llama3"
 SAVE_EVERY_S = 600.0
 DAYS = 30.0
 MOST_CASES = 200
+PUBLISHED_GPUS = 12_288  # of which the time for communicators is published
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def run(asked: StudyRequest, reports: Sequence[RunReport], progress: Progress = 
     constants = fleet.apply(defaults())
     constants = own_numbers(constants.replaced(_sizes(asked), SourceKind.GIVEN, "--set"), reports, gpus)
     constants = constants.replaced(asked.given, SourceKind.GIVEN, "--set")
+    if gpus > PUBLISHED_GPUS:
+        constants = constants.extrapolated("communicators_s_per_gpu", f"more than {PUBLISHED_GPUS:,} extrapolated")
     days = asked.days or (fleet.days if asked.mtbf_h is None and not reports else DAYS)
     nodes = gpus // per_node
     setup = SimulatedSetup(

@@ -11,7 +11,16 @@ from resilio_hpc.report.accounting.causes import DEFINITIONS, ETTR_TEXT, GOODPUT
 from resilio_hpc.report.page.style import stripes, style
 from resilio_hpc.report.page.tables import key, safe
 from resilio_hpc.simulate.study import Study
-from resilio_hpc.simulate.study_text import ettr, fleet_text, goodput, name_of_row, setup_text, value_text, work
+from resilio_hpc.simulate.study_text import (
+    ettr,
+    fleet_text,
+    goodput,
+    name_of_row,
+    options_text,
+    setup_text,
+    value_text,
+    work,
+)
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 LEFT, WIDE, HIGH = 250.0, 740.0, 22.0
@@ -26,7 +35,7 @@ def study_page(found: Study) -> str:
         f"<title>resilio simulate</title><style>\n{style()}\n</style></head><body>",
         stripes(),
         f"<header><h1>Simulated goodput</h1><p>{safe(setup_text(found), 300)}</p>"
-        f"<p class=dim>{safe(fleet_text(found), 500)}</p></header><main>",
+        f"<p>{safe(options_text(found), 300)}</p><p class=dim>{safe(fleet_text(found), 500)}</p></header><main>",
         "<section id=causes><h2>Time by cause</h2>", _bars(found), key(list(TimeCause)), "</section>",
         "<section id=results><h2>Results</h2>", *_results(found), "</section>",
         "<section id=numbers><h2>Numbers, and where they come from</h2>", *_numbers(found), "</section>",
@@ -57,7 +66,8 @@ def _bars(found: Study) -> str:
 def _results(found: Study) -> Iterator[str]:
     causes = [cause for cause in TimeCause if any(row.share(cause) for row in found.rows)]
     heads = ("policy", "ETTR", "least", "most", "goodput", "work", *(cause.value for cause in causes))
-    yield f"<div class=wide><table><thead><tr>{''.join(f'<th scope=col>{head}</th>' for head in heads)}</tr></thead>"
+    named = "".join(f"<th scope=col{' class=n' if head != 'policy' else ''}>{head}</th>" for head in heads)
+    yield f'<div class=wide tabindex=0 role=region aria-label="Results"><table><thead><tr>{named}</tr></thead>'
     for row in found.rows:
         shares = (row.middle(ettr), *row.spread(ettr), row.middle(goodput), row.middle(work),
                   *(row.share(cause) for cause in causes))  # fmt: skip
@@ -67,7 +77,8 @@ def _results(found: Study) -> Iterator[str]:
 
 
 def _numbers(found: Study) -> Iterator[str]:
-    yield "<div class=wide><table><thead><tr><th scope=col>number</th><th scope=col>value</th><th scope=col>from</th>"
+    yield '<div class=wide tabindex=0 role=region aria-label="Numbers">'
+    yield "<table><thead><tr><th scope=col>number</th><th scope=col>value</th><th scope=col>from</th>"
     yield "<th scope=col>what it is</th><th scope=col>source</th></tr></thead>"
     for one in sorted(found.numbers, key=lambda one: one.kind != "guess"):
         cells = (value_text(one), one.kind.value, one.text, one.source)

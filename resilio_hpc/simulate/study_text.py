@@ -17,6 +17,8 @@ COLUMNS = (
     (TimeCause.UNKNOWN, "unkn."),
 )  # fmt: skip
 NARROWEST = 60
+SHORT, LONG = 16, 33  # columns of a name
+MOST_TOLD = 3  # rows of which the events are told
 ORDER = (SourceKind.GUESS, SourceKind.GIVEN, SourceKind.MEASURED, SourceKind.PUBLISHED, SourceKind.PRODUCT)
 
 
@@ -40,6 +42,16 @@ def study_lines(found: Study, width: int = 80, constants: bool = False) -> list[
 def name_of_row(row: Row) -> str:
     """Return a row's policy and what differs."""
     return f"{row.case.policy} {row.case.differs}".strip()
+
+
+def _labels(found: Study) -> list[tuple[str, str]]:
+    """Return for each row its name, and what stands for it where there is little room."""
+    names = [name_of_row(row) for row in found.rows]
+    if len({row.case.policy for row in found.rows}) == 1 and len(names) > 1:
+        names = [row.case.differs for row in found.rows]
+    if max(map(len, names)) <= SHORT:
+        return [(name, name) for name in names]
+    return [(f"{number}. {name}", f"row {number}") for number, name in enumerate(names, 1)]
 
 
 def ettr(one: SimulatedResult) -> float:
@@ -71,9 +83,8 @@ def fleet_text(found: Study) -> str:
     return f"{found.fleet.name}: a fault every {seconds(found.fleet.mtbf_s(found.setup.gpus))} ({found.fleet.source})"
 
 
-def _head(found: Study) -> Iterator[str]:
-    yield f"simulated  {setup_text(found)}"
-    yield f"faults     {fleet_text(found)}"
+def options_text(found: Study) -> str:
+    """Return how it is run in one line."""
     setup = found.setup
     more = [
         plural(setup.spares, "spare"), f"a save every {seconds(setup.save_every_s)}",
@@ -83,16 +94,24 @@ def _head(found: Study) -> Iterator[str]:
             (setup.evict_devices, "bad GPUs evicted"),
         ) if flag),
     ]  # fmt: skip
-    yield f"setup      {', '.join(more)}"
+    return ", ".join(more)
+
+
+def _head(found: Study) -> Iterator[str]:
+    yield f"simulated  {setup_text(found)}"
+    yield f"faults     {fleet_text(found)}"
+    yield f"setup      {options_text(found)}"
 
 
 def _results(found: Study) -> Iterator[str]:
     yield f"{'':<34}{'ETTR':>8}{'least … most':>16}{'goodput':>9}{'work':>8}"
-    for row in found.rows:
+    for row, (name, _) in zip(found.rows, _labels(found), strict=True):
         least, most = row.spread(ettr)
         spread = f"{least:.1%} … {most:.1%}" if len(row.results) > 1 else "-"
+        if len(name) > LONG:
+            yield name
         yield (
-            f"{name_of_row(row)[:33]:<34}{row.middle(ettr):>8.1%}{spread:>16}{row.middle(goodput):>9.1%}"
+            f"{name if len(name) <= LONG else '':<34}{row.middle(ettr):>8.1%}{spread:>16}{row.middle(goodput):>9.1%}"
             f"{row.middle(work):>8.1%}"
         )
     yield (
@@ -103,15 +122,14 @@ def _results(found: Study) -> Iterator[str]:
 
 def _causes(found: Study) -> Iterator[str]:
     yield f"{'% of the time':<17}" + "".join(f"{words:>7}" for _, words in COLUMNS)
-    for row in found.rows:
-        name = name_of_row(row) if len(name_of_row(row)) <= 16 else f"{found.rows.index(row) + 1}. row"
+    for row, (_, name) in zip(found.rows, _labels(found), strict=True):
         yield f"{name:<17}" + "".join(f"{100 * row.share(cause):>7.2f}" for cause, _ in COLUMNS)
 
 
 def _events(found: Study) -> Iterator[str]:
-    for row in found.rows:
-        if row.case.policy != RESILIO:
-            continue
+    shown = [(row, name) for row, (_, name) in zip(found.rows, _labels(found), strict=True)
+             if row.case.policy == RESILIO]  # fmt: skip
+    for row, name in shown:
         done = [
             (row.count(name), words) for name, words in (
                 ("faults", "faults"), ("restart_ranks", "restarts in place"), ("replace_node", "with a spare"),
@@ -119,12 +137,14 @@ def _events(found: Study) -> Iterator[str]:
                 ("jobs by the chain", "jobs by the chain"), ("jobs by hand", "jobs by hand"),
             )
         ]  # fmt: skip
-        yield f"{name_of_row(row)}, a run: " + ", ".join(f"{number:,.1f} {words}" for number, words in done if number)
+        if len(shown) <= MOST_TOLD:
+            yield f"{name}, a run: " + ", ".join(f"{number:,.1f} {words}" for number, words in done if number)
         stopped = [one.ended for one in row.results if one.ended]
         if stopped:
             yield (
-                f"  {len(stopped)} of {len(row.results)} runs {stopped[0]}: what follows is unknown, unless "
-                "--set by_hand_s=S says when a person starts them again"
+                f"{name}: {len(stopped)} of {len(row.results)} runs {stopped[0]}: what follows is unknown, unless "
+                "--set by_hand_s=S says when a person starts them again. More spares, --evict-devices, or "
+                "--max-restarts may help"
             )
 
 
