@@ -66,6 +66,7 @@ _VARIES: dict[str, tuple[str, Callable[[str], float | bool | None]]] = {
     "partner-copies": ("partner_copies", _switch),
     "replicated": ("replicated", _switch),
     "evict-devices": ("evict_devices", _switch),
+    "local-checkpoints": ("local_disks", _switch),
 }  # fmt: skip
 
 
@@ -97,6 +98,7 @@ def _parser() -> Parser:
                      help="seconds of training between saves; auto: Daly's (default: the runs', else 600)")  # fmt: skip
     how.add_argument("--max-restarts", type=_number(0, 1e6, whole=True), default=3, metavar="N", help="(default: 3)")
     how.add_argument("--partner-copies", action="store_true", help="snapshots in another node's memory, too")
+    how.add_argument("--local-checkpoints", action="store_true", help="committed steps on the nodes' own disks, too")
     how.add_argument("--replicated", action="store_true", help="all nodes hold the same state (DDP)")
     how.add_argument("--no-last-step", action="store_true", help="ranks that end save no step before (plain programs)")
     how.add_argument("--evict-devices", action="store_true", help="nodes with a broken GPU take no part")
@@ -189,6 +191,7 @@ def _study(
         min_nodes=options.min_nodes, save_every_s=options.save_every, max_restarts=options.max_restarts,
         partner_copies=options.partner_copies, replicated=options.replicated,
         last_step=not options.no_last_step, evict_devices=options.evict_devices,
+        local_disks=options.local_checkpoints,
         given=given, policies=tuple(options.policy),
         varied=tuple((name, _VARIES[name][0], tuple(values)) for name, values in varied), repeats=options.repeats,
         seed=options.seed,

@@ -48,6 +48,7 @@ class StudyRequest:
     replicated: bool = False
     last_step: bool = True
     evict_devices: bool = False
+    local_disks: bool = False
     given: dict[str, float] = field(default_factory=dict)
     policies: tuple[str, ...] = ()
     varied: tuple[tuple[str, str, tuple[float | bool | None, ...]], ...] = ()
@@ -74,6 +75,7 @@ def run(asked: StudyRequest, reports: Sequence[RunReport], progress: Progress = 
         nodes, per_node, days * 86_400, math.ceil(nodes / 100) if asked.spares is None else asked.spares,
         asked.min_nodes or nodes, 0.0, asked.partner_copies, asked.replicated,
         asked.last_step and own_last_step(reports), evict_devices=asked.evict_devices,
+        local_disks=asked.local_disks,
         chained=asked.chained, job_s=asked.job_s, max_restarts=asked.max_restarts,
     )  # fmt: skip
     setup = replace(setup, save_every_s=_interval_s(asked.save_every_s, fleet, constants, setup, reports))

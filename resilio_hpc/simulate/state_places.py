@@ -37,6 +37,7 @@ class StatePlaces:
         self._bare: set[int] = set()  # places whose nodes have no snapshot
         self._resized = False
         self._pending = False  # the step that the round went on from is not durable yet
+        self._on_disks = False  # this job's nodes have the committed step on their own disks
 
     # -- what happens --------------------------------------------------------------------------------------------
 
@@ -64,6 +65,7 @@ class StatePlaces:
         if position > state.committed:
             state.learn([position])
             state.without_progress = 0
+            self._on_disks = self._run.setup.local_disks
 
     def saved(self, position: int) -> None:
         """Take note that all is durable: the job ends."""
@@ -81,7 +83,7 @@ class StatePlaces:
     def all_lost(self) -> None:
         """Take note that a job has new nodes."""
         self._whole = self._before = self._copied = self._last_step = -1
-        self._bare = set()
+        self._bare, self._on_disks = set(), False
 
     def begin_round(self, restore: SimulatedRestore) -> None:
         """Take note that all ranks hold the state that they go on from."""
@@ -102,6 +104,11 @@ class StatePlaces:
         if choice.point is None:
             return SimulatedRestore(0, "nothing", 0, 0)
         if choice.point.source is Tier.COMMITTED:
+            if self._on_disks and not self._resized:
+                seconds = max(
+                    node_gb * constants["local_load_s_per_gb"], node_gb * len(self._bare) / constants["store_gb_s"]
+                )
+                return SimulatedRestore(choice.point.step, "the nodes' own disks", 0, round(seconds * 1e6))
             seconds = node_gb * len(self._run.places.members) / constants["store_gb_s"]
             return SimulatedRestore(choice.point.step, "the store", 0, round(seconds * 1e6))
         seconds = constants["gb_per_gpu"] * constants["memory_load_s_per_gb"]

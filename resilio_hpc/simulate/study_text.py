@@ -91,7 +91,7 @@ def options_text(found: Study) -> str:
         f"jobs of {setup.job_s / 3600:g} h" if setup.job_s else "one job without a limit",
         *(words for flag, words in (
             (setup.partner_copies, "partner copies"), (setup.replicated, "replicated state"),
-            (setup.evict_devices, "bad GPUs evicted"),
+            (setup.local_disks, "steps on the nodes' disks"), (setup.evict_devices, "bad GPUs evicted"),
         ) if flag),
     ]  # fmt: skip
     return ", ".join(more)

@@ -20,8 +20,8 @@ Phase = tuple[TimeCause, int]  # what the next microseconds are spent on
 class SimulatedSetup:
     """What is simulated. ``job_s``: the time limit of a job, None: none; ``save_every_s``: of training.
 
-    ``partner_copies``, ``replicated``, ``last_step``: where a state is besides the shared file system. ``chained``: the
-    next job of a chain carries on.
+    ``partner_copies``, ``replicated``, ``last_step``, ``local_disks``: where a state is besides the shared file system.
+    ``chained``: the next job of a chain carries on.
     """
 
     nodes: int
@@ -34,6 +34,7 @@ class SimulatedSetup:
     replicated: bool = False
     last_step: bool = True
     evict_devices: bool = False
+    local_disks: bool = False
     chained: bool = True
     job_s: float | None = None
     max_restarts: int = 3

@@ -110,6 +110,19 @@ def test_what_nodes_of_one_switch_lose_together_is_read_from_the_store() -> None
     assert both.by_cause[TimeCause.REPEATED] > apart.by_cause[TimeCause.REPEATED]
 
 
+def test_nodes_with_disks_of_their_own_need_the_store_for_the_lost_ones_alone() -> None:
+    pair = 1, replica_placement.copier_rank(1, 8)
+    # a save each minute that takes five: the committed step is older than what is in memory
+    slow = {"store_gb_s": 0.07, "gb_per_gpu": 0.35}
+    setup = replace(SETUP, save_every_s=60.0)
+    store = run(fault(12.04, FaultKind.NODE, *pair), setup=setup, **slow)
+    disks = run(fault(12.04, FaultKind.NODE, *pair), setup=replace(setup, local_disks=True), **slow)
+    assert store.counts["restored from the store"] == disks.counts["restored from the nodes' own disks"] == 1
+    assert disks.by_cause[TimeCause.LOAD] < store.by_cause[TimeCause.LOAD] / 3
+    jobs = run(setup=replace(setup, local_disks=True, job_s=6 * 3600), **slow)
+    assert jobs.counts["restored from the store"] == 3  # other nodes
+
+
 def test_replicas_lose_no_step_with_a_node() -> None:
     found = run(fault(12.04, FaultKind.NODE, 1), setup=replace(SETUP, replicated=True, partner_copies=False))
     assert found.by_cause[TimeCause.REPEATED] < 5_000_000
