@@ -15,7 +15,7 @@ from resilio_hpc.simulate.study_text import (
     ettr,
     fleet_text,
     goodput,
-    name_of_row,
+    labels,
     options_text,
     setup_text,
     value_text,
@@ -24,6 +24,7 @@ from resilio_hpc.simulate.study_text import (
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 LEFT, WIDE, HIGH = 250.0, 740.0, 22.0
+WIDEST = 38  # characters beside a bar
 
 
 def study_page(found: Study) -> str:
@@ -48,9 +49,9 @@ def study_page(found: Study) -> str:
 
 def _bars(found: Study) -> str:
     parts, y = [], 6.0
-    for row in found.rows:
+    for row, (name, short) in zip(found.rows, labels(found), strict=True):
         x = LEFT
-        parts.append(text(LEFT - 8, y + HIGH - 7, printable(name_of_row(row), 34), "s", "end"))
+        parts.append(text(LEFT - 8, y + HIGH - 7, printable(name if len(name) <= WIDEST else short, 60), "s", "end"))
         for cause in TimeCause:
             wide = WIDE * row.share(cause)
             if wide >= 0.2:
@@ -68,11 +69,11 @@ def _results(found: Study) -> Iterator[str]:
     heads = ("policy", "ETTR", "least", "most", "goodput", "work", *(cause.value for cause in causes))
     named = "".join(f"<th scope=col{' class=n' if head != 'policy' else ''}>{head}</th>" for head in heads)
     yield f'<div class=wide tabindex=0 role=region aria-label="Results"><table><thead><tr>{named}</tr></thead>'
-    for row in found.rows:
+    for row, (name, _) in zip(found.rows, labels(found), strict=True):
         shares = (row.middle(ettr), *row.spread(ettr), row.middle(goodput), row.middle(work),
                   *(row.share(cause) for cause in causes))  # fmt: skip
         cells = "".join(f"<td class=n>{share:.2%}</td>" for share in shares)
-        yield f"<tr><th scope=row>{safe(name_of_row(row), 200)}</th>{cells}</tr>"
+        yield f"<tr><th scope=row>{safe(name, 200)}</th>{cells}</tr>"
     yield "</table></div>"
 
 

@@ -44,7 +44,7 @@ def name_of_row(row: Row) -> str:
     return f"{row.case.policy} {row.case.differs}".strip()
 
 
-def _labels(found: Study) -> list[tuple[str, str]]:
+def labels(found: Study) -> list[tuple[str, str]]:
     """Return for each row its name, and what stands for it where there is little room."""
     names = [name_of_row(row) for row in found.rows]
     if len({row.case.policy for row in found.rows}) == 1 and len(names) > 1:
@@ -105,7 +105,7 @@ def _head(found: Study) -> Iterator[str]:
 
 def _results(found: Study) -> Iterator[str]:
     yield f"{'':<34}{'ETTR':>8}{'least … most':>16}{'goodput':>9}{'work':>8}"
-    for row, (name, _) in zip(found.rows, _labels(found), strict=True):
+    for row, (name, _) in zip(found.rows, labels(found), strict=True):
         least, most = row.spread(ettr)
         spread = f"{least:.1%} … {most:.1%}" if len(row.results) > 1 else "-"
         if len(name) > LONG:
@@ -122,12 +122,12 @@ def _results(found: Study) -> Iterator[str]:
 
 def _causes(found: Study) -> Iterator[str]:
     yield f"{'% of the time':<17}" + "".join(f"{words:>7}" for _, words in COLUMNS)
-    for row, (_, name) in zip(found.rows, _labels(found), strict=True):
+    for row, (_, name) in zip(found.rows, labels(found), strict=True):
         yield f"{name:<17}" + "".join(f"{100 * row.share(cause):>7.2f}" for cause, _ in COLUMNS)
 
 
 def _events(found: Study) -> Iterator[str]:
-    shown = [(row, name) for row, (_, name) in zip(found.rows, _labels(found), strict=True)
+    shown = [(row, name) for row, (_, name) in zip(found.rows, labels(found), strict=True)
              if row.case.policy == RESILIO]  # fmt: skip
     for row, name in shown:
         done = [
