@@ -35,7 +35,7 @@ from resilio_hpc.simulate.account import SimulatedResult
 from resilio_hpc.simulate.constants import SourceKind, defaults
 from resilio_hpc.simulate.fault_trace import SimulatedFault
 from resilio_hpc.simulate.fleets import FaultKind
-from resilio_hpc.simulate.own_runs import own_interval_s, own_last_step, own_numbers
+from resilio_hpc.simulate.own_runs import own_interval_s, own_numbers
 from resilio_hpc.simulate.plan_study import StudyRequest
 from resilio_hpc.simulate.recovering_run import RecoveringRun
 from resilio_hpc.simulate.study import Study
@@ -113,7 +113,9 @@ def _near(said: float, found: float) -> str:
 
 def real_run(folder: Path, run_s: float, every_s: float, seed: int) -> RunReport:
     """Let a run be struck for so long; return its report."""
-    folder.mkdir()
+    if folder.exists():
+        return read_report(folder / "run", time.time())
+    folder.mkdir(parents=True)
     enough, draw = folder / "enough", Random(seed)
     argv = [
         sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-environment-check",
@@ -178,15 +180,15 @@ def replayed(known: RunReport, struck: RunReport) -> SimulatedResult:
     constants = defaults().replaced({"step_s": 0.1, "gb_per_gpu": 1e-6}, SourceKind.GIVEN, "the script")
     setup = SimulatedSetup(
         2, 2, struck.time.wall_us / 1e6, save_every_s=own_interval_s([known]) or 5.0, replicated=True,
-        last_step=own_last_step([known]), max_restarts=1000,
+        max_restarts=1000,
     )  # fmt: skip
     return RecoveringRun(setup, own_numbers(constants, [known], setup.gpus), faults).result()
 
 
-def real(run_s: float, every_s: float) -> Table:
+def real(run_s: float, every_s: float, kept: Path | None) -> Table:
     """Return a real run beside its prediction from another one."""
     with tempfile.TemporaryDirectory() as place:
-        reports = [real_run(Path(place) / str(seed), run_s, every_s, seed) for seed in (1, 2)]
+        reports = [real_run((kept or Path(place)) / str(seed), run_s, every_s, seed) for seed in (1, 2)]
     table = Table("run", "faults", "ETTR", "again", "detect", "recover", "load", "start")
     for number, one in enumerate(reports, 1):
         shares = [one.by_cause[cause] / one.time.wall_us for cause in _SHOWN]
@@ -224,9 +226,10 @@ def main() -> int:
     parser.add_argument("--run-s", type=float, default=90.0, help="seconds of a real run (90)")
     parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between its faults (5)")
     parser.add_argument("--speed", action="store_true", help="how long it takes")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where real runs stay; those that are there are read")
     options = parser.parse_args()
-    for wanted, make in ((options.published, published), (options.real, lambda: real(options.run_s, options.every_s)),
-                         (options.speed, speed)):  # fmt: skip
+    beside = (options.real, lambda: real(options.run_s, options.every_s, options.keep))
+    for wanted, make in ((options.published, published), beside, (options.speed, speed)):
         if wanted:
             Console(width=140).print(make())
     return 0

@@ -87,8 +87,9 @@ class Constants:
 
 
 def _checked(name: str, value: float) -> float:
-    if not (math.isfinite(value) and 0 <= value <= 1e9) or (name == "lasting_share" and value > 1):
-        raise UsageError(f"{name}={value:g}: a number from 0 to {1 if name == 'lasting_share' else 1e9:g} is needed")
+    most = 1.0 if name.endswith("_share") else 1e9
+    if not (math.isfinite(value) and 0 <= value <= most):
+        raise UsageError(f"{name}={value:g}: a number from 0 to {most:g} is needed")
     if value == 0 and name in ("step_s", "store_gb_s"):
         raise UsageError(f"{name} must be more than 0")
     return value

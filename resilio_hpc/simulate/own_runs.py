@@ -86,6 +86,8 @@ def own_numbers(constants: Constants, reports: Sequence[RunReport], gpus: int) -
         one.fault.recovery_s - one.fault.detection_s for one in faults
         if one.fault.recovery_s is not None and one.fault.detection_s is not None
     ]  # fmt: skip
+    lost = [one.fault.lost_steps for one in faults if kind_of(one) is FaultKind.PROCESS]
+    measured("last_step_share", [float(steps <= 1) for steps in lost if steps is not None])
     if len(starts) >= LEAST:  # what a restart takes is known as a whole
         measured("program_start_s", starts, lambda value: value - load_s)
         whole = dict.fromkeys(("rank_end_s", "round_s_per_node", "communicators_s_per_gpu", "silent_node_s"), 0.0)
@@ -108,13 +110,6 @@ def own_interval_s(reports: Sequence[RunReport]) -> float | None:
     """Return the time between saves, as the runs had it; None where it is not known."""
     found = [report.checkpoints.interval_s.median for report in reports if report.checkpoints.interval_s]
     return median(found) if found else None
-
-
-def own_last_step(reports: Sequence[RunReport]) -> bool:
-    """Return whether faults of processes cost no finished step, as far as the runs tell."""
-    lost = [one.fault.lost_steps for one in _faults(reports) if kind_of(one) is FaultKind.PROCESS]
-    known = [steps for steps in lost if steps is not None]
-    return not known or median(known) <= 1
 
 
 def own_nodes(reports: Sequence[RunReport]) -> int:

@@ -13,7 +13,7 @@ from resilio_hpc.report.chain.run_report import RunReport
 from resilio_hpc.simulate.constants import Constants, SourceKind, defaults
 from resilio_hpc.simulate.fault_trace import Domain
 from resilio_hpc.simulate.fleets import Fleet, fleet_named
-from resilio_hpc.simulate.own_runs import own_fleet, own_interval_s, own_last_step, own_nodes, own_numbers, tells_kinds
+from resilio_hpc.simulate.own_runs import own_fleet, own_interval_s, own_nodes, own_numbers, tells_kinds
 from resilio_hpc.simulate.peers import peer_named, peers
 from resilio_hpc.simulate.study import RESILIO, Progress, Study, StudyCase, daly_s, study
 from resilio_hpc.simulate.virtual_run import SimulatedSetup
@@ -74,7 +74,7 @@ def run(asked: StudyRequest, reports: Sequence[RunReport], progress: Progress = 
     setup = SimulatedSetup(
         nodes, per_node, days * 86_400, math.ceil(nodes / 100) if asked.spares is None else asked.spares,
         asked.min_nodes or nodes, 0.0, asked.partner_copies, asked.replicated,
-        asked.last_step and own_last_step(reports), evict_devices=asked.evict_devices,
+        asked.last_step, evict_devices=asked.evict_devices,
         local_disks=asked.local_disks,
         chained=asked.chained, job_s=asked.job_s, max_restarts=asked.max_restarts,
     )  # fmt: skip

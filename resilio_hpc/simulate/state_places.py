@@ -37,6 +37,7 @@ class StatePlaces:
         self._bare: set[int] = set()  # places whose nodes have no snapshot
         self._resized = False
         self._pending = False  # the step that the round went on from is not durable yet
+        self._saves = 0.0  # last steps that are to be saved, by their share
         self._on_disks = False  # this job's nodes have the committed step on their own disks
 
     # -- what happens --------------------------------------------------------------------------------------------
@@ -130,7 +131,12 @@ class StatePlaces:
         if recovery is None or not setup.last_step or self._last_step < 0:
             return False
         shared_alone = recovery.loses_state or self._resized
-        return setup.replicated or not shared_alone
+        if shared_alone and not setup.replicated:
+            return False
+        self._saves += self._constants["last_step_share"]
+        saves = self._saves >= 1.0
+        self._saves -= saves
+        return saves
 
     def _in_memory(self, newest: int) -> InMemory:
         """Return what the nodes' memories hold, the nodes that were not struck drawn together."""

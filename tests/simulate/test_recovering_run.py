@@ -101,6 +101,15 @@ def test_a_bug_costs_a_part_of_a_step_and_a_lost_node_the_time_since_its_copy() 
     assert node.counts["restored from memory, lost nodes' from copies"] == 1
 
 
+def test_a_share_of_the_faults_goes_back_to_the_last_snapshot() -> None:
+    bugs = [fault(hour + 0.04, FaultKind.PROCESS, 1) for hour in range(1, 21)]
+    all_saved, half = run(*bugs), run(*bugs, last_step_share=0.5)
+    none = run(*bugs, setup=replace(SETUP, last_step=False))
+    lost = none.by_cause[TimeCause.REPEATED] - all_saved.by_cause[TimeCause.REPEATED]
+    assert lost > 20 * 10_000_000
+    assert 0.3 * lost < half.by_cause[TimeCause.REPEATED] < 0.7 * lost
+
+
 def test_what_nodes_of_one_switch_lose_together_is_read_from_the_store() -> None:
     pair = 1, replica_placement.copier_rank(1, 8)
     apart = run(fault(12.04, FaultKind.NODE, 1, 2))

@@ -72,7 +72,7 @@ def test_a_run_is_predicted_from_its_own_ledger(tmp_path: Path) -> None:
     run = LongRun(4, days=6.0, faults=60, job_hours=48.0)
     report = read_report(write_run(tmp_path / "run", run), 2e9)
     found = studied(report, days=6.0, repeats=9, job_s=48 * 3600.0, policies=("resilio",), spares=2, max_restarts=99)
-    assert found.rows[0].middle(ettr) == pytest.approx(report.time.ettr or 0.0, abs=0.05)
+    assert found.rows[0].middle(ettr) == pytest.approx(report.time.ettr or 0.0, abs=0.02)
     kinds = {one.name: one.kind for one in found.numbers}
     assert kinds["program_start_s"] is SourceKind.MEASURED and kinds["gb_per_gpu"] is SourceKind.GUESS
     assert "own run" in found.fleet.source
