@@ -49,8 +49,9 @@ class Account:
 
 @dataclass(frozen=True)
 class SimulatedResult:
-    """What became of one run. ``work``: the share of the work that all nodes would have done without any loss."""
+    """What became of one run. ``work``: the share of the work that ``nodes`` would have done without any loss."""
 
+    nodes: int
     by_cause: dict[TimeCause, int]
     counts: dict[str, int]
     work: float
@@ -62,6 +63,11 @@ class SimulatedResult:
     def wall_us(self) -> int:
         """Return the length of the run."""
         return sum(self.by_cause.values())
+
+    @property
+    def of_held(self) -> float:
+        """Return the work as a share of what all nodes that were held could have done, spares too."""
+        return self.work * self.wall_us * self.nodes / self.node_us if self.node_us else 0.0
 
     @property
     def ettr(self) -> float:

@@ -10,7 +10,7 @@ import msgspec
 
 from resilio_hpc.report.accounting.causes import DEFINITIONS, ETTR_TEXT, GOODPUT_TEXT
 from resilio_hpc.simulate.study import Row, Study
-from resilio_hpc.simulate.study_text import ettr, goodput, work
+from resilio_hpc.simulate.study_text import ettr, goodput, of_held, work
 
 VERSION = 1
 
@@ -43,7 +43,7 @@ def _row(row: Row) -> dict[str, Any]:
         "differs": row.case.differs,
         "setup": asdict(row.case.setup),
         **{name: {"median": row.middle(of), "least": row.spread(of)[0], "most": row.spread(of)[1]}
-           for name, of in (("ettr", ettr), ("goodput", goodput), ("work", work))},
+           for name, of in (("ettr", ettr), ("goodput", goodput), ("work", work), ("of_held", of_held))},
         "repeats": [
             {"by_cause_us": {cause.value: us for cause, us in one.by_cause.items()}, "wall_us": one.wall_us,
              "ettr": one.ettr, "goodput": one.goodput, "work": one.work, "node_us": one.node_us,

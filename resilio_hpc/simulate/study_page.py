@@ -16,6 +16,7 @@ from resilio_hpc.simulate.study_text import (
     fleet_text,
     goodput,
     labels,
+    of_held,
     options_text,
     setup_text,
     value_text,
@@ -66,11 +67,11 @@ def _bars(found: Study) -> str:
 
 def _results(found: Study) -> Iterator[str]:
     causes = [cause for cause in TimeCause if any(row.share(cause) for row in found.rows)]
-    heads = ("policy", "ETTR", "least", "most", "goodput", "work", *(cause.value for cause in causes))
+    heads = ("policy", "ETTR", "least", "most", "goodput", "work", "of held", *(cause.value for cause in causes))
     named = "".join(f"<th scope=col{' class=n' if head != 'policy' else ''}>{head}</th>" for head in heads)
     yield f'<div class=wide tabindex=0 role=region aria-label="Results"><table><thead><tr>{named}</tr></thead>'
     for row, (name, _) in zip(found.rows, labels(found), strict=True):
-        shares = (row.middle(ettr), *row.spread(ettr), row.middle(goodput), row.middle(work),
+        shares = (row.middle(ettr), *row.spread(ettr), row.middle(goodput), row.middle(work), row.middle(of_held),
                   *(row.share(cause) for cause in causes))  # fmt: skip
         cells = "".join(f"<td class=n>{share:.2%}</td>" for share in shares)
         yield f"<tr><th scope=row>{safe(name, 200)}</th>{cells}</tr>"

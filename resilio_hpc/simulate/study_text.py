@@ -17,7 +17,7 @@ COLUMNS = (
     (TimeCause.UNKNOWN, "unkn."),
 )  # fmt: skip
 NARROWEST = 60
-SHORT, LONG = 16, 33  # columns of a name
+SHORT, LONG = 16, 27  # columns of a name
 MOST_TOLD = 3  # rows of which the events are told
 ORDER = (SourceKind.GUESS, SourceKind.GIVEN, SourceKind.MEASURED, SourceKind.PUBLISHED, SourceKind.PRODUCT)
 
@@ -69,6 +69,11 @@ def work(one: SimulatedResult) -> float:
     return one.work
 
 
+def of_held(one: SimulatedResult) -> float:
+    """Return a result's work as a share of what the nodes that were held could have done."""
+    return one.of_held
+
+
 def setup_text(found: Study) -> str:
     """Return what is simulated in one line."""
     setup = found.setup
@@ -94,7 +99,7 @@ def options_text(found: Study) -> str:
             (setup.local_disks, "steps on the nodes' disks"), (setup.evict_devices, "bad GPUs evicted"),
         ) if flag),
     ]  # fmt: skip
-    return ", ".join(more)
+    return ", ".join(more) + ("; but as each row says" if any(row.case.differs for row in found.rows) else "")
 
 
 def _head(found: Study) -> Iterator[str]:
@@ -104,19 +109,20 @@ def _head(found: Study) -> Iterator[str]:
 
 
 def _results(found: Study) -> Iterator[str]:
-    yield f"{'':<34}{'ETTR':>8}{'least … most':>16}{'goodput':>9}{'work':>8}"
+    yield f"{'':<28}{'ETTR':>8}{'least … most':>16}{'goodput':>9}{'work':>8}{'of held':>9}"
     for row, (name, _) in zip(found.rows, labels(found), strict=True):
         least, most = row.spread(ettr)
         spread = f"{least:.1%} … {most:.1%}" if len(row.results) > 1 else "-"
         if len(name) > LONG:
             yield name
         yield (
-            f"{name if len(name) <= LONG else '':<34}{row.middle(ettr):>8.1%}{spread:>16}{row.middle(goodput):>9.1%}"
-            f"{row.middle(work):>8.1%}"
+            f"{name if len(name) <= LONG else '':<28}{row.middle(ettr):>8.1%}{spread:>16}{row.middle(goodput):>9.1%}"
+            f"{row.middle(work):>8.1%}{row.middle(of_held):>9.1%}"
         )
     yield (
         "ETTR: train / wall clock. Goodput: train and save / time in which jobs ran. Work: done / what all "
-        "nodes would have done without any loss. Medians."
+        "nodes would have done without any loss. Of held: done / what all nodes could have done, spares too, while "
+        "jobs held them. Medians."
     )
 
 

@@ -105,8 +105,8 @@ class VirtualRun(ABC):
         done = self.position
         account.spend(TimeCause.UNKNOWN, account.end_us - account.at_us)
         return SimulatedResult(
-            dict(account.by_cause), dict(account.counts), done / account.end_us, account.node_us, account.idle_node_us,
-            self.ended,
+            self.setup.nodes, dict(account.by_cause), dict(account.counts), done / account.end_us, account.node_us,
+            account.idle_node_us, self.ended,
         )  # fmt: skip
 
     @property

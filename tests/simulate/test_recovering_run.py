@@ -165,6 +165,12 @@ def test_a_broken_gpu_that_no_sound_node_replaces_uses_the_restarts_up() -> None
     assert evicted.ended == "" and evicted.counts["next_job"] == 1
 
 
+def test_spares_cost_what_they_hold() -> None:
+    with_two, without = run(), run(setup=replace(SETUP, spares=0))
+    assert with_two.ettr == without.ettr
+    assert without.of_held == pytest.approx(without.work) and with_two.of_held == pytest.approx(0.8 * with_two.work)
+
+
 def test_a_job_saves_all_at_its_time_limit() -> None:
     found = run(setup=replace(SETUP, job_s=6 * 3600))
     assert found.counts["jobs by the chain"] == 3 and found.by_cause[TimeCause.REPEATED] == 0
