@@ -32,7 +32,8 @@ FLOORS: dict[str, set[str]] = {
     "report": UPPER | {"diagnose"},
     "devtools": UPPER | {"train", "report"},
     "doctor": UPPER | {"launch", "train"},
-    "cli": UPPER | {"diagnose", "metrics", "watch", "launch", "train", "report", "devtools", "doctor"},
+    "alerts": UPPER | {"metrics", "launch", "report"},
+    "cli": UPPER | {"diagnose", "metrics", "watch", "launch", "train", "report", "devtools", "doctor", "alerts"},
 }
 TOP_LEVEL_ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.rundir.notify_targets import check_commands, kept, masked, parse_target, put_away, read_targets
+from resilio_hpc.launch.rundir.notify_targets import check_targets, kept, masked, parse_target, put_away, read_targets
 
 HOOK = "https://hooks.example.com/services/T00/SECRET"
 
@@ -69,10 +69,10 @@ def test_a_file_that_holds_none_is_refused(content: bytes | None, why: str, tmp_
 
 def test_commands_must_exist_where_they_will_run(tmp_path: Path) -> None:
     (tmp_path / "page.sh").write_text("#!/bin/sh\n")
-    check_commands(read_targets(["cat -", HOOK], tmp_path), tmp_path)
+    check_targets(read_targets(["cat -", HOOK], tmp_path), tmp_path)
     for command in ("no-such-command SECRET", "./page.sh SECRET"):  # the second is not executable
         with pytest.raises(UsageError, match="not found or is not executable") as refused:
-            check_commands(read_targets([command], tmp_path), tmp_path)
+            check_targets(read_targets([command], tmp_path), tmp_path)
         assert "SECRET" not in str(refused.value)
 
 
