@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -26,7 +26,7 @@ def mark(target: Target) -> str:
     return hashlib.sha256(target.text.encode()).hexdigest()[:16]
 
 
-def messages(facts: AlertFacts, new: AlertChanges, found: dict[str, Sequence[str]]) -> list[dict[str, object]]:
+def messages(facts: AlertFacts, new: AlertChanges, found: Mapping[str, Sequence[str]]) -> list[dict[str, object]]:
     """Return one message for each change. Pure. ``found``: what the looks have found, by ``Alert.key``.
 
     ``event``: alert, clear, or isolate, for a site that takes nodes out itself.
@@ -143,4 +143,3 @@ class _Sender:
         self.error = why
         self.failed += self.queue
         self.queue = []
-

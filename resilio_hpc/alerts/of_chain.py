@@ -27,18 +27,28 @@ def chain_exhausted(facts: AlertFacts, limits: Limits) -> Iterator[Alert]:
     A chain that its user has stopped has no such alert.
     """
     part, verdict = facts.part, facts.state.verdict
-    if part is None or facts.chain.stopped or facts.next_job or facts.of_kind("chain_stopped", since=part.began.us / US):
+    if (
+        part is None
+        or facts.chain.stopped
+        or facts.next_job
+        or facts.of_kind("chain_stopped", since=part.began.us / US)
+    ):
         return
     if facts.state.state == "ended":
-        if verdict is None or verdict.verdict not in UNFINISHED:
+        was_stopped = verdict is not None and verdict.verdict == "terminated" and not facts.chain.chained
+        if verdict is None or verdict.verdict not in UNFINISHED or was_stopped:  # by its user, with scancel
             return
-        text = f"job {verdict.job or '?'} has ended ({verdict.verdict.replace('_', ' ')}), and no job carries the run on"
+        text = (
+            f"job {verdict.job or '?'} has ended ({verdict.verdict.replace('_', ' ')}), and no job carries the run on"
+        )
         lines = facts.of_kind("verdict", "successor_refused", "launch_ends")
         yield fire("chain_exhausted", verdict.time or facts.until, text, limits, 0.0, lines)
         return
     left = jobs_left(facts)
     if left is not None and left < limits["chain_exhausted"]:
-        text = f"job {facts.state.job or '?'} is the last one of {plural(facts.chain.jobs, 'job')} that the chain may have"
+        text = (
+            f"job {facts.state.job or '?'} is the last one of {plural(facts.chain.jobs, 'job')} that the chain may have"
+        )
         lines = facts.of_kind("launch")
         yield fire("chain_exhausted", part.began.us / US, text, limits, float(left), lines[-1:], Severity.WARNING)
         return

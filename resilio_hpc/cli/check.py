@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="resilio check",
-        description="What is wrong with runs now: each alert with its value, since when, the ledger lines behind it, and\n"
-        "the one thing to do. Needs the run directory only, so it works from a login node.",
+        description="What is wrong with runs now: each alert with its value, since when, the ledger lines behind it,\n"
+        "and the one thing to do. Needs the run directory only, so it works from a login node.",
         epilog=_EXAMPLES,
     )
     parser.add_argument(
@@ -69,7 +69,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument(
-        "--changes", action="store_true", help="only what fires or clears since the last check with --changes or --notify"
+        "--changes",
+        action="store_true",
+        help="only what fires or clears since the last check with --changes or --notify",
     )
     parser.add_argument(
         "--notify", action="append", default=[], metavar="TARGET",

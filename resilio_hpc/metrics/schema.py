@@ -142,7 +142,7 @@ _TABLE: dict[str, tuple[Metric, ...]] = {
         Metric("run_committed_step", (), "controller", "newest committed step"),
         Metric("run_step", (), "controller", "fewest steps of any node that trains"),
         Metric("run_stalled_seconds", (), "controller", "time without a step where that is too long; 0: steps go on"),
-        Metric("run_progress_age_seconds", (), "controller", "time since the step, or the committed step, last changed"),
+        Metric("run_progress_age_seconds", (), "controller", "time since the step, or the committed one, changed"),
         Metric("run_save_seconds", (), "controller", "time that the newest save took, until it was durable"),
         Metric("run_restarts_left", (), "controller", "restarts without progress that --max-restarts still allows"),
         Metric("run_led_seconds_total", (), "controller", "time since this node leads the run"),

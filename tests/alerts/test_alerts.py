@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.alerts.alert import Severity
+from resilio_hpc.alerts.of_progress import goodput_share
 from resilio_hpc.alerts.run_facts import StepSeen
 from resilio_hpc.launch.controller.slow_saves import SlowSaves
 from resilio_hpc.launch.protocol import messages as m
@@ -49,8 +50,6 @@ def test_low_goodput(path: Path) -> None:
 
 
 def test_goodput_of_the_last_hours_forgets_what_was_before(path: Path) -> None:
-    from resilio_hpc.alerts.of_progress import goodput_share
-
     run = AlertRun(path, World(nodes=2, script=STEPS, hang_timeout_s=0.0))
     run.world.run(limit_s=60.0)
     run.world.life.absent.add(1)
@@ -94,7 +93,7 @@ def test_a_save_that_does_not_end(path: Path) -> None:
     run = AlertRun(path, World(nodes=2, script=STEPS))
     run.world.run(limit_s=60.0)
     saves = SlowSaves()  # beside the controller; a virtual host has none
-    saves.ordered("n2", m.PersistStep(1, 0, 30, ""), run.world.now)
+    saves.ordered("n2", m.PersistStep(1, 0, 30), run.world.now)
     run.world.run(limit_s=100.0)
     told = saves.overdue(run.world.now)
     assert told is not None
@@ -127,7 +126,7 @@ def test_a_job_of_which_nothing_is_heard(path: Path) -> None:
     run.world.run(limit_s=60.0)
     assert run.alerts(later_s=100.0) == {}
     alert = run.alerts(later_s=400.0)["no_news"]
-    assert (alert.severity, alert.value) == (Severity.CRITICAL, pytest.approx(400.0, abs=1.0))
+    assert alert.severity is Severity.CRITICAL and alert.value == pytest.approx(400.0, abs=1.0)
     run.world.run(limit_s=400.0)
     assert run.names() == []
 

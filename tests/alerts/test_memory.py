@@ -1,4 +1,4 @@
-"""What was reported is kept: each alert is reported once when it fires and once when it clears, whatever the disk does."""
+"""What was reported is kept: an alert is reported once when it fires and once when it clears, also on a full disk."""
 
 from __future__ import annotations
 

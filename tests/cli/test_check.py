@@ -54,7 +54,8 @@ def test_each_alert_has_a_value_lines_and_one_thing_to_do(tmp_path: Path, capsys
     assert alert["do"].endswith(str(run.path))
     for line in alert["lines"]:
         file, _, number = line.rpartition(":")
-        assert json.loads((run.path / "ledger" / file).read_text().splitlines()[int(number) - 1])["event"] == "committed"
+        text = (run.path / "ledger" / file).read_text().splitlines()[int(number) - 1]
+        assert json.loads(text)["event"] == "committed"
     assert main.main(["check", str(run.path), "--no-action", "--restarts", "99", "--save", "120"]) == 0
 
 

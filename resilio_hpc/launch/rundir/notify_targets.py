@@ -117,7 +117,7 @@ def _check_service(target: Target) -> None:
     scheme = target.text.partition("://")[0].lower()
     if importlib.util.find_spec("apprise") is None:
         raise UsageError(
-            f"{FLAG}: {scheme}:// needs Apprise: pip install 'resilio_hpc[notify]'; http://, https:// and commands do not"
+            f"{FLAG}: {scheme}:// needs Apprise (pip install 'resilio_hpc[notify]'); https:// and commands do not"
         )
     import apprise  # half a second, and only where it is used
 

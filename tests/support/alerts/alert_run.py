@@ -114,4 +114,4 @@ class AlertRun:
 
     def names(self, **limits: float) -> Sequence[str]:
         """Their names."""
-        return sorted(one.name for one in self.alerts(**limits).values())
+        return sorted(one.name for one in self.alerts(None, 0.0, **limits).values())
