@@ -19,6 +19,7 @@ from resilio_hpc.report.faults import RunFault, faults
 from resilio_hpc.report.overview import find_run, read_identity
 from resilio_hpc.report.present import RunNow, facts_of, parse_verdict, present
 from resilio_hpc.report.status import parse_status
+from resilio_hpc.slurm.chain import chain
 
 KINDS = REPORT_KINDS | frozenset({
     "successor", "successor_refused", "successor_cancelled", "requeued_instead", "chain_stopped", "end_time",
@@ -37,10 +38,14 @@ class StepSeen:
 
 @dataclass(frozen=True)
 class ChainLimits:
-    """What the launch and its user say of the chain. ``jobs``: at most, None where it is not known."""
+    """What the launch and its user say of the chain. ``jobs``: at most, None where it is not known.
+
+    ``newest``: the job that was submitted last, by the run or its user.
+    """
 
     chained: bool = False
     jobs: int | None = None
+    newest: str = ""
     stopped: bool = False
     max_restarts: int | None = None
 
@@ -77,17 +82,19 @@ class AlertFacts:
     def next_job(self) -> str:
         """Return the job that is to carry the run on, and has not begun; "" without one."""
         launched = {Fields(event.fields).text("job") for event in self.events if event.kind == "launch"}
-        waiting = ""
+        waiting, cancelled = "", ""
         for event in self.events:
             f = Fields(event.fields)
             if event.kind == "successor" and f.data.get("acted", True) is not False:
                 waiting = f.text("job")
             elif event.kind == "requeued_instead":
                 waiting = f"{f.text('job')} (requeued)"
-            elif event.kind == "successor_cancelled" and f.text("job") == waiting:
-                waiting = ""
+            elif event.kind == "successor_cancelled":
+                cancelled = f.text("job")
+                waiting = "" if waiting == cancelled else waiting
             elif event.kind == "launch" and waiting.endswith("(requeued)"):
                 waiting = ""
+        waiting = waiting or (self.chain.newest if self.chain.newest != cancelled else "")
         return "" if waiting in launched else waiting
 
     @property
@@ -139,9 +146,13 @@ def _limits(path: Path) -> ChainLimits:
         record = joining.read_record(path)
     except UsageError:  # another version's
         record = None
+    try:
+        newest = next((link.job for link in reversed(chain.read_links(path))), "")
+    except OSError:
+        newest = ""
     if record is None:
-        return ChainLimits(jobs=order.limit, stopped=order.stopped)
+        return ChainLimits(jobs=order.limit, newest=newest, stopped=order.stopped)
     limit = order.limit_of(record.options.chain_max)
-    return ChainLimits(
-        record.chained, None if limit >= chain_order.NO_LIMIT else limit, order.stopped, record.options.max_restarts
-    )
+    most = None if limit >= chain_order.NO_LIMIT else limit
+    chained = record.options.chain and record.job.isdecimal()  # a run outside of Slurm has no next job
+    return ChainLimits(chained, most, newest, order.stopped, record.options.max_restarts)

@@ -44,7 +44,7 @@ class AlertRun:
         self.chain_max = chain_max
         (path / "links").mkdir(parents=True, mode=0o700)
         (path / "run.json").write_text(json.dumps({"version": 1, "run_id": RUN_ID, "created": self.now}))
-        words = ["--max-restarts", str(max_restarts), *(["--chain-max", str(chain_max)] if chain_max else [])]
+        words = ["--max-restarts", str(max_restarts), *(["--chain", "--chain-max", str(chain_max)] if chain_max else [])]
         caller = Caller({}, Path("/work"), 0.0, 1)
         self.options = parse([*words, "--run-dir", str(path), "train.py"], caller).options
         self.begin(job, 1, end_time_s)
@@ -61,7 +61,7 @@ class AlertRun:
         self._at = self.now
         self._supervisor = Ledger(self.path / "ledger", f"{job}-supervisor-main", lambda: self._at)
         self._controller = Ledger(self.path / "ledger", f"{job}-n1", lambda: self._at)
-        record = LaunchRecord(job, job, self.options, "/work", bool(self.chain_max))
+        record = LaunchRecord(job, job, self.options, "/work", chained=link < self.chain_max)
         joining.write_record(self.path, record)
         end = None if end_time_s is None else UNIX_0 + self.after + end_time_s
         self.say(
