@@ -1,4 +1,4 @@
-"""What was reported of a run's alerts: a small file, so that each is reported once when it fires and once when it clears.
+"""What was reported of a run's alerts: a small file, so that each is reported once when it fires and when it clears.
 
 The file is ``alerts.json`` in the run directory, or the one that the user names. Where the run directory cannot be
 written (read-only, full), it is in the user's own state directory instead. One check of a run at a time holds the lock.

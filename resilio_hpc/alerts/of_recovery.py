@@ -48,7 +48,7 @@ def restarts_left(facts: AlertFacts) -> int | None:
 
 
 def budget_low(facts: AlertFacts, limits: Limits) -> Iterator[Alert]:
-    """Yield the alert where few restarts are left. A run without a failure since its newest commit has no such alert."""
+    """Yield the alert where few restarts are left, and there was a failure since the newest commit."""
     left, status = restarts_left(facts), facts.state.status
     if left is None or status is None or status.without_progress < 1 or left >= limits["budget_low"]:
         return

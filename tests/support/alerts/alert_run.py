@@ -44,7 +44,11 @@ class AlertRun:
         self.chain_max = chain_max
         (path / "links").mkdir(parents=True, mode=0o700)
         (path / "run.json").write_text(json.dumps({"version": 1, "run_id": RUN_ID, "created": self.now}))
-        words = ["--max-restarts", str(max_restarts), *(["--chain", "--chain-max", str(chain_max)] if chain_max else [])]
+        words = [
+            "--max-restarts",
+            str(max_restarts),
+            *(["--chain", "--chain-max", str(chain_max)] if chain_max else []),
+        ]
         caller = Caller({}, Path("/work"), 0.0, 1)
         self.options = parse([*words, "--run-dir", str(path), "train.py"], caller).options
         self.begin(job, 1, end_time_s)
