@@ -69,7 +69,7 @@ def slow_load(facts: AlertFacts, limits: Limits) -> Iterator[Alert]:
     if found is None or not facts.active or found[1] <= limits["slow_load"]:
         return
     event, took_s = found
-    if facts.until - event.time > RECENT_S:
+    if facts.now - event.time > RECENT_S:
         return
     f = Fields(event.fields)
     source = f.text("source") or "?"

@@ -94,7 +94,7 @@ def suspect(facts: AlertFacts, limits: Limits) -> Iterator[Alert]:
     """Yield an alert for each node that was at fault of late. Critical where ranks run on it now."""
     if not facts.active:
         return
-    after = facts.until - limits["suspect_node"] * 3600
+    after = facts.now - limits["suspect_node"] * 3600
     members = set(facts.part.rounds[-1].members) if facts.part is not None and facts.part.rounds else set()
     by_node: dict[str, list[tuple[float, str]]] = {}
     for fault in suspect_nodes(facts.events, facts.run_id):

@@ -119,6 +119,7 @@ def test_a_slow_load(path: Path) -> None:
     assert "slow_load" not in run.names()
     alerts = run.alerts(slow_load=loaded["restore_s"] - 1e-6)
     assert alerts["slow_load"].lines[0].kind == "first_step"
+    assert "slow_load" not in run.alerts(later_s=25 * 3600.0, slow_load=0.0)  # a load of yesterday is no news
 
 
 def test_a_job_of_which_nothing_is_heard(path: Path) -> None:
