@@ -11,12 +11,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.alerts.alert import rules
 from resilio_hpc.cli.main import COMMANDS
 from resilio_hpc.launch.cli.option_table import GROUPS
 from resilio_hpc.metrics.schema import markdown
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE, METRICS = DOCS / "reference.md", DOCS / "metrics.md"
+PAGE, METRICS, ALERTS = DOCS / "reference.md", DOCS / "metrics.md", DOCS / "alerts.md"
 MODULES = ("train", "ckpt", "ckpt.dcp", "slurm", "autoparallel")
 
 
@@ -39,6 +40,17 @@ def with_metrics(text: str) -> str:
     """Return the page with the metrics of now."""
     begin, end = "<!-- metrics -->\n", "<!-- end of metrics -->"
     return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{markdown()}\n{end}", text, flags=re.DOTALL)
+
+
+def with_alerts(text: str) -> str:
+    """Return the page with the alerts of now."""
+    begin, end = "<!-- alerts -->\n", "<!-- end of alerts -->"
+    lines = ["| Alert | Severity | Fires | Limit | Source |", "|---|---|---|---|---|"]
+    for name, rule in rules().items():
+        limit = f"`{rule.option}` {rule.limit:g} {rule.unit}" if rule.limit is not None else ""
+        lines.append(f"| `{name}` | {rule.severity} | {rule.what} | {limit} | {rule.source} |")
+    table = "\n".join(lines)
+    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{table}\n{end}", text, flags=re.DOTALL)
 
 
 def _options(title: str, flags: Any) -> str:
@@ -86,3 +98,4 @@ def _cell(text: str) -> str:
 if __name__ == "__main__":
     PAGE.write_text(page())
     METRICS.write_text(with_metrics(METRICS.read_text()))
+    ALERTS.write_text(with_alerts(ALERTS.read_text()))

@@ -18,6 +18,7 @@ debootstrap debootstrap
 bindfs bindfs
 mpiexec openmpi-bin
 chromium chromium
+promtool prometheus
 /usr/lib/*/pmix2/lib/libpmix.so libpmix-dev'
 
 missing_packages() {

@@ -33,7 +33,9 @@ FLOORS: dict[str, set[str]] = {
     "devtools": UPPER | {"train", "report"},
     "simulate": UPPER | {"diagnose", "launch", "report"},
     "doctor": UPPER | {"launch", "train"},
-    "cli": UPPER | {"diagnose", "metrics", "watch", "launch", "train", "report", "devtools", "doctor", "simulate"},
+    "alerts": UPPER | {"metrics", "launch", "report"},
+    "cli": UPPER
+    | {"diagnose", "metrics", "watch", "launch", "train", "report", "devtools", "doctor", "simulate", "alerts"},
 }
 TOP_LEVEL_ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.

@@ -19,7 +19,7 @@ from tests.support.waiting import PATIENCE_S
 ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 FILES = ("sbatch_templates", "examples", "setup.py", "setup.cfg", "pyproject.toml", "LICENSE")
 SOURCES = ("resilio_hpc", *ROOMS, *FILES)
-DATA = {".toml", ".csv", ".conf", ".in", ".sh", ".typed"}
+DATA = {".toml", ".csv", ".conf", ".in", ".sh", ".typed", ".yml", ".json"}
 
 
 def files_below(folder: Path) -> set[str]:

@@ -32,6 +32,7 @@ COMMANDS = (
     Command("runs", "resilio_hpc.cli.runs", "my runs: state, step, goodput"),
     Command("status", "resilio_hpc.cli.status", "how a run is doing: rounds, steps, failures, checkpoints"),
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
+    Command("check", "resilio_hpc.cli.check", "alerts on runs, for cron: what is wrong, since when, what to do"),
     Command("report", "resilio_hpc.cli.report", "where a run's time went over all its jobs: goodput, recoveries, cost"),
     Command("simulate", "resilio_hpc.cli.simulate", "the goodput of a run before it is submitted, beside the peers'"),
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import resources
 
 from resilio_hpc.cli.common import run_argument
 from resilio_hpc.core import terminal
@@ -26,6 +27,8 @@ EXAMPLES = """examples:
   resilio metrics my-run                     the newest sample of each node
   resilio metrics my-run --json              all values, for programs
   resilio metrics my-run --token > token     what Prometheus sends to an endpoint that other machines reach
+  resilio metrics --rules > resilio.rules.yml      alert rules for Prometheus
+  resilio metrics --dashboard > resilio.json       a dashboard for Grafana
 """
 
 
@@ -39,7 +42,13 @@ def main(argv: Sequence[str]) -> int:
     run_argument.add(parser, optional=True)
     parser.add_argument("--json", action="store_true", help="all values: an object of JSON for each node, in a list")
     parser.add_argument("--token", action="store_true", help="print the token of the run's endpoints, and nothing else")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument("--rules", action="store_true", help="print alert rules for Prometheus, and nothing else")
+    files.add_argument("--dashboard", action="store_true", help="print a dashboard for Grafana, and nothing else")
     options = parser.parse_args(argv)
+    if options.rules or options.dashboard:
+        print(shipped("alert_rules.yml" if options.rules else "dashboard.json"), end="", flush=True)
+        return 0
     path = find_run(run_argument.run_of(options))
     read_identity(path)
     if options.token:
@@ -54,6 +63,11 @@ def main(argv: Sequence[str]) -> int:
     for line in table(samples, time.time(), terminal.columns(80)):
         print(line)
     return 0
+
+
+def shipped(name: str) -> str:
+    """Return a file for Prometheus or Grafana that comes with the package."""
+    return resources.files("resilio_hpc.metrics").joinpath("prometheus", name).read_text(encoding="utf-8")
 
 
 def table(samples: Sequence[NodeSample], now: float, width: int) -> list[str]:

@@ -110,7 +110,7 @@ def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...
 
     targets = notify_targets.read_targets(options.notify, caller.cwd)
     if checks.runs_here(options, caller.environment):
-        notify_targets.check_commands(targets, caller.cwd)
+        notify_targets.check_targets(targets, caller.cwd)
     return targets
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -30,28 +30,34 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
-class _Sample(Collector):
-    """One sample as prometheus_client takes it."""
+class _Samples(Collector):
+    """Samples as prometheus_client takes them. ``sheets``: by the values of the labels that every series has."""
 
-    def __init__(self, sheet: Sheet, always: tuple[str, ...]) -> None:
-        self._sheet, self._always = sheet, always
+    def __init__(self, sheets: Mapping[tuple[str, ...], Sheet]) -> None:
+        self._sheets = sheets
 
     def collect(self) -> Iterator[Family]:
         """Yield the metrics that have a value."""
         families: dict[str, Family] = {}
-        for (name, labels), value in self._sheet.items():
-            if name not in families:
-                metric = METRICS[name]
-                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                families[name] = kind(metric.full_name, metric.help, labels=(*ALWAYS, *metric.labels))
-            families[name].add_metric([*self._always, *labels], value)
+        for always, sheet in self._sheets.items():
+            for (name, labels), value in sheet.items():
+                if name not in families:
+                    metric = METRICS[name]
+                    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                    families[name] = kind(metric.full_name, metric.help, labels=(*ALWAYS, *metric.labels))
+                families[name].add_metric([*always, *labels], value)
         yield from families.values()
 
 
 def exposition(sheet: Sheet, run_id: str, node: str) -> bytes:
     """Return a sample in Prometheus' text format. Pure."""
+    return exposition_of({(run_id, node): sheet})
+
+
+def exposition_of(sheets: Mapping[tuple[str, str], Sheet]) -> bytes:
+    """Return the samples of several runs in Prometheus' text format, by run and node. Pure."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Sample(sheet, (neutral(run_id), neutral(node))))
+    registry.register(_Samples({(neutral(run), neutral(node)): sheet for (run, node), sheet in sheets.items()}))
     return generate_latest(registry)
 
 

@@ -44,6 +44,7 @@ _R, _G, _D = ("rank",), ("gpu",), ("device",)
 _STAT, _NVML = "/proc/stat", "NVML"
 _DISKS, _NET, _IB = "/proc/diskstats", "/proc/net/dev", "/sys/class/infiniband"
 _RING = "call ring"
+_CHECK = "resilio check"
 
 _TABLE: dict[str, tuple[Metric, ...]] = {
     "host": (
@@ -141,8 +142,24 @@ _TABLE: dict[str, tuple[Metric, ...]] = {
         Metric("run_committed_step", (), "controller", "newest committed step"),
         Metric("run_step", (), "controller", "fewest steps of any node that trains"),
         Metric("run_stalled_seconds", (), "controller", "time without a step where that is too long; 0: steps go on"),
+        Metric("run_progress_age_seconds", (), "controller", "time since the step, or the committed one, changed"),
+        Metric("run_save_seconds", (), "controller", "time that the newest save took, until it was durable"),
+        Metric("run_restarts_left", (), "controller", "restarts without progress that --max-restarts still allows"),
         Metric("run_led_seconds_total", (), "controller", "time since this node leads the run"),
         Metric("run_stepping_seconds_total", (), "controller", "of that, time in which ranks ran and did not stall"),
+    ),
+    "check": (
+        Metric("check_timestamp_seconds", (), _CHECK, "Unix time of the check"),
+        Metric("check_active", (), _CHECK, "1: a job of the run runs, or is to follow; 0: the run is over"),
+        Metric("check_goodput_ratio", (), _CHECK, "useful time / total time, over all jobs of the run"),
+        Metric("check_alive_ratio", (), _CHECK, "of the last five minutes, the share in which all ranks lived"),
+        Metric("check_save_seconds", (), _CHECK, "time that the newest save took, or has taken so far"),
+        Metric("check_load_seconds", (), _CHECK, "time that the slowest rank took for the newest restore"),
+        Metric("check_progress_age_seconds", (), _CHECK, "time since progress was last seen"),
+        Metric("check_failures", (), _CHECK, "failures within the last hour"),
+        Metric("check_restarts_left", (), _CHECK, "restarts without progress that --max-restarts still allows"),
+        Metric("check_jobs_left", (), _CHECK, "jobs that the chain may still have"),
+        Metric("check_alert", ("alert", "severity"), _CHECK, "1: the alert fires; 0: it does not"),
     ),
     "sampler": (
         Metric("sample_timestamp_seconds", (), "sampler", "Unix time of the sample"),

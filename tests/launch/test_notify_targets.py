@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.rundir.notify_targets import check_commands, kept, masked, parse_target, put_away, read_targets
+from resilio_hpc.launch.rundir.notify_targets import check_targets, kept, masked, parse_target, put_away, read_targets
 
 HOOK = "https://hooks.example.com/services/T00/SECRET"
 
@@ -21,6 +21,8 @@ HOOK = "https://hooks.example.com/services/T00/SECRET"
         ("http://[::1]:99/SECRET", "webhook", "webhook http://::1:99"),
         ("mail -s 'a SECRET' me@example.com", "command", "command mail"),
         ("/opt/site/page --url https://x/SECRET", "command", "command page"),
+        ("slack://SECRETA/SECRETB/SECRETC/#x", "apprise", "apprise slack"),
+        ("mailto://me:SECRET@example.org", "apprise", "apprise mailto"),
     ],
 )
 def test_targets_and_the_names_that_may_be_shown(text: str, kind: str, name: str) -> None:
@@ -36,7 +38,7 @@ def test_a_commands_words_are_a_shells_without_its_powers() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "is empty"), ("   ", "is empty"), ("ftp://h/SECRET", "ftp:// is not supported"),
+        ("", "is empty"), ("   ", "is empty"),
         ("https:///SECRET", "without a host"), ("https://h/SECRET with space", "with a space"),
         ("https://me:SECRET@h/x", "user:password@"), ("https://h:port/SECRET", "cannot be read"),
         ("https://[h/SECRET", "cannot be read"), ("https://h/SECRETé", "letters that a URL cannot have"),
@@ -69,10 +71,10 @@ def test_a_file_that_holds_none_is_refused(content: bytes | None, why: str, tmp_
 
 def test_commands_must_exist_where_they_will_run(tmp_path: Path) -> None:
     (tmp_path / "page.sh").write_text("#!/bin/sh\n")
-    check_commands(read_targets(["cat -", HOOK], tmp_path), tmp_path)
+    check_targets(read_targets(["cat -", HOOK], tmp_path), tmp_path)
     for command in ("no-such-command SECRET", "./page.sh SECRET"):  # the second is not executable
         with pytest.raises(UsageError, match="not found or is not executable") as refused:
-            check_commands(read_targets([command], tmp_path), tmp_path)
+            check_targets(read_targets([command], tmp_path), tmp_path)
         assert "SECRET" not in str(refused.value)
 
 
@@ -86,7 +88,7 @@ def test_agents_find_the_targets_in_the_run_directory_and_others_cannot_read_the
     assert not (tmp_path / "notify").exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "3", "[3]", json.dumps(["ftp://x"])])
+@pytest.mark.parametrize("content", ["", "{", "3", "[3]", json.dumps(["https://h:port/x"])])
 def test_a_spoilt_file_tells_nobody(content: str, tmp_path: Path) -> None:
     (tmp_path / "notify").write_text(content)
     assert kept(tmp_path) == ()

@@ -7,7 +7,7 @@ import re
 from resilio_hpc.metrics.schema import ERRORS, METRICS, PARTS, markdown
 from tests.support.environments import ROOT
 
-LABELS = {"rank", "gpu", "device", "op"}
+LABELS = {"rank", "gpu", "device", "op", "alert", "severity"}
 
 
 def test_names_are_prometheus_names_with_a_unit_and_known_labels() -> None:
@@ -19,7 +19,7 @@ def test_names_are_prometheus_names_with_a_unit_and_known_labels() -> None:
 
 
 def test_parts_have_the_subjects_of_the_schema() -> None:
-    assert set(PARTS) == {"host", "storage", "network", "gpu", "ranks", "collectives", "run", "sampler"}
+    assert set(PARTS) == {"host", "storage", "network", "gpu", "ranks", "collectives", "run", "check", "sampler"}
     assert sum(map(len, PARTS.values())) == len(METRICS)
 
 

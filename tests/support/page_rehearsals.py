@@ -58,6 +58,10 @@ REHEARSALS = {
         prepare=_WITH_TRAIN + "export HOME=$PWD; echo http://127.0.0.1:9/ > .notify-url\n",
         swaps={"--nproc-per-node gpu": "--nproc-per-node 1 --no-torch"},
     ),
+    "alerts": Rehearsal(
+        prepare=_WITH_TRAIN + "resilio-launch --run-dir run --nproc-per-node 1 --no-torch train.py\n",
+        swaps={r"\bRUN\b": "run"},
+    ),
     "chains": Rehearsal(
         prepare=quoted(LONG, "train.py")
         + """

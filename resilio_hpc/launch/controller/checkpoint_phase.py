@@ -137,10 +137,10 @@ class CheckpointPhase:
         following = self._commits.commit(message.step)
         run.bad_copies.discard(m.RestorePoint(Tier.COMMITTED, message.step))
         run.without_progress, run.saves_fail = 0, False
-        self._measure_save(message.step)
+        save_s = self._measure_save(message.step)
         self._out.record(
             "committed", step=message.step, seconds=message.seconds, epoch=run.epoch,
-            blocked_s=self._blocked_s.get(message.step),
+            blocked_s=self._blocked_s.get(message.step), save_s=save_s,
         )  # fmt: skip
         self._blocked_s = {step: waited for step, waited in self._blocked_s.items() if step > message.step}
         self._out.broadcast(m.StageReached(run.epoch, message.step, Stage.COMMITTED))
@@ -155,13 +155,16 @@ class CheckpointPhase:
             if ranks:
                 run.note_copies(record.node, (OwnCopy(step, ranks[0], len(ranks), run.world_size),))
 
-    def _measure_save(self, step: int) -> None:
-        """Measure how long the save of ``step`` took, which is durable now."""
+    def _measure_save(self, step: int) -> float | None:
+        """Return how long the save of ``step`` took, which is durable now; None where its beginning is not known."""
         run, began = self._run, self._saves_began.get(step)
-        if began is not None:
-            run.save_s = max(run.save_s * 0.8, run.now() - began)
+        took_s = None if began is None else run.now() - began
+        if took_s is not None:
+            run.save_s = max(run.save_s * 0.8, took_s)
+            run.last_save_s = took_s
         for known in [known for known in self._saves_began if known <= step]:
             del self._saves_began[known]
+        return None if took_s is None else round(took_s, 3)
 
     def _given_up(self, step: int, error: str) -> None:
         following = self._commits.abandon(step)

@@ -88,6 +88,7 @@ class RunState:
     not_after: int | None = None  # newer steps may be corrupt, and the next round restores none of them
     disks: dict[str, NodeDisk] = field(default_factory=dict)  # what nodes' own disks hold
     save_s: float = 0.0  # seconds that a save takes, as measured
+    last_save_s: float | None = None  # seconds that the newest one took
 
     # failures, stops and the end
     recovery: Recovery | None = None  # the one that is open

@@ -23,7 +23,7 @@ SEND_TIMEOUT_S = 5.0
 ATTEMPTS = 2
 RETRY_AFTER_S = 1.0
 NICENESS = 10  # ranks that restart come first
-VARIABLES = ("event", "text", "run_id", "run_dir", "job", "node", "rank", "verdict")
+VARIABLES = ("event", "text", "run_id", "run_dir", "job", "node", "rank", "verdict", "alert", "severity")
 
 
 class NotSent(Exception):
@@ -38,7 +38,7 @@ def deliver(
     target: Target, message: dict[str, Any], timeout_s: float = SEND_TIMEOUT_S, retry_after_s: float = RETRY_AFTER_S
 ) -> str:
     """Send a message. Return "", or why it could not be sent. ``timeout_s``: of one attempt."""
-    send = _post if target.kind == "webhook" else _run
+    send = {"webhook": _post, "apprise": _by_apprise}.get(target.kind, _run)
     for attempt in range(1, ATTEMPTS + 1):
         try:
             send(target, message, timeout_s)
@@ -81,6 +81,40 @@ def _post(target: Target, message: dict[str, Any], timeout_s: float) -> None:
         raise NotSent(why, True) from None
     except (http.client.HTTPException, ValueError) as error:
         raise NotSent(f"not answered as HTTP requires ({type(error).__name__})", False) from None
+
+
+def _by_apprise(target: Target, message: dict[str, Any], timeout_s: float) -> None:
+    """Hand the message to Apprise, which makes the body that the service wants. Its own errors may show the URL."""
+    import logging
+
+    try:
+        import apprise
+    except ImportError:
+        raise NotSent("Apprise is missing here: pip install 'resilio_hpc[notify]'", False) from None
+    logging.getLogger("apprise").setLevel(logging.CRITICAL)
+    service = apprise.Apprise.instantiate(target.text, suppress_exceptions=True)
+    if service is None:
+        raise NotSent("Apprise cannot read the URL", False)
+    service.socket_connect_timeout = service.socket_read_timeout = timeout_s
+    kind = _APPRISE_KINDS.get(str(message.get("severity") or message.get("event")), "warning")
+    text = str(message.get("text", ""))
+    title = f"resilio: {message.get('event', 'message')}".replace("_", " ")
+    body = "\n".join([text, *(f"{name}: {message[name]}" for name in _TOLD if message.get(name))])
+    began = time.monotonic()
+    try:
+        sent = service.notify(body=body, title=title, notify_type=apprise.NotifyType(kind), body_format="text")
+    except (OSError, ValueError, TypeError) as error:
+        raise NotSent(f"Apprise failed ({type(error).__name__})", True) from None
+    if not sent:
+        late = time.monotonic() - began >= timeout_s
+        raise NotSent(f"no answer within {timeout_s:g} s" if late else "the service did not take it", not late)
+
+
+_APPRISE_KINDS = {
+    "critical": "failure", "failure": "failure", "node_lost": "failure", "clear": "success", "recovered": "success",
+    "joined": "info", "left": "info", "summary": "info",
+}  # fmt: skip
+_TOLD = ("do", "node", "job", "run_dir")
 
 
 def _run(target: Target, message: dict[str, Any], timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Where notifications go: commands and webhooks, which may hold secrets.
+"""Where notifications go: commands, webhooks, and services that Apprise knows; all may hold secrets.
 
 So a target is never part of the launcher's own command lines, of the ledger, or of an error; ``Target.name`` stands for
 it there. The launcher keeps the targets in the run directory (``notify``, 0600), where agents read them.
@@ -6,6 +6,7 @@ it there. The launcher keeps the targets in the run directory (``notify``, 0600)
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.json_fields import printable
 
 FILE = "notify"  # in the run directory
 MAX_FILE_BYTES = 64 * 1024
@@ -27,7 +29,7 @@ FLAG = "--notify"
 class Target:
     """A target. ``text``: as the user gave it, a secret; ``name``: without the secret."""
 
-    kind: str  # command, webhook
+    kind: str  # command, webhook, apprise
     text: str
     name: str
 
@@ -57,8 +59,8 @@ def parse_target(text: str) -> Target:
 
 
 def _webhook(text: str, scheme: str) -> Target:
-    if scheme not in ("http", "https"):
-        raise UsageError(f"{FLAG}: {scheme}:// is not supported, only http:// and https://, or a command")
+    if scheme not in ("http", "https"):  # a host may be a token there, so no part of it is shown
+        return Target("apprise", text, f"apprise {printable(scheme, 20)}")
     try:
         parts = urllib.parse.urlsplit(text)
         host, port = parts.hostname, parts.port
@@ -100,12 +102,28 @@ def _lines(name: str, cwd: Path) -> list[str]:
     return lines
 
 
-def check_commands(targets: Sequence[Target], cwd: Path) -> None:
-    """Raise UsageError for a command that this machine, which will run it, does not have."""
+def check_targets(targets: Sequence[Target], cwd: Path) -> None:
+    """Raise UsageError for a command that this machine, which will run it, does not have, and for a wrong service."""
     for target in targets:
+        if target.kind == "apprise":
+            _check_service(target)
         word = target.argv[0] if target.kind == "command" else ""
         if word and shutil.which(str(cwd / word) if "/" in word else word) is None:
             raise UsageError(f"{FLAG}: {word!r} was not found or is not executable")
+
+
+def _check_service(target: Target) -> None:
+    """Raise UsageError where Apprise is missing, or cannot read the URL."""
+    scheme = target.text.partition("://")[0].lower()
+    if importlib.util.find_spec("apprise") is None:
+        raise UsageError(
+            f"{FLAG}: {scheme}:// needs Apprise (pip install 'resilio_hpc[notify]'); https:// and commands do not"
+        )
+    import apprise  # half a second, and only where it is used
+
+    service = apprise.Apprise.instantiate(target.text, suppress_exceptions=True)
+    if service is None:
+        raise UsageError(f"{FLAG}: {scheme}:// is not supported, or its URL is not as Apprise wants it")
 
 
 def put_away(run_path: Path, targets: Sequence[Target]) -> None:

@@ -1,0 +1,1 @@
+"""What tests of alerts share: run directories whose ledger and status real controllers have made."""
