@@ -32,6 +32,8 @@ COMMANDS = (
     Command("runs", "resilio_hpc.cli.runs", "my runs: state, step, goodput"),
     Command("status", "resilio_hpc.cli.status", "how a run is doing: rounds, steps, failures, checkpoints"),
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
+    Command("why", "resilio_hpc.cli.why", "what broke in a run, what was done, and how it stands, in one paragraph"),
+    Command("logs", "resilio_hpc.cli.logs", "what the ranks have written, and the first failing rank's error"),
     Command("report", "resilio_hpc.cli.report", "where a run's time went over all its jobs: goodput, recoveries, cost"),
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),
     Command("metrics", "resilio_hpc.cli.metrics", "what the nodes of a run use: processors, memory, GPUs"),
