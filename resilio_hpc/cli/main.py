@@ -30,6 +30,7 @@ COMMANDS = (
     Command("submit", "resilio_hpc.cli.submit", "a job from a ready script, with your values and command"),
     Command("resize", "resilio_hpc.cli.resize", "more nodes for a run while they are idle, fewer when others wait"),
     Command("runs", "resilio_hpc.cli.runs", "my runs: state, step, goodput"),
+    Command("top", "resilio_hpc.cli.top", "my runs on one screen, refreshed"),
     Command("status", "resilio_hpc.cli.status", "how a run is doing: rounds, steps, failures, checkpoints"),
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
     Command("why", "resilio_hpc.cli.why", "what broke in a run, what was done, and how it stands, in one paragraph"),
