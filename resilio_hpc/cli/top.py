@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from resilio_hpc.cli import runs as listed
-from resilio_hpc.cli.common.keys import Keys
+from resilio_hpc.cli.common.keys import PressedKeys
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         return listed.main([*map(str, options.places)])
     signal.signal(signal.SIGTERM, _end)
     board = _Board(options.places)
-    with Keys() as keys, console.screen(hide_cursor=True):
+    with PressedKeys() as keys, console.screen(hide_cursor=True):
         while True:
             board.look()
             due = time.monotonic() + float(options.every)

@@ -142,6 +142,20 @@ def test_ctrl_c_leaves_a_live_view_with_the_cursor_shown_and_without_a_traceback
     assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
 
 
+@pytest.mark.parametrize(
+    ("keys", "seen"),
+    [(b"n", b"role"), (b"e", b"job 7 starts"), (b"l", b"No rank has written"), (b"nex\x1b[A", b"n nodes   e events")],
+)
+def test_keys_of_a_live_view(tmp_path: Path, keys: bytes, seen: bytes) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"version": 1, "run_id": "abc", "created": time.time()}))
+    Ledger(tmp_path / "ledger", "7-supervisor-main").append("launch", job="7", nodes=["n1"])
+    told = {"time": time.time(), "phase": "running", "members": [{"node": "n1"}], "agents": {"n1": {"step": 5}}}
+    (tmp_path / "status.json").write_text(json.dumps(told))
+    code, written = typed(["view", str(tmp_path)], b"q quit", keys + b"q")
+    assert code == 0 and seen in written and b"Traceback" not in written
+    assert written.rindex(b"\x1b[?25h") > written.rindex(b"\x1b[?25l")
+
+
 @pytest.mark.parametrize("command", ["status", "ledger", "view"])
 @pytest.mark.parametrize("name", ["nowhere", "empty", "\x1b[31mred"])
 def test_what_is_no_run_is_answered_in_one_line(

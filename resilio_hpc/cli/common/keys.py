@@ -18,7 +18,7 @@ _NAMES = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[5~": "page up", b"\x1b[6~":
 _KEY = re.compile(rb"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Z])?|.", re.DOTALL)
 
 
-class Keys:
+class PressedKeys:
     """Reads keys of standard input while it is entered; without a terminal there it only waits.
 
     Ctrl-C and Ctrl-Z work as ever. After Ctrl-Z and ``fg`` keys are read again.
@@ -28,7 +28,12 @@ class Keys:
         self._before: list[object] | None = None
         self._pressed = b""
 
-    def __enter__(self) -> Keys:
+    @property
+    def are_read(self) -> bool:
+        """Return whether there is a terminal to read keys from."""
+        return self._before is not None
+
+    def __enter__(self) -> PressedKeys:
         try:
             if sys.stdin is not None and sys.stdin.isatty():
                 self._before = termios.tcgetattr(0)
