@@ -16,7 +16,9 @@ from rich.text import Text
 
 from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.keys import PressedKeys
+from resilio_hpc.cli.web_view import serve
 from resilio_hpc.core import terminal
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.events.event_text import words
 from resilio_hpc.report.chain.first_error import read_first_error
@@ -42,6 +44,10 @@ def main(argv: Sequence[str]) -> int:
         "Keys: n nodes, e events, l the end of the failing rank's log, q quit.",
     )
     run_argument.add(parser, optional=True)
+    parser.add_argument(
+        "--web", action="store_true", help="the report's page, live: for a browser on this machine, behind a token"
+    )
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="with --web (default: any that is free)")
     parser.add_argument("--launcher", type=int, default=0, help=argparse.SUPPRESS)  # end when this parent is gone
     parser.add_argument("--since", type=float, default=0.0, help=argparse.SUPPRESS)  # older verdicts do not count
     options = parser.parse_args(argv)
@@ -49,6 +55,10 @@ def main(argv: Sequence[str]) -> int:
     if options.launcher:
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # these warnings are for the launcher
+    if options.port and not (options.web and 0 < options.port < 65_536):
+        raise UsageError("--port goes with --web, and is a number from 1 to 65535")
+    if options.web:
+        return serve(run_argument.run_of(options), options.port)
     viewer = _Viewer(RunReader(run_argument.run_of(options)), options.launcher, options.since)
     console = terminal.console(highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
@@ -75,8 +85,10 @@ class _Viewer:
         return is_closed(overview) or bool(self._launcher and os.getppid() != self._launcher)
 
     def draw(self, console: Console) -> None:
-        with PressedKeys() as keys, Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False,
-                                  redirect_stderr=False) as live:  # fmt: skip
+        live = Live(
+            console=console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False, redirect_stderr=False
+        )
+        with PressedKeys() as keys, live:
             page = ""
             while True:
                 overview = self._look()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import escape
 
 from resilio_hpc.core.svg import rect, text
 from resilio_hpc.report.accounting.causes import US, TimeCause
@@ -12,6 +13,7 @@ from resilio_hpc.report.page.axis import LEFT, RIGHT, Axis, columns
 PIECES = 178
 HIGH = 150.0
 MOST_POINTS = 1_000
+MOST_VALUES = 8
 _TOP = 10.0
 
 
@@ -58,6 +60,38 @@ def steps_chart(report: RunReport) -> str:
         *axis.drawn(bottom, bottom),
     ]
     return _picture(parts, bottom, f"Steps along the run, up to {most:,}.")
+
+
+def value_charts(report: RunReport) -> Iterator[tuple[str, str]]:
+    """Yield (name, picture) of what the script has logged: its values, then amounts per second."""
+    points = report.progress.points
+    if not points or not report.time.spans:
+        return
+    for unit in ("", "/s"):
+        series = [(one.time, one.rates if unit else one.values, () if unit else one.not_finite) for one in points]
+        for name in list(dict.fromkeys(name for _, values, bad in series for name in (*values, *bad)))[:MOST_VALUES]:
+            known = [(at, values[name]) for at, values, _ in series if name in values]
+            lost = [at for at, _, bad in series if name in bad]
+            if len(known) + len(lost) > 1:
+                yield f"{escape(name)}{unit}", _value_chart(report, f"{name}{unit}", known, lost)
+
+
+def _value_chart(report: RunReport, name: str, known: Sequence[tuple[float, float]], lost: Sequence[float]) -> str:
+    axis = Axis(report.time.spans[0].begin_us, report.time.spans[-1].end_us)
+    bottom = _TOP + HIGH
+    low, high = min((v for _, v in known), default=0.0), max((v for _, v in known), default=0.0)
+    scale = HIGH / (high - low) if 0 < high - low < float("inf") else 0.0
+    line = " ".join(f"{axis.x(at * US):.1f},{bottom - (value - low) * scale:.1f}" for at, value in known)
+    crosses = "".join(f"M{axis.x(at * US) - 3:.1f} {_TOP - 3:.0f}l6 6m0 -6l-6 6" for at in lost)
+    parts = [
+        f'<polyline class="st" points="{line}"/>' if known else "",
+        f'<path class="fx" d="{crosses}"/>' if crosses else "",
+        text(LEFT - 8, bottom + 4, f"{low:.4g}", "s", "end") if known else "",
+        text(LEFT - 8, _TOP + 4, f"{high:.4g}", "s", "end") if scale else "",
+        *axis.drawn(bottom, bottom),
+    ]
+    cross = " A cross is a value that is NaN or infinite." if lost else ""
+    return _picture(parts, bottom, f"{escape(name)} along the run, from {low:.4g} to {high:.4g}.{cross}")
 
 
 def _points(steps: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:

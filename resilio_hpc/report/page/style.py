@@ -50,6 +50,8 @@ svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg .s{font-size:11px;fi
 .ax{stroke:var(--line)}.back{fill:var(--back)}.job{fill:var(--band)}.rd{stroke:var(--dim)}
 .st{fill:none;stroke:var(--train);stroke-width:1.5}
 .f{stroke:var(--back);stroke-width:.7;fill:var(--ink)}.fx{stroke:var(--bad);stroke-width:2;fill:none}
+.live{position:sticky;top:0;margin:0;padding:.2rem 0;background:var(--back);color:var(--dim)}
+.live[data-fresh=no]{color:var(--bad);font-weight:600}
 .frame{fill:none;stroke:var(--line)}
 .wide>table{min-width:44rem}
 @media print{body{max-width:none}}
