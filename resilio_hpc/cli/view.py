@@ -16,6 +16,7 @@ from rich.text import Text
 
 from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.keys import PressedKeys
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.web_view import serve
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError
@@ -32,16 +33,24 @@ RECENT = 5  # events
 PLAIN_EVERY_S = 60.0
 PAGES = ("n", "e", "l")
 KEYS = "n nodes   e events   l log of the failing rank   q quit"
+_EXAMPLES = """examples:
+  resilio view                    the newest run here
+  resilio view 4712 --web         in a browser on this machine, behind a token; it shows no more than resilio report
+  resilio view 4712 > view.log    plain lines
+
+keys: n all nodes, e events, l the end of the failing rank's output, q quit
+exit codes: 0 the job has a verdict, or after q; 130 after Ctrl-C; 2 a mistake in the command, or no such run
+"""
 BACK = "any other key: back   "
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command. Exit code 0 when the job has a verdict; 130 after Ctrl-C; 2 without a run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio view",
-        description="A run as it goes: nodes, ranks, round, step rate, last checkpoint, faults. "
-        "Plain lines where standard output is no terminal. Ends with the job's verdict, with q, or with Ctrl-C. "
-        "Keys: n nodes, e events, l the end of the failing rank's log, q quit.",
+        description="A run as it goes: step, pace, expected end, logged values, last checkpoint, faults, nodes.\n"
+        "Plain lines where standard output is no terminal. Ends with the job's verdict, with q, or with Ctrl-C.",
+        epilog=_EXAMPLES,
     )
     run_argument.add(parser, optional=True)
     parser.add_argument(

@@ -77,7 +77,8 @@ def explain(path: Path, run_id: str, events: Sequence[Event], state: RunNow, now
     steps = (state.status.step if state.status else None, facts.committed)
     step = max((one for one in steps if one is not None), default=None)
     to_do = _to_do(broke, state)
-    sentences = [_now(state, step, now), *_silence(events, state)]
+    recovers = broke is not None and broke.outcome is RecoveryOutcome.UNDER_WAY
+    sentences = [_now(state, step, now, recovers), *_silence(events, state)]
     if broke is None:
         sentences.append("No fault of a rank or a node is on record.")
     else:
@@ -101,7 +102,7 @@ def _alike(one: ChainRecovery) -> tuple[object, ...]:
 # -- how it stands -----------------------------------------------------------------------------------------------------
 
 
-def _now(state: RunNow, step: int | None, now: float) -> str:
+def _now(state: RunNow, step: int | None, now: float, recovers: bool) -> str:
     at = f" at step {step}" if step is not None else ""
     job = f"job {state.job}" if state.job and not state.job.startswith("local-") else "the job"
     if state.verdict is not None:
@@ -113,7 +114,8 @@ def _now(state: RunNow, step: int | None, now: float) -> str:
     if state.state == "stale":
         return f"Nothing was heard of the run for {seconds(state.silent_s)}{at}; look whether {job} still runs."
     if state.status is None or state.state == "starting":
-        return f"The run is starting{at}: its ranks do not train yet."
+        how = "recovers from a fault" if recovers else "is starting"
+        return f"The run {how}{at}: its ranks do not train yet."
     lost = [node.node for node in state.status.nodes if node.role == "lost"]
     rate = state.status.steps_per_s
     if state.status.stalled_s is not None:
@@ -172,7 +174,7 @@ def _broke(one: ChainRecovery, now: float) -> Iterator[str]:
     elif sign.kind == "rank_failed":
         said = rank_failed(Fields(sign.fields)).replace(" killed by ", " was killed by ", 1)
     else:
-        said = words(sign.kind, sign.fields)
+        said = words(sign.kind, sign.fields).replace(" lost: silent", " was lost: it was silent", 1)
     yield f"At {local_time(one.fault.time, form)}, {_sentence(said, capital=False)}"
 
 
