@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.events.failure_text import signal_name
-from resilio_hpc.events.phrases import names, plural, seconds
+from resilio_hpc.events.phrases import amount, names, plural, seconds
 
 
 def verdict_of(f: Fields) -> str:
@@ -29,7 +29,7 @@ def _logged(f: Fields) -> str:
     said = [f"{name} {value:.4g}" for name in values.data if (value := values.number(name)) is not None]
     span = f.number("seconds") or 0.0
     for name in f.inner("sums").data if span > 0 else ():
-        said.append(f"{(f.inner('sums').number(name) or 0.0) / span:,.4g} {name}/s")
+        said.append(f"{amount((f.inner('sums').number(name) or 0.0) / span)} {name}/s")
     said += [f"{name} is not a finite number" for name in f.texts("not_finite")]
     return f"step {f.whole('step')}: {', '.join(said) or 'nothing'}"
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.terminal import local_time
 from resilio_hpc.events.failure_text import signal_name
-from resilio_hpc.events.phrases import plural, restored, seconds
+from resilio_hpc.events.phrases import amount, plural, restored, seconds
 from resilio_hpc.events.slow_text import slow_words
 from resilio_hpc.report.overview import Overview
 from resilio_hpc.report.screen_tables import domain_of, event_lines, fault_lines, node_lines, with_trouble
@@ -118,7 +118,8 @@ def _rows(o: Overview, narrow: bool, internals: bool) -> Iterator[tuple[str, Tex
             yield "round", Text(f"{s.round}: {plural(s.world_size, 'rank')}, controller "
                                 f"{printable(s.controller.removesuffix(domain_of(s.nodes)))} "
                                 f"(epoch {s.epoch})")  # fmt: skip
-        step = max(_known(s.step, o.checkpoint.step if o.checkpoint else None), default=None)
+        done = o.progress.total if o.verdict is not None and o.verdict.verdict == "completed" else None
+        step = max(_known(s.step, o.checkpoint.step if o.checkpoint else None, done), default=None)
         if step is not None:
             rate = s.steps_per_s if o.state == "running" and s.stalled_s is None else None
             yield "step", Text(f"{step}{_of_total(o, step)}{f', {rate:.3g} steps/s' if rate else ''}{_to_come(o)}")
@@ -166,7 +167,7 @@ def logged_words(o: Overview) -> str:
     last = o.progress.points[-1]
     said = [f"{name} {value:.4g}" for name, value in last.values.items()]
     said += [f"{name} is not finite" for name in last.not_finite]
-    said += [f"{rate:,.4g} {name}/s" for name, rate in last.rates.items()]
+    said += [f"{amount(rate)} {name}/s" for name, rate in last.rates.items()]
     name = next(iter(last.values), "")
     drawn = sparkline([point.values[name] for point in o.progress.points if name in point.values]) if name else ""
     return printable(f"{', '.join(said)}{f' at step {last.step}' if said else ''}{f'  {drawn}' if drawn else ''}", 400)

@@ -24,6 +24,7 @@ from resilio_hpc.report.chain.report_json import recovery_object
 from resilio_hpc.report.chain.run_report import KINDS as REPORT_KINDS
 from resilio_hpc.report.overview import find_run, read_identity
 from resilio_hpc.report.present import RunNow, facts_of, parse_verdict, present
+from resilio_hpc.report.progress import progress
 from resilio_hpc.report.screen_tables import fault_words
 from resilio_hpc.report.status import parse_status
 
@@ -74,7 +75,9 @@ def explain(path: Path, run_id: str, events: Sequence[Event], state: RunNow, now
     broke = found[-1] if found else None
     same = [one for one in found[:-1] if broke is not None and _alike(one) == _alike(broke)]
     facts = facts_of(events)
-    steps = (state.status.step if state.status else None, facts.committed)
+    is_complete = state.verdict is not None and state.verdict.verdict == "completed"
+    total = progress(events, None, now).total if is_complete else None
+    steps = (state.status.step if state.status else None, facts.committed, total)
     step = max((one for one in steps if one is not None), default=None)
     to_do = _to_do(broke, state)
     recovers = broke is not None and broke.outcome is RecoveryOutcome.UNDER_WAY

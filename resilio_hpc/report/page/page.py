@@ -52,7 +52,7 @@ def _head(report: RunReport, name: str) -> Iterator[str]:
     yield f"<header><h1>{name}</h1><p class=dim><code>{safe(str(report.path))}</code></p><dl class=facts>"
     wall = seconds(report.time.wall_us / US)
     facts = (
-        ("state", state_text(report).partition(" (")[0], state_text(report).partition(" (")[2].rstrip(")")),
+        ("state", state_text(report).partition(" (")[0], state_text(report).partition(" (")[2].removesuffix(")")),
         ("goodput", *_number(goodput_text(report))),
         ("ETTR", *_number(ettr_text(report))),
         ("wall clock", wall, _times(report)),
@@ -119,8 +119,8 @@ def _pictures(report: RunReport) -> Iterator[str]:
     )  # fmt: skip
     yield from _figures((name, drawn) for name, drawn in pictures if drawn)
     yield (
-        "<p class=dim>Steps are those of commits and of first steps of rounds. The ledger has no times of single "
-        "steps. Loss and throughput are drawn where the script logs them (<code>run.log</code>).</p>"
+        "<p class=dim>Steps are those of commits, of first steps of rounds, and of what the script logs. The ledger "
+        "has no times of single steps. Loss and throughput are drawn where the script logs them (<code>run.log</code>).</p>"
     )
 
 
