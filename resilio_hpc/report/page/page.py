@@ -120,7 +120,8 @@ def _pictures(report: RunReport) -> Iterator[str]:
     yield from _figures((name, drawn) for name, drawn in pictures if drawn)
     yield (
         "<p class=dim>Steps are those of commits, of first steps of rounds, and of what the script logs. The ledger "
-        "has no times of single steps. Loss and throughput are drawn where the script logs them (<code>run.log</code>).</p>"
+        "has no times of single steps. Loss and throughput are drawn where the script logs them "
+        "(<code>run.log</code>).</p>"
     )
 
 
