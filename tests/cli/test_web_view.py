@@ -200,6 +200,7 @@ def test_the_page_follows_the_run_and_keeps_what_is_opened(browser: Chromium, tm
         assert browser.said == []
         assert set(browser.asked) - {"data:,"} == {server.url}
     until(lambda: "Not up to date" in text_of(browser), "that the server is gone")
+    browser.open("about:blank")  # else that page goes on asking
 
 
 def test_a_hostile_run_runs_nothing(browser: Chromium, tmp_path: Path) -> None:
@@ -208,4 +209,5 @@ def test_a_hostile_run_runs_nothing(browser: Chromium, tmp_path: Path) -> None:
         browser.open(server.url)
         until(lambda: "Read at" in text_of(browser), "the first look")
         assert browser.of("window.hit") is None and browser.of("document.querySelectorAll('script').length") == 1
-        assert [one for one in browser.said if "error" in one.lower()] == []
+        of_this_page = [one for one in browser.said if "CONNECTION_REFUSED" not in one]  # the page before may be late
+        assert [one for one in of_this_page if "error" in one.lower()] == []
