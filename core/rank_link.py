@@ -46,6 +46,28 @@ class StepDone(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True
     collected_s: float = 0.0
 
 
+class StepsPlanned(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank 0 → agent: it does the steps ``start`` … ``total - 1`` from here on."""
+
+    start: int
+    total: int
+
+
+class ValuesLogged(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: what the script has logged when ``step`` steps were complete, at ``time`` (Unix seconds).
+
+    ``sums``: of amounts, over the ``seconds`` since the last such message; ``not_finite``: values that are NaN or
+    infinite.
+    """
+
+    step: int
+    time: float
+    seconds: float
+    values: dict[str, float]
+    sums: dict[str, float]
+    not_finite: tuple[str, ...] = ()
+
+
 class SnapshotTaken(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """rank → agent: the snapshot of ``step`` lies whole and checksummed in the arena file ``arena``."""
 
@@ -236,7 +258,7 @@ LastStepMessage = HoldsSteps | SavingLastStep | LastStepSaved
 ReentryMessage = CanReenter | Raised | LeavingRound | LeftRound
 RankMessage = (
     Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Section | Stopped | Finished
-    | LastStepMessage | ReentryMessage | ReplicaDigest | StepJudged | SnapshotPlaced
+    | LastStepMessage | ReentryMessage | StepsPlanned | ValuesLogged | ReplicaDigest | StepJudged | SnapshotPlaced
 )  # fmt: skip
 AgentMessage = (
     StopAt | StopConfirmed | PauseConfirmed | Resume | SaveAt | SaveProgress | SaveLastStep | LeaveRound | EnterRound

@@ -80,6 +80,17 @@ class AgentLink:
         except OSError:
             self._close()
 
+    def offer(self, message: rank_link.RankMessage) -> None:
+        """Send one message, or drop it where that would wait: the agent is behind, or another thread sends."""
+        if not self.usable or not self._send_lock.acquire(blocking=False):
+            return
+        try:
+            self._link.send(rank_link.to_agent.encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError:  # full, or too long; a link that is broken is noticed by the next message
+            pass
+        finally:
+            self._send_lock.release()
+
     def step_done(self, step: int) -> None:
         """Report a finished step, at most twenty times a second."""
         now = time.monotonic()

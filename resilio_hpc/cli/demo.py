@@ -167,5 +167,5 @@ class ViewPicture:
             return
         self._recovered = recovered
         picture = Picture()
-        picture.print(screen(overview, VIEW_LINES, VIEW_EVENTS, picture.width))
+        picture.print(screen(overview, VIEW_LINES, VIEW_EVENTS, picture.width, internals=False))
         picture.save(self._path, "resilio view RUN_DIR")

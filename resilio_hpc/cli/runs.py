@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-n", "--newest", type=count, metavar="N", help="only so many")
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(argv)
-    paths, others = _found(options.places)
+    paths, others = find_runs(options.places)
     now = time.time()
     read = summaries(paths, now)
     runs = [one for one in read if isinstance(one, RunSummary)]
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _found(places: Sequence[Path]) -> tuple[list[Path], int]:
+def find_runs(places: Sequence[Path]) -> tuple[list[Path], int]:
     """Return the paths of this user's runs, and how many there are of others. Raises UsageError."""
     try:
         return bounded.in_time(partial(_looked, places), SEARCH_S)
@@ -108,11 +108,16 @@ def _show(runs: Sequence[RunSummary], unread: Sequence[UnreadRun], now: float) -
     if runs:
         print(head, file=out)
     for run, line in zip(runs, lines, strict=True):
-        style = "31" if run.exit_code not in (None, 0, 75) else _STYLES.get(run.state)
-        print(f"\x1b[{style}m{line}\x1b[0m" if colours and style else line, file=out)
+        print(coloured(run, line) if colours else line, file=out)
     for one in unread:
         print(f"not read: {_shown(one.path)}: {one.problem}")
     out.flush()
+
+
+def coloured(run: RunSummary, line: str) -> str:
+    """Return the line in the colour of the run's state. Pure."""
+    style = "31" if run.exit_code not in (None, 0, 75) else _STYLES.get(run.state)
+    return f"\x1b[{style}m{line}\x1b[0m" if style else line
 
 
 def table(runs: Sequence[RunSummary], now: float, width: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.events.failure_text import signal_name
-from resilio_hpc.events.phrases import names, plural, seconds
+from resilio_hpc.events.phrases import amount, names, plural, seconds
 
 
 def verdict_of(f: Fields) -> str:
@@ -22,6 +22,16 @@ def _signal(f: Fields) -> str:
 def _launch(f: Fields) -> str:
     where = {"local": "on this machine", "batch": "in a batch job", "step": "in a job step"}.get(f.text("mode"), "")
     return f"job {f.text('job', '?')} starts {where}, link {f.whole('link')}: {names(f.texts('nodes'))}"
+
+
+def _logged(f: Fields) -> str:
+    values = f.inner("values")
+    said = [f"{name} {value:.4g}" for name in values.data if (value := values.number(name)) is not None]
+    span = f.number("seconds") or 0.0
+    for name in f.inner("sums").data if span > 0 else ():
+        said.append(f"{amount((f.inner('sums').number(name) or 0.0) / span)} {name}/s")
+    said += [f"{name} is not a finite number" for name in f.texts("not_finite")]
+    return f"step {f.whole('step')}: {', '.join(said) or 'nothing'}"
 
 
 def _placed(f: Fields) -> str:
@@ -96,6 +106,8 @@ LAUNCH_EVENTS: Mapping[str, Callable[[Fields], str]] = {
     ),
     "launch": _launch,
     "placed": _placed,
+    "steps_planned": lambda f: f"ranks of round {f.whole('round')} do steps {f.whole('start')} to {f.whole('total')}",
+    "logged": _logged,
     "launch_ends": lambda f: f"launch ends: {verdict_of(f)}, exit code {f.whole('exit_code')}",
     "agent_ended": lambda f: f"agent of {f.text('node', '?')} ended with {_code(f)} after start {f.whole('starts')}",
     "launch_failed": lambda f: (

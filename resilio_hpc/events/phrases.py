@@ -36,6 +36,11 @@ def seconds(value: float | None) -> str:
     return f"{int(value) // 3600} h {int(value) % 3600 // 60:02d} min"
 
 
+def amount(value: float) -> str:
+    """Return a number of things: ``131,072``, ``0.25``."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
 def restored(source: str, step: int | None) -> str:
     """Return where ranks go on: ``step 40 from memory``, ``step 40 from the committed checkpoint``."""
     places = {

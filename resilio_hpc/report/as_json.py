@@ -33,6 +33,13 @@ def overview_json(o: Overview) -> str:
         "status": status,
         "faults": [asdict(fault) for fault in o.faults],
         "out_of_use": [asdict(device) for device in o.out_of_use],
+        "progress": {
+            "total": o.progress.total,
+            "left_s": o.progress.left_s,
+            "job_left_s": o.progress.job_left_s,
+            "next_job": o.progress.next_job or None,
+            "logged": asdict(o.progress.points[-1]) if o.progress.points else None,
+        },
         "goodput": asdict(o.goodput) | {"share": o.goodput.share},
     }
     return json.dumps(data, indent=1, default=str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from resilio_hpc.core import trusted_files
@@ -13,6 +13,7 @@ from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.report.faults import RunFault, faults
 from resilio_hpc.report.goodput import Goodput, goodput
 from resilio_hpc.report.present import RunVerdict, facts_of, parse_verdict, present
+from resilio_hpc.report.progress import RunProgress, progress
 from resilio_hpc.report.status import Status, parse_status
 
 LAST_WORDS_S = 3.0  # after the verdict, for the ledger's last lines
@@ -64,6 +65,7 @@ class Overview:
     since: float = 0.0
     out_of_use: tuple[OutOfUse, ...] = ()
     restore: Restore | None = None
+    progress: RunProgress = field(default_factory=RunProgress)
 
 
 class RunReader:
@@ -177,6 +179,7 @@ def build(
         since=since,
         out_of_use=out_of_use(events, facts.launched or 0.0),
         restore=_restore(events),
+        progress=progress(events, status if found.state != "ended" else None, now),
     )
 
 

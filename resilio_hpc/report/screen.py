@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.core.terminal import local_time
 from resilio_hpc.events.failure_text import signal_name
-from resilio_hpc.events.phrases import plural, restored, seconds
+from resilio_hpc.events.phrases import amount, plural, restored, seconds
 from resilio_hpc.events.slow_text import slow_words
 from resilio_hpc.report.overview import Overview
-from resilio_hpc.report.screen_tables import domain_of, event_lines, fault_lines, node_lines
+from resilio_hpc.report.screen_tables import domain_of, event_lines, fault_lines, node_lines, with_trouble
 
 STATE_STYLE = {"running": "green", "starting": "yellow", "stale": "bold red", "ended": "bold"}
 FRESH_S = 5.0  # a younger checkpoint's age would only flicker
@@ -31,13 +32,17 @@ PHASES = {
 }
 
 
-def screen(o: Overview, height: int = 40, recent: int = 0, width: int = 120) -> RenderableType:
+def screen(
+    o: Overview, height: int = 40, recent: int = 0, width: int = 120, internals: bool = True, foot: str = ""
+) -> RenderableType:
     """Return the whole picture in at most ``height`` lines, if that is possible, none longer than ``width``.
 
-    ``recent``: last events that matter, as far as there is room.
+    ``recent``: last events that matter, as far as there is room; ``internals``: with round, controller, epoch;
+    ``foot``: the last line.
     """
-    lines = [_head(o, width), *_facts(o, width)]
-    nodes = o.status.nodes if o.status is not None and o.state != "ended" else ()
+    lines = [_head(o, width), *_facts(o, width, internals)]
+    height -= bool(foot)
+    nodes = with_trouble(o) if o.status is not None and o.state != "ended" else ()
     domain = domain_of(o.status.nodes) if o.status is not None else ""
     recent = recent if o.state != "ended" else 0
     empty = [Text()] if height >= TALL else []
@@ -47,9 +52,11 @@ def screen(o: Overview, height: int = 40, recent: int = 0, width: int = 120) -> 
         lines += [*empty, *node_lines(nodes, for_nodes, width, domain)]
     if for_faults:
         lines += [*empty, *fault_lines(o.faults, for_faults, width, domain)]
-    events = event_lines(o, for_events, width, domain)
+    events = event_lines(o, for_events, width, domain, internals)
     if events:
         lines += [*(empty or [Text()] * (room > for_nodes + for_faults + len(events))), *events]
+    if foot:
+        lines.append(Text(foot[:width], "dim"))
     return Group(*lines)
 
 
@@ -84,21 +91,22 @@ def _head(o: Overview, width: int) -> Text:
     return head
 
 
-def _facts(o: Overview, width: int) -> list[Text]:
+def _facts(o: Overview, width: int, internals: bool) -> list[Text]:
     """Return the facts, each beside its name; a long one goes over several lines."""
     room = max(width - LABEL, 10)
     lines = []
-    for name, value in _rows(o, width < NARROW):
+    for name, value in _rows(o, width < NARROW, internals):
         for number, part in enumerate(value.wrap(_CONSOLE, room, overflow="fold")):
             part.rstrip()
             lines.append(Text.assemble((f"{name if number == 0 else '':<{LABEL}}", "dim"), part))
     return lines
 
 
+_BARS = "▁▂▃▄▅▆▇█"
 _CONSOLE = Console(file=io.StringIO(), width=80)  # rich asks one for the size of a tab
 
 
-def _rows(o: Overview, narrow: bool) -> Iterator[tuple[str, Text]]:
+def _rows(o: Overview, narrow: bool, internals: bool) -> Iterator[tuple[str, Text]]:
     s = o.status
     yield "state", Text(state_words(o), STATE_STYLE[o.state] if not _went_wrong(o) else "bold red")
     if o.verdict is not None and (failure := Fields(o.verdict.fields).inner("first_failure")).data:
@@ -106,14 +114,20 @@ def _rows(o: Overview, narrow: bool) -> Iterator[tuple[str, Text]]:
     job = f"{o.job or 'unknown'}{f', the {_ordinal(o.jobs)} of this run' if o.jobs > 1 else ''}"
     yield "job", Text(job)
     if s is not None:
-        if o.state != "ended":
+        if o.state != "ended" and internals:
             yield "round", Text(f"{s.round}: {plural(s.world_size, 'rank')}, controller "
                                 f"{printable(s.controller.removesuffix(domain_of(s.nodes)))} "
                                 f"(epoch {s.epoch})")  # fmt: skip
-        step = max(_known(s.step, o.checkpoint.step if o.checkpoint else None), default=None)
+        done = o.progress.total if o.verdict is not None and o.verdict.verdict == "completed" else None
+        step = max(_known(s.step, o.checkpoint.step if o.checkpoint else None, done), default=None)
         if step is not None:
             rate = s.steps_per_s if o.state == "running" and s.stalled_s is None else None
-            yield "step", Text(f"{step}{f', {rate:.3g} steps/s' if rate else ''}")
+            yield "step", Text(f"{step}{_of_total(o, step)}{f', {rate:.3g} steps/s' if rate else ''}{_to_come(o)}")
+    if o.progress.points and (logged := logged_words(o)):
+        yield "logged", Text(logged)
+    if o.progress.job_left_s is not None:
+        then = f"; job {o.progress.next_job} goes on then" if o.progress.next_job else ""
+        yield "time left", Text(f"{seconds(o.progress.job_left_s)} in this job{then}")
     if s is not None and o.state == "running":
         for found in s.slow:
             yield "slow", Text(printable(slow_words(found), 300), "yellow")
@@ -133,6 +147,41 @@ def _rows(o: Overview, narrow: bool) -> Iterator[tuple[str, Text]]:
         others = f"; and {plural(len(full) - MOST_DEVICES, 'more node')}" if len(full) > MOST_DEVICES else ""
         yield "memory", Text("; ".join(full[:MOST_DEVICES]) + others, "yellow")
     yield "goodput", Text(goodput_words(o))
+
+
+def _of_total(o: Overview, step: int) -> str:
+    total = o.progress.total
+    return f" of {total:,} ({step / total:.0%})" if total is not None and total >= step > 0 else ""
+
+
+def _to_come(o: Overview) -> str:
+    left_s = o.progress.left_s
+    if left_s is None or o.state != "running":
+        return ""
+    day = "%H:%M" if left_s < 43_200 else "%Y-%m-%d %H:%M"
+    return f", done in {seconds(left_s)} (at {local_time(o.now + left_s, day)})" if left_s > 0 else ""
+
+
+def logged_words(o: Overview) -> str:
+    """Return the newest logged values, with a small picture of how the first of them went."""
+    last = o.progress.points[-1]
+    said = [f"{name} {value:.4g}" for name, value in last.values.items()]
+    said += [f"{name} is not finite" for name in last.not_finite]
+    said += [f"{amount(rate)} {name}/s" for name, rate in last.rates.items()]
+    name = next(iter(last.values), "")
+    drawn = sparkline([point.values[name] for point in o.progress.points if name in point.values]) if name else ""
+    return printable(f"{', '.join(said)}{f' at step {last.step}' if said else ''}{f'  {drawn}' if drawn else ''}", 400)
+
+
+def sparkline(values: Sequence[float], wide: int = 24) -> str:
+    """Return values as bars of text, the newest last; "" of fewer than two."""
+    if len(values) < 2:
+        return ""
+    every = -(-len(values) // wide)
+    some = list(values[::-1][::every][::-1])
+    low, high = min(some), max(some)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[int((value - low) * scale)] for value in some)
 
 
 def _known(*steps: int | None) -> list[int]:

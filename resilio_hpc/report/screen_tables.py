@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.text import Text
 
-from resilio_hpc.core.json_fields import printable
+from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.core.ledger import Event
 from resilio_hpc.core.terminal import local_time
 from resilio_hpc.events.event_text import FAULTS, words
 from resilio_hpc.events.phrases import plural, seconds
@@ -16,13 +18,15 @@ from resilio_hpc.report.faults import RunFault
 from resilio_hpc.report.overview import Overview
 from resilio_hpc.report.status import NodeStatus
 
-ROLE_STYLE = {"training": "", "spare": "dim", "joining": "yellow", "lost": "red"}
-ROLE_ORDER = {"lost": 0, "joining": 1, "training": 2, "spare": 3}
+ROLE_STYLE = {"training": "", "spare": "dim", "joining": "yellow", "lost": "red", "failed": "red", "silent": "yellow",
+              "stalled": "red", "slow": "yellow"}  # fmt: skip
+ROLE_ORDER = {"lost": 0, "failed": 1, "stalled": 1, "silent": 2, "slow": 2, "joining": 3, "training": 4, "spare": 5}
+SILENT_S = 2.0  # agents speak several times a second
 # frequent events, left out: every round has several of each
 QUIET = frozenset({
     "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
     "start", "agent_ends", "launch_ends", "read_ahead", "voters", "counters", "memory_warning", "metrics_endpoint",
-    "metrics_unclear", "step_verified", "noise_measured", "standby_ready",
+    "metrics_unclear", "step_verified", "noise_measured", "standby_ready", "logged", "steps_planned",
 })  # fmt: skip
 EVENT_STYLE = {
     "rank_failed": "red", "first_failure": "red", "node_lost": "red", "agent_ended": "red", "launch_failed": "red",
@@ -49,11 +53,46 @@ def domain_of(nodes: Sequence[NodeStatus]) -> str:
     return "".join(f".{label}" for label in shared)
 
 
+def with_trouble(o: Overview) -> tuple[NodeStatus, ...]:
+    """Return the nodes; of one in trouble the role says so: failed, stalled, silent or slow."""
+    status = o.status
+    if status is None:
+        return ()
+    failed, stalled = _in_trouble(o.events)
+    slow = {name for found in status.slow for name in found.texts("nodes")}
+    is_stalled, runs = status.stalled_s is not None, o.state == "running"
+    roles = [(is_stalled, stalled, "stalled"), (True, failed, "failed"), (runs, slow, "slow")]
+    found = []
+    for node in status.nodes:
+        role = next((word for holds, named, word in roles if holds and node.node in named), node.role)
+        if role == "training" and (node.silent_s or 0.0) + max(0.0, o.now - status.time) > SILENT_S:
+            role = "silent"
+        found.append(node if node.role == "lost" else replace(node, role=role))
+    return tuple(found)
+
+
+def _in_trouble(events: Sequence[Event]) -> tuple[set[str], set[str]]:
+    """Return the nodes with failed ranks, and those that hold up a stall, since the ranks were started last."""
+    failed: set[str] = set()
+    stalled: set[str] = set()
+    for event in reversed(events):
+        if event.kind in ("start", "launch", "first_step", "recovered"):
+            break
+        f = Fields(event.fields)
+        if event.kind == "rank_failed" and not f.data.get("echo") and not f.data.get("alone"):
+            failed.add(f.text("node"))
+        elif event.kind in ("hang", "stalled"):
+            stalled.update(f.texts("nodes"))
+        elif event.kind == "goes_on":
+            break
+    return failed, stalled
+
+
 def node_lines(nodes: Sequence[NodeStatus], lines: int, width: int, domain: str = "") -> list[Text]:
     """Return the nodes in at most ``lines`` lines. Where not all fit, those that need a look come first."""
     shown = list(nodes)
     if len(nodes) > lines - 1:
-        shown = sorted(nodes, key=lambda node: (ROLE_ORDER.get(node.role, 4), -(node.step_s or 0.0)))
+        shown = sorted(nodes, key=lambda node: (ROLE_ORDER.get(node.role, 6), -(node.step_s or 0.0)))
         shown = shown[: max(lines - 2, 1)]
     rows = [
         [
@@ -103,9 +142,10 @@ def fault_lines(faults: Sequence[RunFault], lines: int, width: int, domain: str 
     return made
 
 
-def event_lines(o: Overview, count: int, width: int, domain: str = "") -> list[Text]:
+def event_lines(o: Overview, count: int, width: int, domain: str = "", internals: bool = True) -> list[Text]:
     """Return the last events that matter, each cut where the screen ends."""
-    events = [event for event in o.events if event.kind not in QUIET and event.time >= o.since]
+    quiet = QUIET if internals else QUIET | {"controller", "stepped_down", "round"}
+    events = [event for event in o.events if event.kind not in quiet and event.time >= o.since]
     # echoes are counted by an event of their own
     events = [event for event in events if not (event.kind == "rank_failed" and event.fields.get("echo"))]
     return [

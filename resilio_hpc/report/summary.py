@@ -7,6 +7,7 @@ holds as long as the ledger's files have the sizes that are noted there.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +47,8 @@ class RunSummary:
     steps_known: bool
 
 
-class _LedgerSummary(msgspec.Struct, frozen=True):
-    """``sizes``: bytes of the ledger's files, by name."""
+class LedgerSummary(msgspec.Struct, frozen=True):
+    """What a ledger says in sum. ``sizes``: bytes of the ledger's files, by name."""
 
     sizes: dict[str, int]
     facts: LedgerFacts
@@ -55,13 +56,18 @@ class _LedgerSummary(msgspec.Struct, frozen=True):
     v: int = VERSION
 
 
-def summarise(path: Path, now: float) -> RunSummary:
-    """Return the run's summary. Raises UsageError where ``path`` is no run directory, or not this user's alone."""
+def summarise(
+    path: Path, now: float, of_ledger: Callable[[Path, Status | None], LedgerSummary] | None = None
+) -> RunSummary:
+    """Return the run's summary. Raises UsageError where ``path`` is no run directory, or not this user's alone.
+
+    ``of_ledger``: reads the ledger of that directory, whose controller told of that status.
+    """
     given, path = path, find_run(path)
     run_id, created = read_identity(path)
     status = parse_status(trusted_files.read_object(path / "status.json"))
     verdict = parse_verdict(trusted_files.read_object(path / "verdict.json"))
-    ledger = _kept(path) or _read(path, status)
+    ledger = of_ledger(path, status) if of_ledger is not None else kept_summary(path) or _read(path, status)
     found = present(ledger.facts, created, status, verdict, now)
     committed = (
         ledger.facts.committed,
@@ -81,16 +87,16 @@ def keep(path: Path) -> None:
     write_atomic(path / FILE, msgspec.json.encode(_read(path, None)), durable=False)
 
 
-def _read(path: Path, status: Status | None) -> _LedgerSummary:
+def _read(path: Path, status: Status | None) -> LedgerSummary:
     sizes = _sizes(path)  # before the reading: where the ledger grows meanwhile, the summary does not hold
     events = read_ledger(path / "ledger")
-    return _LedgerSummary(sizes, facts_of(events), goodput(events, status.time if status else None))
+    return LedgerSummary(sizes, facts_of(events), goodput(events, status.time if status else None))
 
 
-def _kept(path: Path) -> _LedgerSummary | None:
+def kept_summary(path: Path) -> LedgerSummary | None:
     """Return the kept summary, if it is that of the ledger as it is now."""
     try:
-        kept = msgspec.json.decode(trusted_files.read(path / FILE), type=_LedgerSummary)
+        kept = msgspec.json.decode(trusted_files.read(path / FILE), type=LedgerSummary)
     except (OSError, Untrusted, msgspec.MsgspecError):
         return None
     return kept if kept.v == VERSION and kept.sizes == _sizes(path) else None

@@ -8,6 +8,7 @@ another proposal, with its time limit, or with the agent.
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 
@@ -112,3 +113,22 @@ class AgreedStop:
         self._reply(StopAck(target=self._target, accepted=accepted, step=begun))
         if not accepted:
             self._target = None
+
+
+def leave_signals_to_the_agent() -> None:
+    """Leave SIGTERM and warnings to the agent: Slurm may send them to every process of a step.
+
+    The agent turns them into a stop that all ranks agree on. A handler of the script's own stays. Outside of the main
+    thread nothing can be set, and nothing is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _heed_not)  # child programs get the default again
+
+
+def _heed_not(_number: int, _frame: object) -> None:
+    """Ignore the signal."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,13 +28,15 @@ from resilio_hpc.core.rank_link import (
     SaveAt,
     SaveLastStep,
     Section,
+    StepsPlanned,
     StopAt,
     StopConfirmed,
     Stopped,
 )
-from resilio_hpc.train.agreed_stop import AgreedStop
+from resilio_hpc.train.agreed_stop import AgreedStop, leave_signals_to_the_agent
 from resilio_hpc.train.compared_replicas import sweep_of
 from resilio_hpc.train.last_step import LastStep, StepHolder, the_last_step
+from resilio_hpc.train.logged_values import LoggedValues
 from resilio_hpc.train.place import forget_place, place_in, raise_missing
 
 
@@ -75,6 +75,8 @@ class Run:
     _stopping: bool = field(default=False, repr=False)
     _last_step: LastStep | None = field(default=None, repr=False)
     _section: str = field(default="", repr=False)
+    _doing: int = field(default=0, repr=False)  # steps that are complete when the present one is
+    _logged: LoggedValues | None = field(default=None, repr=False)
     _save_at: int = field(default=-1, repr=False)  # a step to be saved on a user's order
     _patience_s: float = field(default=_PATIENCE_S, repr=False)
 
@@ -101,12 +103,15 @@ class Run:
         Where ranks hold the same tensors, a difference of them is known within ``compare_within`` steps (0: never).
         """
         saved_at, handle = -1, None
+        if self._link is not None and self.rank == 0:
+            self._link.offer(StepsPlanned(start, total))
         stop = start < total and self._stop_here(start)
         holder = self._holder_of(save)
         if holder is not None and start < total:
             self._hold(holder, start)
         sweep = sweep_of(holder, self._link, self, compare_within)
         while start < total and not stop:
+            self._doing = start + 1
             yield start
             start += 1
             if holder is not None:
@@ -145,6 +150,15 @@ class Run:
         """
         self._report(completed)
         return self._stop_here(completed)
+
+    def log(self, step: int | None = None, /, **values: object) -> None:
+        """Tell the launcher of numbers of a step, for the live view and the report: ``run.log(loss=loss, tokens=n)``.
+
+        ``tokens`` and ``samples``: how many the step took, of all ranks. ``step``: steps that are complete with it, in
+        loops of your own. Never waits. One rank of each pipeline stage speaks for all; nothing happens elsewhere.
+        """
+        if self._logged is not None:
+            self._logged.take(self._doing if step is None else step, values)
 
     def save_last(self, completed: int, save: Save, handle: Waitable | None = None) -> None:
         """Save before leaving, and return when it is committed; ``handle``: of ``save(completed)``, already called.
@@ -208,6 +222,8 @@ class Run:
         """Take the agent's words of this round."""
         link = self._link
         assert link is not None
+        speaks = self.data_parallel_rank == 0 and self.rank % self.tensor_parallel == 0
+        self._logged = LoggedValues(link.offer) if speaks else None
         stop = self._stop = AgreedStop(link.send)
         link.subscribe(StopAt, stop.on_stop_at)
         link.subscribe(StopConfirmed, stop.on_stop_confirmed)
@@ -231,6 +247,7 @@ class Run:
         self._save_at = message.step
 
     def _report(self, completed: int) -> None:
+        self._doing = completed + 1
         if self._link is not None:
             self._link.step_done(completed)
 
@@ -257,25 +274,6 @@ def attach() -> Run:
     return _attached[0]
 
 
-def _leave_signals_to_the_agent() -> None:
-    """Leave SIGTERM and warnings to the agent: Slurm may send them to every process of a step.
-
-    The agent turns them into a stop that all ranks agree on. A handler of the script's own stays. Outside of the main
-    thread nothing can be set, and nothing is.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _heed_not)  # child programs get the default again
-
-
-def _heed_not(_number: int, _frame: object) -> None:
-    """Ignore the signal."""
-
-
 def _attach(
     environment: Mapping[str, str],
     connect: Callable[[Mapping[str, str]], agent_link.AgentLink | None] = agent_link.current,
@@ -288,7 +286,8 @@ def _attach(
         run._listen()
         link.subscribe(SaveAt, run._on_save_at)
         link.on_enter(run._enter)
-        _leave_signals_to_the_agent()
+        leave_signals_to_the_agent()
         if STANDBY_VARIABLE in environment:
             forget_place(run)
+            run._logged = None  # it speaks for no rank yet
     return run

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
-import select
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -20,7 +15,8 @@ from resilio_hpc.cli import main
 from resilio_hpc.core.ledger import Ledger, read_ledger
 from resilio_hpc.report import faults, goodput
 from tests.support.environments import scrubbed
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.pseudo_terminal import typed
+from tests.support.waiting import PATIENCE_S
 
 SCRIPT = """
 import os, signal, time
@@ -132,37 +128,8 @@ def test_the_view_of_a_run_that_ended_ends_in_plain_lines(run: Path, capsys: pyt
     assert "recovered from a killed rank" in "\n".join(lines)
 
 
-def in_terminal(argv: list[str], awaited: bytes, then: bytes = b"") -> tuple[int, bytes]:
-    """Run a command with a terminal; type ``then`` when ``awaited`` is seen. Returns (exit code, all that it wrote)."""
-    parent, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "resilio_hpc.cli.main", *argv],
-        stdin=child, stdout=child, stderr=child, env=environment(), start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
-    )  # fmt: skip
-    os.close(child)
-    seen = bytearray()
-
-    def closed() -> bool:
-        nonlocal then
-        if not select.select([parent], [], [], 0.05)[0]:
-            return False
-        try:
-            seen.extend(os.read(parent, 65536))
-        except OSError:  # the terminal's other end is closed
-            return True
-        if then and awaited in seen:
-            os.write(parent, then)
-            then = b""
-        return False
-
-    until(closed, "the end of the command", lambda: bytes(seen[-500:]), poll_s=0)
-    os.close(parent)
-    return process.wait(PATIENCE_S), bytes(seen)
-
-
 def test_the_live_view_ends_by_itself_with_the_verdict_and_gives_the_cursor_back(run: Path) -> None:
-    code, seen = in_terminal(["view", str(run)], b"")
+    code, seen = typed(["view", str(run)], b"")
     assert code == 0 and b"ended: completed" in seen
     assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
 
@@ -170,9 +137,23 @@ def test_the_live_view_ends_by_itself_with_the_verdict_and_gives_the_cursor_back
 def test_ctrl_c_leaves_a_live_view_with_the_cursor_shown_and_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"version": 1, "run_id": "abc", "created": time.time()}))
     Ledger(tmp_path / "ledger", "7-supervisor-main").append("launch", job="7", nodes=["n1"])
-    code, seen = in_terminal(["view", str(tmp_path)], b"starting", b"\x03")
+    code, seen = typed(["view", str(tmp_path)], b"starting", b"\x03")
     assert code == 130 and b"Traceback" not in seen
     assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
+
+
+@pytest.mark.parametrize(
+    ("keys", "seen"),
+    [(b"n", b"role"), (b"e", b"job 7 starts"), (b"l", b"No rank has written"), (b"nex\x1b[A", b"n nodes   e events")],
+)
+def test_keys_of_a_live_view(tmp_path: Path, keys: bytes, seen: bytes) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"version": 1, "run_id": "abc", "created": time.time()}))
+    Ledger(tmp_path / "ledger", "7-supervisor-main").append("launch", job="7", nodes=["n1"])
+    told = {"time": time.time(), "phase": "running", "members": [{"node": "n1"}], "agents": {"n1": {"step": 5}}}
+    (tmp_path / "status.json").write_text(json.dumps(told))
+    code, written = typed(["view", str(tmp_path)], b"q quit", keys + b"q")
+    assert code == 0 and seen in written and b"Traceback" not in written
+    assert written.rindex(b"\x1b[?25h") > written.rindex(b"\x1b[?25l")
 
 
 @pytest.mark.parametrize("command", ["status", "ledger", "view"])

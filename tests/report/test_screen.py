@@ -159,3 +159,28 @@ def test_status_in_a_real_terminal(tmp_path: Path, columns: int) -> None:
     assert too_long(lines, columns) == []
     assert sum(line.startswith("gpu-rack") for line in lines) == 41
     assert sum("failed rank" in line for line in lines) == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "stalled_s", "said"),
+    [
+        (("rank_failed", {"round": 50, "node": "n2", "rank": 16, "kind": "signal"}), None, "failed"),
+        (("hang", {"round": 50, "nodes": ["n2"], "kind": "absent"}), 8.0, "stalled"),
+        (("hang", {"round": 50, "nodes": ["n2"], "kind": "absent"}), None, "training"),  # it went on
+    ],
+)
+def test_a_node_in_trouble_is_shown_as_such(
+    tmp_path: Path, more: tuple[str, dict[str, object]], stalled_s: float | None, said: str
+) -> None:
+    path = made(tmp_path / "run", plain_name, 4, 0)
+    Ledger(path / "ledger", "2-n3-agent", clock=Ticks(NOW - 1)).append(more[0], **more[1])
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps({**status, "stalled_s": stalled_s}))
+    lines = drawn(path, 80, 40)
+    assert next(line.split()[1] for line in lines if line.startswith("n2 ")) == said
+    later = Console(width=80, highlight=False)
+    with later.capture() as captured:
+        later.print(screen(RunReader(path).overview(NOW + 5), 40, 5, 80, internals=False, foot="q quit"))
+    text = captured.get()
+    assert "epoch" not in text and text.rstrip().endswith("q quit")
+    assert next(line.split()[1] for line in text.splitlines() if line.startswith("n1 ")) == "silent"  # no news for 5 s

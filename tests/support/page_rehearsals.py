@@ -159,6 +159,12 @@ wait_for test -s resilio-runs/$job/verdict.json
         prepare=_WITH_TRAIN + _FINISHED_RUN + "run=$(resilio runs | awk 'NR == 2 {print $1}'); : ${run:?}\n",
         swaps={r"\bRUN\b": "$run"},
     ),
+    "watching": Rehearsal(
+        prepare=_WITH_TRAIN + _FINISHED_RUN + "run=$(resilio runs | awk 'NR == 2 {print $1}'); : ${run:?}\n",
+        swaps={r"\bRUN\b": "$run"},
+        codes={"resilio logs RUN --first-error": 1},
+        elsewhere={"resilio view RUN --web": "serves until Ctrl-C; tests/cli/test_web_view.py"},
+    ),
     "measurements": Rehearsal(
         elsewhere={
             "benchmarks/peers_setup.sh": "needs a package index; tests/benchmarks",

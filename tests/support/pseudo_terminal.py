@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from tests.support.environments import scrubbed
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -45,6 +46,36 @@ def written(columns: int, *words: str, lines: int = 24, cwd: Path | None = None,
     os.close(parent)
     assert process.wait(PATIENCE_S) == expect, bytes(seen)
     return seen.decode().replace("\r\n", "\n")
+
+
+def typed(argv: list[str], awaited: bytes, then: bytes = b"", lines: int = 24, columns: int = 100) -> tuple[int, bytes]:
+    """Run a command with a terminal; type ``then`` when ``awaited`` is seen. Returns (exit code, all that it wrote)."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "resilio_hpc.cli.main", *argv],
+        stdin=child, stdout=child, stderr=child, env=scrubbed("COLUMNS", "LINES", TERM="xterm"), start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
+    )  # fmt: skip
+    os.close(child)
+    seen = bytearray()
+
+    def closed() -> bool:
+        nonlocal then
+        if not select.select([parent], [], [], 0.05)[0]:
+            return False
+        try:
+            seen.extend(os.read(parent, 65536))
+        except OSError:  # the terminal's other end is closed
+            return True
+        if then and awaited in seen:
+            os.write(parent, then)
+            then = b""
+        return False
+
+    until(closed, "the end of the command", lambda: bytes(seen[-500:]), poll_s=0)
+    os.close(parent)
+    return process.wait(PATIENCE_S), bytes(seen)
 
 
 def too_long(lines: list[str], columns: int) -> list[str]:

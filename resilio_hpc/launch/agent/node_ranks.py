@@ -22,6 +22,7 @@ from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
+from resilio_hpc.launch.workers.rank_records import RankRecords
 
 LAST_GRACE_S = 1.0  # seconds from SIGTERM to SIGKILL at the end of a run
 OfRound = Saving | RankOrder | m.LookAtRanks
@@ -58,6 +59,7 @@ class NodeRanks:
         self.stop = StopState()
         self.alive = False
         self.kept: frozenset[int] = frozenset()  # local ranks that wait for the next round in their processes
+        self._records = RankRecords()
         self.ends = RankEnds(self.reports, self.stop)
 
     @property
@@ -271,9 +273,8 @@ class NodeRanks:
             self._ports.keep(self.state)
         if isinstance(message, rank_link.SnapshotTaken) and self.saves.repeats(message.step, local):
             self._ports.services.tell_rank(local_rank, rank_link.SaveProgress(message.step, Stage.COMMITTED))
-        if isinstance(message, rank_link.SnapshotPlaced):
-            rank, room, why = local.ranks[local_rank].rank, message.room, message.why
-            self._ports.record("snapshot_room", node=self.node, rank=rank, step=message.step, room=room, why=why)
+        for kind, fields in self._records.of(round_number, local.ranks[local_rank].rank, message):
+            self._ports.record(kind, node=self.node, **fields)
         if isinstance(message, rank_link.Attach):
             for word in local.pending_stop():
                 self._ports.services.tell_rank(local_rank, word)

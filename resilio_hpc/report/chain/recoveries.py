@@ -57,6 +57,8 @@ class ChainRecovery:
     echoes: int
     down_s: float | None
     lines: tuple[Event, ...]
+    sign: Event | None = None  # the line of the end that was the first
+    ends: int = 1  # ranks and nodes that ended in that moment, as far as the ledger says
 
 
 def recoveries(events: Sequence[Event], time: RunTime, goes_on: bool) -> list[ChainRecovery]:
@@ -96,7 +98,8 @@ def _told(
     part = next((one for one in parts if one.began.us <= microseconds(fault.time) <= one.ended.us), None)
     key = part.key if part is not None else ""
     outcome, down_s = _outcome(fault, parts, key, followed, goes_on)
-    origin = _first(lines, "origin", fault.round)
+    # a verdict that comes before all ends are known tells of the origin under the next round's number
+    origin = _first(lines, "origin", fault.round) or _first(lines, "origin", None)
     of = Fields(origin.fields if origin is not None else {})
     sign = _root(lines, fault, of)
     sure = of.number("confidence")
@@ -116,6 +119,8 @@ def _told(
         echoes=max(0, Fields(echoes.fields).whole("count") or 0) if echoes is not None else 0,
         down_s=down_s,
         lines=tuple(event for event in (sign, *others) if event is not None),
+        sign=sign,
+        ends=max(of.whole("ends") or 0, len({_end_of(event) for event in lines if event.kind in _SIGNS}), 1),
     )
 
 
@@ -124,6 +129,11 @@ def _first(lines: Sequence[Event], kind: str, number: int | None) -> Event | Non
         if event.kind == kind and (number is None or Fields(event.fields).whole("round") in (number, None)):
             return event
     return None
+
+
+def _end_of(event: Event) -> tuple[str, int | None]:
+    f = Fields(event.fields)
+    return f.text("node"), f.whole("rank")
 
 
 def _root(lines: Sequence[Event], fault: RunFault, origin: Fields) -> Event | None:

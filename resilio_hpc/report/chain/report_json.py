@@ -51,7 +51,7 @@ def report_object(report: RunReport) -> dict[str, Any]:
             for cause, us in report.by_cause.items()
         },
         "spans": [_span(span) for span in time.spans],
-        "recoveries": [_recovery(one) for one in report.recoveries],
+        "recoveries": [recovery_object(one) for one in report.recoveries],
         "checkpoints": saves,
         "cost": {
             "gpus_per_node": report.cost.gpus_per_node, "unit": report.cost.unit, "hours": report.cost.hours(),
@@ -73,7 +73,8 @@ def _span(span: TimeSpan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _recovery(one: ChainRecovery) -> dict[str, Any]:
+def recovery_object(one: ChainRecovery) -> dict[str, Any]:
+    """Return a fault and what became of it."""
     return {
         **asdict(one.fault), "outcome": one.outcome.value, "part": one.part or None, "cause": one.cause,
         "confidence": one.confidence, "primary": one.primary, "class": one.failure_class, "place": one.place,

@@ -22,9 +22,11 @@ from resilio_hpc.report.chain.cost import RunCost, gpus_per_node, run_cost
 from resilio_hpc.report.chain.recoveries import ChainRecovery
 from resilio_hpc.report.overview import find_run, read_identity
 from resilio_hpc.report.present import RunNow, facts_of, parse_verdict, present
+from resilio_hpc.report.progress import KINDS as PROGRESS_KINDS
+from resilio_hpc.report.progress import RunProgress, progress
 from resilio_hpc.report.status import parse_status
 
-KINDS = part_facts.KINDS | faults.KINDS | checkpoints.KINDS
+KINDS = part_facts.KINDS | faults.KINDS | checkpoints.KINDS | PROGRESS_KINDS
 SAMPLES = 16  # nodes whose GPUs are counted
 
 
@@ -42,6 +44,7 @@ class RunReport:
     checkpoints: CheckpointFacts
     cost: RunCost
     advice: tuple[Advice, ...]
+    progress: RunProgress
 
     @property
     def by_cause(self) -> dict[TimeCause, int]:
@@ -76,7 +79,17 @@ def build_report(
     saves = checkpoints.checkpoint_facts(events, time)
     cost = run_cost(nodes, gpus)
     return RunReport(
-        path, run_id, now, state, time, nodes, tuple(found), saves, cost, tuple(advice(time, nodes, found, saves, cost))
+        path,
+        run_id,
+        now,
+        state,
+        time,
+        nodes,
+        tuple(found),
+        saves,
+        cost,
+        tuple(advice(time, nodes, found, saves, cost)),
+        progress(events, state.status if state.state != "ended" else None, now),
     )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import escape
 
 from resilio_hpc.core.svg import rect, text
+from resilio_hpc.events.phrases import amount
 from resilio_hpc.report.accounting.causes import US, TimeCause
 from resilio_hpc.report.chain.run_report import RunReport
 from resilio_hpc.report.page.axis import LEFT, RIGHT, Axis, columns
+from resilio_hpc.report.progress import LoggedPoint
 
 PIECES = 178
 HIGH = 150.0
 MOST_POINTS = 1_000
+MOST_VALUES = 8
 _TOP = 10.0
 
 
@@ -43,8 +47,9 @@ def _levels(bottom: float) -> Iterator[str]:
 
 
 def steps_chart(report: RunReport) -> str:
-    """Return the steps along the run, as first steps and commits tell them; "" where fewer than two are known."""
-    points = _points(report.checkpoints.steps)
+    """Return the steps along the run, as first steps, commits and logs tell them; "" where fewer than two are known."""
+    logged = [(point.time, point.step) for point in report.progress.points]
+    points = _points(sorted([*report.checkpoints.steps, *logged], key=lambda point: point[0]))
     if len(points) < 2 or not report.time.spans:
         return ""
     axis = Axis(report.time.spans[0].begin_us, report.time.spans[-1].end_us)
@@ -58,6 +63,46 @@ def steps_chart(report: RunReport) -> str:
         *axis.drawn(bottom, bottom),
     ]
     return _picture(parts, bottom, f"Steps along the run, up to {most:,}.")
+
+
+def value_charts(report: RunReport) -> Iterator[tuple[str, str]]:
+    """Yield (name, picture) of what the script has logged: its values, then amounts per second."""
+    points = report.progress.points
+    if not points or not report.time.spans:
+        return
+    for unit in ("", "/s"):
+        named = [one.rates if unit else one.values for one in points]
+        wrong = [() if unit else one.not_finite for one in points]
+        for name in list(dict.fromkeys(name for some in (*named, *wrong) for name in some))[:MOST_VALUES]:
+            known = [(one, some[name]) for one, some in zip(points, named, strict=True) if name in some]
+            lost = [one.time for one, some in zip(points, wrong, strict=True) if name in some]
+            if len(known) + len(lost) > 1:
+                yield f"{escape(name)}{unit}", _value_chart(report, f"{name}{unit}", known, lost, bool(unit))
+
+
+def _value_chart(
+    report: RunReport, name: str, known: Sequence[tuple[LoggedPoint, float]], lost: Sequence[float], of_zero: bool
+) -> str:
+    axis = Axis(report.time.spans[0].begin_us, report.time.spans[-1].end_us)
+    bottom = _TOP + HIGH
+    low, high = (0.0 if of_zero else min((v for _, v in known), default=0.0)), max((v for _, v in known), default=0.0)
+    scale = HIGH / (high - low) if 0 < high - low < float("inf") else 0.0
+    line, before = [], -1
+    for point, value in known:
+        goes_on = before >= 0 and point.step > before  # else ranks were restored: another line begins, with a dot
+        line.append(f"{'L' if goes_on else 'M'}{axis.x(point.time * US):.1f} {bottom - (value - low) * scale:.1f}")
+        line.append("" if goes_on else "h.1")
+        before = point.step
+    crosses = "".join(f"M{axis.x(at * US) - 3:.1f} {_TOP - 3:.0f}l6 6m0 -6l-6 6" for at in lost)
+    parts = [
+        f'<path class="st" d="{"".join(line)}"/>' if known else "",
+        f'<path class="fx" d="{crosses}"/>' if crosses else "",
+        text(LEFT - 8, bottom + 4, amount(low), "s", "end") if known else "",
+        text(LEFT - 8, _TOP + 4, amount(high), "s", "end") if scale else "",
+        *axis.drawn(bottom, bottom),
+    ]
+    cross = " A cross is a value that is NaN or infinite." if lost else ""
+    return _picture(parts, bottom, f"{escape(name)} along the run, from {amount(low)} to {amount(high)}.{cross}")
 
 
 def _points(steps: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:

@@ -11,7 +11,7 @@ from resilio_hpc.report.accounting.causes import ETTR_TEXT, GOODPUT_TEXT, US, Ti
 from resilio_hpc.report.chain.report_text import ettr_text, goodput_text, outcome_counts, state_text
 from resilio_hpc.report.chain.run_report import RunReport
 from resilio_hpc.report.page import tables
-from resilio_hpc.report.page.charts import shares_chart, steps_chart
+from resilio_hpc.report.page.charts import shares_chart, steps_chart, value_charts
 from resilio_hpc.report.page.style import stripes, style
 from resilio_hpc.report.page.tables import key, safe
 from resilio_hpc.report.page.timeline import timeline
@@ -28,12 +28,12 @@ _SECTIONS = (
 )
 
 
-def page(report: RunReport) -> str:
-    """Return the page."""
+def page(report: RunReport, policy: str = _POLICY) -> str:
+    """Return the page; ``policy``: what it may load."""
     name = f"run {safe(report.run_id, 60)}"
     return "\n".join([
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">',
         f"<title>resilio report: {name}</title><style>\n{style()}\n</style></head><body>",
         '<a class="skip" href="#causes">Skip the pictures</a>',
@@ -52,10 +52,11 @@ def _head(report: RunReport, name: str) -> Iterator[str]:
     yield f"<header><h1>{name}</h1><p class=dim><code>{safe(str(report.path))}</code></p><dl class=facts>"
     wall = seconds(report.time.wall_us / US)
     facts = (
-        ("state", state_text(report).partition(" (")[0], state_text(report).partition(" (")[2].rstrip(")")),
+        ("state", state_text(report).partition(" (")[0], state_text(report).partition(" (")[2].removesuffix(")")),
         ("goodput", *_number(goodput_text(report))),
         ("ETTR", *_number(ettr_text(report))),
         ("wall clock", wall, _times(report)),
+        *_progress(report),
         ("size", plural(len(report.nodes.names), "node"), plural(len(report.time.parts), "job")),
         ("faults", str(len(report.recoveries)), outcome_counts(report.recoveries)),
         (report.cost.unit, f"{report.cost.hours():,.2f}", "over all nodes and jobs"),
@@ -66,6 +67,18 @@ def _head(report: RunReport, name: str) -> Iterator[str]:
     if not report.time.steps_known:
         yield "<p>The script reports no steps. Rounds count from the start of their ranks; both are upper bounds.</p>"
     yield "</header>"
+
+
+def _progress(report: RunReport) -> Iterator[tuple[str, str, str]]:
+    """Yield how far a run is that has not ended."""
+    found = report.progress
+    if found.step is None or report.state.state == "ended":
+        return
+    left = f"done in {seconds(found.left_s)}" if found.left_s else ""
+    of_job = f"{seconds(found.job_left_s)} left in this job" if found.job_left_s is not None else ""
+    then = f"then job {found.next_job}" if found.next_job else ""
+    total = f"{found.step:,} of {found.total:,}" if found.total is not None else f"{found.step:,}"
+    yield "step", total, "; ".join(one for one in (left, of_job, then) if one)
 
 
 def _number(text: str) -> tuple[str, str]:
@@ -101,12 +114,14 @@ def _pictures(report: RunReport) -> Iterator[str]:
         "proportion. Lines under <i>rounds</i> are the beginnings of rounds.</p>"
     )
     pictures = (
-        ("Nodes", timeline(report)), ("Shares of time", shares_chart(report)), ("Steps", steps_chart(report))
+        ("Nodes", timeline(report)), ("Shares of time", shares_chart(report)), ("Steps", steps_chart(report)),
+        *value_charts(report),
     )  # fmt: skip
     yield from _figures((name, drawn) for name, drawn in pictures if drawn)
     yield (
-        "<p class=dim>Steps are those of commits and of first steps of rounds. The ledger has no loss, and no times of "
-        "single steps.</p>"
+        "<p class=dim>Steps are those of commits, of first steps of rounds, and of what the script logs. The ledger "
+        "has no times of single steps. Loss and throughput are drawn where the script logs them "
+        "(<code>run.log</code>).</p>"
     )
 
 

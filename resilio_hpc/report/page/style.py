@@ -48,8 +48,10 @@ summary{cursor:pointer;padding:.15rem 0}details details{margin-left:1rem}
 .wide svg.sw,svg.sw{width:14px;height:14px;min-width:0;display:inline-block;vertical-align:-2px;margin-right:.4rem}
 svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg .s{font-size:11px;fill:var(--dim)}
 .ax{stroke:var(--line)}.back{fill:var(--back)}.job{fill:var(--band)}.rd{stroke:var(--dim)}
-.st{fill:none;stroke:var(--train);stroke-width:1.5}
+.st{fill:none;stroke:var(--train);stroke-width:1.5;stroke-linecap:round}
 .f{stroke:var(--back);stroke-width:.7;fill:var(--ink)}.fx{stroke:var(--bad);stroke-width:2;fill:none}
+.live{position:sticky;top:0;margin:0;padding:.2rem 0;background:var(--back);color:var(--dim)}
+.live[data-fresh=no]{color:var(--bad);font-weight:600}
 .frame{fill:none;stroke:var(--line)}
 .wide>table{min-width:44rem}
 @media print{body{max-width:none}}

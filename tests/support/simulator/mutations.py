@@ -249,12 +249,12 @@ def kept_ranks_that_do_not_enter_live_on(patch: Patch) -> None:
 
 def training_begins_anew_where_it_has_been(patch: Patch) -> None:
     """A process that lives on begins training from the beginning, with what it has trained before."""
-    original = rank_reentry._may_follow
+    original = rank_reentry._may_go_on
 
-    def may_follow(before: RankCommand, after: RankCommand) -> bool:
+    def may_go_on(before: RankCommand, after: RankCommand) -> bool:
         return original(before, msgspec.structs.replace(after, env=after.env | {"RESILIO_RESTORE": "memory:0"}))
 
-    patch.setattr(rank_reentry, "_may_follow", may_follow)
+    patch.setattr(rank_reentry, "_may_go_on", may_go_on)
 
 
 def records_of_other_steps_count(patch: Patch) -> None:

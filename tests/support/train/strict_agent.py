@@ -16,6 +16,7 @@ from resilio_hpc.core.rank_link import (
     RankMessage,
     Section,
     StepDone,
+    StepsPlanned,
     StopAck,
     StopAt,
     Stopped,
@@ -50,18 +51,18 @@ class Peer:
         self._connection.send(rank_link.to_rank.encode(message))
 
     def hear(self, kind: type[Message]) -> Message:
-        """The next message, which must be of this kind; StepDone and Section are passed over unless asked for."""
+        """The next message, which must be of this kind; others of the loop are passed over unless asked for."""
         while True:
             message = self._heard.get(timeout=PATIENCE_S)
             assert not self.violations, self.violations
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, StepDone | Section), f"{message} came instead of {kind.__name__}"
+            assert isinstance(message, StepDone | Section | StepsPlanned), f"{message} came instead of {kind.__name__}"
 
     def hear_end(self) -> None:
         """The rank closed its link and said nothing before that is still unheard but steps."""
         while (message := self._heard.get(timeout=PATIENCE_S)) is not None:
-            assert isinstance(message, StepDone | Section), f"{message} came instead of the end"
+            assert isinstance(message, StepDone | Section | StepsPlanned), f"{message} came instead of the end"
         assert not self.violations, self.violations
 
     def vanish(self) -> None:

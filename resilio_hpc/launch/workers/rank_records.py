@@ -1,0 +1,63 @@
+"""What ranks say that only the ledger keeps: room of their snapshots, planned steps, logged values. Pure.
+
+Values come once a second. The ledger gets a line every two seconds at first and every minute later, so that a month of
+them stays small. Of several ranks of a node, those of the lowest count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from resilio_hpc.core import rank_link
+from resilio_hpc.core.json_fields import printable
+
+LEAST_S, MOST_S = 2.0, 60.0
+SHARE = 0.01  # of the round's time: the interval between two lines
+MOST_VALUES = 8
+LONGEST_NAME = 32
+
+
+class RankRecords:
+    """The lines of one node."""
+
+    def __init__(self) -> None:
+        self._round = -1
+        self._rank = -1
+        self._began = self._last = 0.0
+        self._sums: dict[str, float] = {}
+        self._seconds = 0.0
+
+    def of(self, number: int, rank: int, message: rank_link.RankMessage) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield (event, fields) for a message of a rank of round ``number``."""
+        if isinstance(message, rank_link.SnapshotPlaced):
+            yield "snapshot_room", {"rank": rank, "step": message.step, "room": message.room, "why": message.why}
+        elif isinstance(message, rank_link.StepsPlanned):
+            yield "steps_planned", {"round": number, "start": message.start, "total": message.total}
+        elif isinstance(message, rank_link.ValuesLogged):
+            yield from self._logged(number, rank, message)
+
+    def _logged(self, number: int, rank: int, message: rank_link.ValuesLogged) -> Iterator[tuple[str, dict[str, Any]]]:
+        if number != self._round or rank < self._rank or message.time < self._last:  # the clock was set back
+            self._round, self._rank, self._began, self._last = number, rank, message.time, -math.inf
+            self._sums, self._seconds = {}, 0.0
+        if rank != self._rank:
+            return
+        for name, value in _named(message.sums).items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._seconds += max(0.0, message.seconds)
+        interval = min(MOST_S, max(LEAST_S, (message.time - self._began) * SHARE))
+        if message.time - self._last < interval:
+            return
+        yield "logged", {
+            "round": number, "rank": rank, "step": message.step, "values": _named(message.values),
+            "not_finite": [printable(name, LONGEST_NAME) for name in message.not_finite[:MOST_VALUES]],
+            "sums": self._sums, "seconds": round(self._seconds, 3),
+        }  # fmt: skip
+        self._last, self._sums, self._seconds = message.time, {}, 0.0
+
+
+def _named(values: dict[str, float]) -> dict[str, float]:
+    found = [(printable(name, LONGEST_NAME), value) for name, value in values.items() if math.isfinite(value)]
+    return dict(found[:MOST_VALUES])
