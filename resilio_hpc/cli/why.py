@@ -12,7 +12,7 @@ from resilio_hpc.cli.common import run_argument
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core import terminal
 
-WIDTH = 100  # a file or a pipe has no width
+WIDTH = 80  # also of a file or a pipe, which have none
 _EXAMPLES = """examples:
   resilio why                     the newest run here
   resilio why 4712                the run of job 4712

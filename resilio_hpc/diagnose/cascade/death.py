@@ -23,7 +23,7 @@ _SIGNALS = {  # number → (how sure it is the rank's own, what to say)
     11: (0.8, "SIGSEGV"), 6: (0.4, "SIGABRT"), 15: (0.1, "SIGTERM"), 2: (0.1, "SIGINT"),
 }  # fmt: skip
 _SIGKILL = 9
-OOM_KILLER = "out-of-memory killer"  # as agents say of a rank that the kernel killed
+OOM_KILLER = "out-of-memory killer ended"  # as agents say of a rank that the kernel killed, and not of any SIGKILL
 _CRASHES = (4, 7, 8, 11)
 _FACTS = {
     "early_exit": (0.95, "ended early with 0"), "restore_failed": (0.9, "could not restore its snapshot"),

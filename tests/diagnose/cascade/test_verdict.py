@@ -11,6 +11,7 @@ from resilio_hpc.diagnose.cascade.death import Death, death_of
 from resilio_hpc.diagnose.cascade.in_ledger import last_origin
 from resilio_hpc.diagnose.cascade.verdict import CONFIDENT, judge
 from resilio_hpc.diagnose.hangs.rank_sight import GroupSight
+from resilio_hpc.launch.workers.error_file import describe_exit
 from tests.support.diagnose.cascade_score import deaths_of, older_is_right, outcome
 from tests.support.diagnose.cascades import FAULTS, cascade
 
@@ -99,6 +100,11 @@ def test_the_kernel_counts_more_than_words() -> None:
     verdict = judge([killed, echo(0, "n1", 9.5)])
     assert (verdict.rank, verdict.confidence) == (2, 0.95)
     assert "want of memory" in verdict.evidence
+    hint = describe_exit(None, 9)  # says who often sends it
+    assert "out-of-memory killer" in hint
+    verdict = judge([death_of(2, "n2", "signal", 10.0, 0.01, 9, hint), echo(0, "n1", 9.5)])
+    assert verdict.rank == 2 and verdict.confidence < 0.95
+    assert "killed by SIGKILL" in verdict.evidence and "memory" not in verdict.evidence
 
 
 def test_transfers_of_several_ranks_to_one_node_name_it_and_one_transfer_names_no_end() -> None:
