@@ -3,14 +3,18 @@
 .venv/bin/python benchmarks/in_process.py                           # 4 ranks, 1 GB of replicated state each
 .venv/bin/python benchmarks/in_process.py --ranks 8 --state-mb 250
 
+    …/in_process.py --stop-s 2 --state-mb 1      # SIGSTOP; seconds beyond this limit on a step (ours only)
+
 Peers that benchmarks/peers_setup.sh installed are in the same run; in_process_peers.py says what each is given.
 Modes are interleaved; each run of the launcher gets several faults in a row. Steps lost are those that were done again.
 """
 
 import argparse
 import random
+import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -67,19 +71,23 @@ def trial(mode: Mode, options: argparse.Namespace, choice: random.Random, series
     """One run of the launcher, with several faults in a row."""
     faults = min(options.faults, mode.most_faults or options.faults)
     lost, paused = [], []
-    with launched(mode.launcher, options.ranks, mode.script, (str(options.state_mb), mode.setting)) as run:
+    launcher, number = mode.launcher, signal.SIGKILL
+    if options.stop_s:
+        launcher = replace(launcher, options=(*launcher.options, f"--hang-timeout={options.stop_s:g}"))
+        number = signal.SIGSTOP
+    with launched(launcher, options.ranks, mode.script, (str(options.state_mb), mode.setting)) as run:
         if not run.wait_for(lambda: all(len(rows) >= 10 for rows in steps(run)), START_LIMIT_S):
             series.values_s.append(NEVER)
             return f"did not start:\n{run.last_output()}"
         for _ in range(faults):
             time.sleep(BETWEEN_S + choice.random())
-            killed_at_s = run.kill_a_rank(choice)
+            killed_at_s = run.kill_a_rank(choice, number)
             if not run.wait_for(lambda at=killed_at_s: recovered(run, at) is not None, LIMIT_S):
                 series.values_s.append(NEVER)
                 return f"never:\n{run.last_output()}"
             found = recovered(run, killed_at_s)
             assert found is not None
-            series.values_s.append(found[0])
+            series.values_s.append(found[0] - options.stop_s)
             lost.append(max(0, found[1]))
             if (pause := pauses(run, killed_at_s)) is not None:
                 paused.append(shown(pause))
@@ -96,12 +104,14 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=4, help="faults in one run (4)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each mode (3)")
     parser.add_argument("--only", default="", metavar="TEXT", help="modes whose name holds this text")
+    parser.add_argument("--stop-s", type=float, default=0.0, metavar="S", help="stop ranks; a step may take S seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     options = parser.parse_args()
     console, choice = Console(highlight=False), random.Random(options.seed)
     settings = f"{options.ranks} ranks, {options.state_mb:g} MB each"
-    wanted = [mode for mode in (*MODES, *PEER_MODES) if options.only in mode.name]
+    every = MODES if options.stop_s else (*MODES, *PEER_MODES)
+    wanted = [mode for mode in every if options.only in mode.name]
     chosen = [mode for mode in wanted if mode in MODES or is_installed(mode)]
     for mode in wanted:
         if mode not in chosen:
@@ -111,6 +121,8 @@ def main() -> int:
         for mode in chosen:
             console.print(f"{mode.name}: {trial(mode, options, choice, series[mode.name])}")
     title = "a rank is killed: seconds until all ranks have done a step"
+    if options.stop_s:
+        title = f"a rank is stopped: seconds beyond {options.stop_s:g} until all ranks have done a step"
     print_table(title, list(series.values()), console)
     if options.json:
         write_json(options.json, title, list(series.values()))

@@ -48,8 +48,8 @@ class Launched:
         """Until every rank's newest process has completed so many steps."""
         return self.wait_for(lambda: all(stamps.steps_done(rank) >= count for rank in self.stamps()), limit_s)
 
-    def kill_a_rank(self, choice: random.Random) -> float:
-        """SIGKILL one rank; the time just before it."""
+    def kill_a_rank(self, choice: random.Random, number: int = signal.SIGKILL) -> float:
+        """Send the signal to one rank; the time just before it."""
         rank = choice.randrange(self.ranks)
         file = stamps.path_of(self.directory, rank)
         pids = [pid for pid in marked(str(self.directory)) if has_open(pid, file)]
@@ -57,7 +57,7 @@ class Launched:
             raise RuntimeError(f"no process of this trial is rank {rank}")
         killed_at_s = time.time()
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         return killed_at_s
 
     def last_output(self) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from resilio_hpc.core import gloo_groups
@@ -66,14 +66,23 @@ def _abort_nccl() -> None:
 
 def _shut_down(descriptor: int, what: str) -> None:
     """Shut a connection down, if the descriptor is still what it was. A listening socket stays: gloo would abort."""
-    with contextlib.suppress(OSError):
-        copy = socket.socket(fileno=os.dup(descriptor))
-        try:
-            is_same = os.readlink(f"/proc/self/fd/{copy.fileno()}") == what  # noqa: PTH115 - no path of a file
-            if is_same and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                copy.shutdown(socket.SHUT_RDWR)
-        finally:
-            copy.close()
+    with contextlib.suppress(OSError), _copy_of(descriptor) as copy:
+        is_same = os.readlink(f"/proc/self/fd/{copy.fileno()}") == what  # noqa: PTH115 - no path of a file
+        if is_same and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            copy.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _copy_of(descriptor: int) -> Iterator[socket.socket]:
+    """Yield a descriptor of its own for a socket. Raises OSError where it is another kind of file by now."""
+    number = os.dup(descriptor)
+    try:
+        copy = socket.socket(fileno=number)
+    except OSError:
+        os.close(number)  # a file that stays open stays locked, and keeps its memory
+        raise
+    with copy:
+        yield copy
 
 
 def _leave_store(port: int) -> None:
@@ -82,10 +91,7 @@ def _leave_store(port: int) -> None:
             what = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
             if not what.startswith("socket:"):
                 continue
-            copy = socket.socket(fileno=os.dup(int(name)))
-            try:
+            with _copy_of(int(name)) as copy:
                 is_store = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getpeername()[1] == port
-            finally:
-                copy.close()
             if is_store:
                 _shut_down(int(name), what)
