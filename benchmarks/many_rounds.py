@@ -73,18 +73,9 @@ def looks(run: Launched, at: list[int]) -> Iterator[tuple[int, dict[str, Footpri
             found[0],
             {
                 "rank 0": footprint([first]),
-                "launcher, agent, zygote, helpers": footprint([pid for pid in pids if not is_rank(pid)]),
-                "all": footprint(pids),
+                "all processes": footprint(pids),
             },
         )
-
-
-def is_rank(pid: int) -> bool:
-    """Whether its title is that of a rank."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"resilio rank ")
-    except OSError:
-        return False
 
 
 def main() -> int:

@@ -39,7 +39,8 @@ class Node:
             name="n1", arena_dir=folder, record=self.record, tell=self.tell,
             options=SimpleNamespace(reentry=SimpleNamespace(spare_ranks=count)),
         )  # fmt: skip
-        self.parts = StandbyRanks(context, self.ordered.append, may_follow)
+        spawner: Any = SimpleNamespace(spawn=self.ordered.append)
+        self.parts = StandbyRanks(context, spawner, may_follow)
         self.local = LocalRound("n1", m.RoundState(1, 3, m.world_of((MEMBER,)), 0, 0, ()), MEMBER, None)
         self.parts.begin([self.command(rank) for rank in range(2)])
 

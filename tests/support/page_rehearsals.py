@@ -159,6 +159,10 @@ wait_for test -s resilio-runs/$job/verdict.json
         prepare=_WITH_TRAIN + _FINISHED_RUN + "run=$(resilio runs | awk 'NR == 2 {print $1}'); : ${run:?}\n",
         swaps={r"\bRUN\b": "$run"},
     ),
+    "simulate": Rehearsal(
+        prepare=_WITH_TRAIN + _FINISHED_RUN + "run=$(resilio runs | awk 'NR == 2 {print $1}'); : ${run:?}\n",
+        swaps={r"\bRUN\b": "$run"},
+    ),
     "watching": Rehearsal(
         prepare=_WITH_TRAIN + _FINISHED_RUN + "run=$(resilio runs | awk 'NR == 2 {print $1}'); : ${run:?}\n",
         swaps={r"\bRUN\b": "$run"},

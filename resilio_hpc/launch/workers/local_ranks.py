@@ -61,7 +61,7 @@ class LocalRanks:
         self.server = RankServer(node.local_dir / "agent.sock", self._heard)
         self._commands = RankCommands(node, around, environment, self.server.path, begun)
         self._pids: dict[int, int] = {}
-        self._standby = StandbyRanks(node, self._spawner.spawn, may_follow)
+        self._standby = StandbyRanks(node, self._spawner, may_follow)
         self._reentry = RankReentry(self.server, self._pids, standby=self._standby.take)
         self._alone = LoneRestarts()
         self._look = RankLook(node.arena_dir, self._pids)

@@ -23,6 +23,7 @@ from resilio_hpc.launch.workers.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.rank_env import standby_variables
+from resilio_hpc.launch.workers.rank_owner import AnySpawner
 
 MOST_LOST = 3  # standby processes that ended by themselves, while they waited; then there are no more
 _OF_THE_RANK = ("LOCAL_RANK", "RESILIO_LOCAL_RANK")
@@ -50,12 +51,12 @@ class StandbyRanks:
     """
 
     def __init__(
-        self, node: NodeContext, spawn: Callable[[sm.RankCommand], None],
+        self, node: NodeContext, spawner: AnySpawner,
         may_follow: Callable[[sm.RankCommand, sm.RankCommand, tuple[str, ...]], bool],
     ) -> None:  # fmt: skip
         self._node = node
         self._count = node.options.reentry.spare_ranks
-        self._spawn = spawn
+        self._spawner = spawner
         self._may_follow = may_follow
         self._numbers = itertools.count(-1, -1)
         self._waiting: dict[int, Standby] = {}
@@ -86,7 +87,7 @@ class StandbyRanks:
             number = next(self._numbers)
             command = _without_rank(model, number, self._node.arena_dir)
             self._waiting[number] = Standby(number, command, time.monotonic())
-            self._spawn(command)
+            self._spawner.spawn(command)
 
     def heard(self, number: int, message: rank_link.RankMessage) -> None:
         """Take a message of a process that has no rank."""
