@@ -18,13 +18,13 @@ STEPS = Script(steps=1_000_000, step_s=2.0, save_every=5)
 
 
 def recent(path: Path, save_s: float = 0.2, failures: int = 0) -> AlertRun:
-    """A run that has trained for ten minutes until now."""
-    run = AlertRun(path, World(nodes=2, script=STEPS), began_ago_s=600.0)
+    """A run that has trained for eleven minutes until now."""
+    run = AlertRun(path, World(nodes=2, script=STEPS), began_ago_s=660.0)
     run.world.save_s = save_s
     for _ in range(failures):
         run.world.run(limit_s=20.0)
         run.world.fail_rank(1)
-    run.world.run(limit_s=1600.0 - run.world.now)
+    run.world.run(limit_s=1660.0 - run.world.now)
     run.write()
     return run
 
