@@ -8,12 +8,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilio_hpc.cli.common import output_form
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core import terminal
-from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 
@@ -113,34 +112,25 @@ def _parser() -> Parser:
     )
     what.add_argument("--seed", type=_number(0, 2**53, whole=True), default=0, metavar="N", help="(default: 0)")
     what.add_argument("--constants", action="store_true", help="show all numbers with their sources")
-    form = what.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="everything, for programs")
-    form.add_argument("--html", type=Path, metavar="FILE", help="write it as a page, in one file")
+    output_form.add(what, "everything, for programs")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
     options = _parser().parse_args(argv)
-    if options.html is not None and options.html.is_dir():
-        raise UsageError(f"--html {printable(str(options.html), 500)} is a directory: name a file in it")
+    output_form.check(options)
     given = {name: _given(name, text) for name, text in (_pair("--set", one) for one in options.set)}
     varied = [_varied(one) for one in options.compare]
     found = _study(options, given, varied)
-    if options.json:
-        from resilio_hpc.simulate.study_json import study_json
-
-        print(study_json(found), file=terminal.raw(sys.stdout), flush=True)
-        return 0
-    if options.html is not None:
-        from resilio_hpc.simulate.study_page import study_page
-
-        write_atomic(options.html, study_page(found).encode(), durable=False)
-        print(f"the simulation is in {printable(str(options.html), 500)}", flush=True)
-        return 0
+    from resilio_hpc.simulate.study_json import study_json
+    from resilio_hpc.simulate.study_page import study_page
     from resilio_hpc.simulate.study_text import study_lines
 
-    print("\n".join(study_lines(found, min(terminal.columns(80), 100), options.constants)), flush=True)
+    output_form.show(
+        options, "the simulation", lambda: study_json(found), lambda: study_page(found),
+        lambda width: study_lines(found, width, options.constants),
+    )  # fmt: skip
     return 0
 
 

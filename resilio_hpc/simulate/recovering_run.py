@@ -55,8 +55,8 @@ class RecoveringRun(VirtualRun):
         super().__init__(setup, constants, faults, resilio_saves(setup, constants), watch)
         self.shape = NodeCounts(setup.min_nodes or setup.nodes, setup.nodes)
         self.places = NodePlaces(self.shape, setup.spares, setup.gpus_per_node)
-        self.state = StatePlaces(self, constants)
         self.run = self._new_run()
+        self.state = StatePlaces(self, self.places, lambda: self.run, constants)
         self.job, self._fruitless, self._job_began_us, self._grows_us = 1, 0, 0, self.account.end_us
         self._opened_us = 0
 

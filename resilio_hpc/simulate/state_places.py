@@ -5,16 +5,16 @@ All nodes that were not struck hold the same, so a few of them stand for all: th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.recovery import Recovery
 from resilio_hpc.launch.controller.replica_placement import InMemory, copier_rank, restore_choice
+from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.simulate.constants import Constants
-
-if TYPE_CHECKING:
-    from resilio_hpc.simulate.recovering_run import RecoveringRun
+from resilio_hpc.simulate.node_places import NodePlaces
+from resilio_hpc.simulate.virtual_run import VirtualRun
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,15 @@ class SimulatedRestore:
 
 
 class StatePlaces:
-    """What can be restored. ``furthest``: the work that was done when the last round ended."""
+    """What can be restored. ``furthest``: the work that was done when the last round ended.
 
-    def __init__(self, run: RecoveringRun, constants: Constants) -> None:
-        self._run, self._constants = run, constants
+    ``state``: what the job's controller knows, which each job begins afresh.
+    """
+
+    def __init__(
+        self, run: VirtualRun, places: NodePlaces, state: Callable[[], RunState], constants: Constants
+    ) -> None:
+        self._run, self._places, self._state, self._constants = run, places, state, constants
         self.furthest = 0
         self._whole = self._before = self._copied = self._last_step = -1
         self._bare: set[int] = set()  # places whose nodes have no snapshot
@@ -55,14 +60,14 @@ class StatePlaces:
         self._bare, self._resized = set(), False
 
     def _note_durable(self, in_round_us: int) -> None:
-        saves, state = self._run.saves, self._run.run
+        saves, state = self._run.saves, self._state()
         number = saves.durable(in_round_us)
         if number or (self._pending and in_round_us >= saves.durable_us):
             self._commit(self._run.position_of_save(number))
         assert state.committed <= self.furthest
 
     def _commit(self, position: int) -> None:
-        state = self._run.run
+        state = self._state()
         if position > state.committed:
             state.learn([position])
             state.without_progress = 0
@@ -88,7 +93,7 @@ class StatePlaces:
 
     def begin_round(self, restore: SimulatedRestore) -> None:
         """Take note that all ranks hold the state that they go on from."""
-        self._pending = restore.position > self._run.run.committed
+        self._pending = restore.position > self._state().committed
         self._bare, self._resized = set(), False
         self.furthest = self._whole = self._before = self._copied = self._last_step = restore.position
 
@@ -110,7 +115,7 @@ class StatePlaces:
                     node_gb * constants["local_load_s_per_gb"], node_gb * len(self._bare) / constants["store_gb_s"]
                 )
                 return SimulatedRestore(choice.point.step, "the nodes' own disks", 0, round(seconds * 1e6))
-            seconds = node_gb * len(self._run.places.members) / constants["store_gb_s"]
+            seconds = node_gb * len(self._places.members) / constants["store_gb_s"]
             return SimulatedRestore(choice.point.step, "the store", 0, round(seconds * 1e6))
         seconds = constants["gb_per_gpu"] * constants["memory_load_s_per_gb"]
         source = "memory"
@@ -140,8 +145,8 @@ class StatePlaces:
 
     def _in_memory(self, newest: int) -> InMemory:
         """Return what the nodes' memories hold, the nodes that were not struck drawn together."""
-        run, setup = self._run, self._run.setup
-        members = len(run.places.members)
+        setup = self._run.setup
+        members = len(self._places.members)
         bare = sorted(place for place in self._bare if place < members)
         intact = min(members - len(bare), len(bare) + 1)
         found = InMemory(intact + len(bare))

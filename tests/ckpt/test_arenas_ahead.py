@@ -105,6 +105,7 @@ def test_removed_memory_is_let_go(shm: Path, has_rank: threading.Event) -> None:
     path.unlink()
     until(lambda: not is_mapped(path), "the arenas that are mapped")
     ahead.take()
+    assert not is_mapped(path)
 
 
 def test_memory_that_is_being_made_is_not_taken(shm: Path, has_rank: threading.Event) -> None:

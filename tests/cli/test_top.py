@@ -94,8 +94,8 @@ def test_what_is_watched_is_what_a_first_look_finds(tmp_path: Path) -> None:
     assert summary_of(watched, run).step == 5
     Ledger(run / "ledger", "7-n1").append("committed", step=9, seconds=0.1)
     tell(run, step=11)
-    again, anew = summary_of(watched, run), summarise(run, time.time())
-    assert (again.step, again.state) == (11, "running") == (anew.step, anew.state)
+    again, afresh = summary_of(watched, run), summarise(run, time.time())
+    assert (again.step, again.state) == (11, "running") == (afresh.step, afresh.state)
     (run / "verdict.json").write_text(
         json.dumps({"verdict": "failed", "exit_code": 1, "time": time.time(), "job": "7"})
     )

@@ -270,3 +270,17 @@ def test_a_process_that_is_gone_or_takes_no_message_is_replaced(processes: Any) 
     assert not processes.parts.enter(command(1))
     processes.parts.end_others()
     assert processes.killed == [101]
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_a_standby_process_takes_the_place_of_one_that_is_gone_or_is_ended_itself(
+    processes: Any, reaches: bool
+) -> None:
+    parts = RankReentry(processes.server, processes.pids, standby=lambda _: 200)
+    processes.pids.clear()
+    processes.server.reaches = reaches
+    assert parts.enter(command(1, RANK="1")) is reaches
+    assert [pid for pid, _ in processes.server.sent] == [200]
+    assert processes.pids == ({1: 200} if reaches else {})
+    assert processes.killed == ([] if reaches else [200])
+    assert parts.was_ended(200) is not reaches, "its end is no failure of the rank"

@@ -19,7 +19,6 @@ from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
-from resilio_hpc.launch.workers.rank_reentry import may_follow
 from resilio_hpc.launch.workers.standby_ranks import MOST_LOST, StandbyRanks
 from resilio_hpc.train.run import _attach
 from tests.support.waiting import PATIENCE_S
@@ -40,7 +39,7 @@ class Node:
             options=SimpleNamespace(reentry=SimpleNamespace(spare_ranks=count)),
         )  # fmt: skip
         spawner: Any = SimpleNamespace(spawn=self.ordered.append)
-        self.parts = StandbyRanks(context, spawner, may_follow)
+        self.parts = StandbyRanks(context, spawner)
         self.local = LocalRound("n1", m.RoundState(1, 3, m.world_of((MEMBER,)), 0, 0, ()), MEMBER, None)
         self.parts.begin([self.command(rank) for rank in range(2)])
 

@@ -29,7 +29,7 @@ from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence, 
 from resilio_hpc.launch.workers.rank_files import RankFiles
 from resilio_hpc.launch.workers.rank_look import RankLook
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, RankEvents, StopHow, Surroundings
-from resilio_hpc.launch.workers.rank_reentry import RankReentry, may_follow
+from resilio_hpc.launch.workers.rank_reentry import RankReentry
 from resilio_hpc.launch.workers.rank_server import RankServer
 from resilio_hpc.launch.workers.spawner import Spawner
 from resilio_hpc.launch.workers.standby_ranks import StandbyRanks
@@ -61,7 +61,7 @@ class LocalRanks:
         self.server = RankServer(node.local_dir / "agent.sock", self._heard)
         self._commands = RankCommands(node, around, environment, self.server.path, begun)
         self._pids: dict[int, int] = {}
-        self._standby = StandbyRanks(node, self._spawner, may_follow)
+        self._standby = StandbyRanks(node, self._spawner)
         self._reentry = RankReentry(self.server, self._pids, standby=self._standby.take)
         self._alone = LoneRestarts()
         self._look = RankLook(node.arena_dir, self._pids)

@@ -51,17 +51,24 @@ class RankReentry:
         local, before = command.local_rank, self._commands.get(command.local_rank)
         self._commands[local] = command
         pid = self._kept.get(local)
-        lives = pid is not None and before is not None and self._pids.get(local) == pid
-        if pid is None or before is None or not lives or not _may_go_on(before, command):
-            pid = self._standby(command)
-            if not pid or not self._tell(pid, command):
-                return False
-            self.end_kept(local)
-            self._pids[local] = pid
-            return True
+        if pid is None or before is None or self._pids.get(local) != pid or not _may_go_on(before, command):
+            return self._enter_standby(command)
         if not self._tell(pid, command):
             return False
         del self._kept[local]
+        return True
+
+    def _enter_standby(self, command: RankCommand) -> bool:
+        """Have a process that waits for a place take the rank's. Return whether there is one."""
+        pid = self._standby(command)
+        if not pid:
+            return False
+        if not self._tell(pid, command):
+            self._ended.add(pid)
+            self._end(pid)
+            return False
+        self._end_kept(command.local_rank)
+        self._pids[command.local_rank] = pid
         return True
 
     def _tell(self, pid: int, command: RankCommand) -> bool:
@@ -71,9 +78,9 @@ class RankReentry:
     def end_others(self) -> None:
         """End the kept processes that do not enter the round."""
         for local in list(self._kept):
-            self.end_kept(local)
+            self._end_kept(local)
 
-    def end_kept(self, local: int) -> None:
+    def _end_kept(self, local: int) -> None:
         """End the kept process of a rank, if there is one: it does not enter the round."""
         pid = self._kept.pop(local, None)
         if pid is not None and self._pids.get(local) == pid:

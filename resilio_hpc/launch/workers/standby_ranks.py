@@ -11,7 +11,6 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,6 +23,7 @@ from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.rank_env import standby_variables
 from resilio_hpc.launch.workers.rank_owner import AnySpawner
+from resilio_hpc.launch.workers.rank_reentry import may_follow
 
 MOST_LOST = 3  # standby processes that ended by themselves, while they waited; then there are no more
 _OF_THE_RANK = ("LOCAL_RANK", "RESILIO_LOCAL_RANK")
@@ -44,20 +44,12 @@ class Standby(msgspec.Struct):
 
 
 class StandbyRanks:
-    """Keeps so many processes ready as the option says, while the ranks of the node train.
+    """Keeps so many processes ready as the option says, while the ranks of the node train."""
 
-    ``may_follow``: whether a process of the one command can go on by the other; the last argument: variables that may
-    differ.
-    """
-
-    def __init__(
-        self, node: NodeContext, spawner: AnySpawner,
-        may_follow: Callable[[sm.RankCommand, sm.RankCommand, tuple[str, ...]], bool],
-    ) -> None:  # fmt: skip
+    def __init__(self, node: NodeContext, spawner: AnySpawner) -> None:
         self._node = node
         self._count = node.options.reentry.spare_ranks
         self._spawner = spawner
-        self._may_follow = may_follow
         self._numbers = itertools.count(-1, -1)
         self._waiting: dict[int, Standby] = {}
         self._taken: dict[int, int] = {}  # pid → local rank
@@ -99,7 +91,7 @@ class StandbyRanks:
     def take(self, command: sm.RankCommand) -> int:
         """Return the process that takes this rank, which has to hear so; 0: there is none."""
         for number, one in list(self._waiting.items()):
-            if one.is_ready and one.pid and self._may_follow(one.command, command, _OF_THE_RANK):
+            if one.is_ready and one.pid and may_follow(one.command, command, _OF_THE_RANK):
                 del self._waiting[number]
                 self._taken[one.pid] = command.local_rank
                 _move(one.pid, command.cpus)
