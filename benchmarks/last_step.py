@@ -38,6 +38,7 @@ LIMIT_S = 120.0
 CALM_STEPS = 5  # before the first fault: how long a step takes
 STEP_S = 0.05
 KINDS = {"rank killed": 6, "rank stopped": 1, "rank killed in a recovery": 2, "node killed": 1}  # how often of ten
+CHOICES = {"all": KINDS, "a tenth nodes": {"rank killed": 9, "node killed": 1}, **{kind: {kind: 1} for kind in KINDS}}
 
 
 class Run:
@@ -132,7 +133,7 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
     """Strike some times; return what each cost, and whether the result is right."""
     run = Run(path / "struck", options)
     found: list[dict[str, Any]] = []
-    kinds = {kind: share for kind, share in KINDS.items() if options.kinds in ("all", kind)}
+    kinds = CHOICES[options.kinds]
     try:
         run.until(lambda: run.events("committed"), "the first save")  # the nodes know each other's replicators by then
         calm = [run.mark()]
@@ -207,7 +208,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=24, help="as many in all, with those in --results")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of each node")
-    parser.add_argument("--kinds", choices=("all", *KINDS), default="all", help="all, or one kind of faults")
+    parser.add_argument("--kinds", choices=CHOICES, default="all", help="which faults")
     parser.add_argument("--step-s", type=float, default=STEP_S, help="how long a step takes at least")
     parser.add_argument("--in-process", action="store_true", help="ranks that live enter again in their processes")
     parser.add_argument("--results", type=Path)
