@@ -85,10 +85,10 @@ def replicas(trials: int, seed: int, ranks: int, within: int) -> list[dict[str, 
     return [*lines, {"part": "replicas alarms", "false": max(0, others), "ranks": ranks}]
 
 
-def cost(pairs: int, block: int) -> list[dict[str, Any]]:
-    """Measure steps with and without digests of one process, in ABBA blocks; and the digests alone.
+def cost(pairs: int) -> dict[str, Any]:
+    """Measure steps with and without digests of one process, in turns of ABBA; and the digests alone.
 
-    In processor time of one thread: other work on the machine does not count.
+    In processor time of one thread. Other work on the machine still slows it, for seconds, so turns are single steps.
     """
     import torch
 
@@ -105,32 +105,32 @@ def cost(pairs: int, block: int) -> list[dict[str, Any]]:
     sweep = ReplicaSweep(lambda: state, "g", 3, sent.append)
     completed = 0
 
-    def steps(with_digests: bool) -> tuple[float, float]:
+    def step(with_digests: bool) -> tuple[float, float]:
         nonlocal completed
-        spent, began = 0.0, time.process_time()
-        for _ in range(block):
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
+        spent, began = 0.0, time.thread_time()
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        if with_digests:
             completed += 1
-            if with_digests:
-                at = time.process_time()
-                sweep.at_boundary(completed)
-                spent += time.process_time() - at
-        return time.process_time() - began, spent
+            at = time.thread_time()
+            sweep.at_boundary(completed)
+            spent = time.thread_time() - at
+        return time.thread_time() - began, spent
 
-    steps(True)
-    lines = []
+    for _ in range(10):
+        step(True)
+    ratios, shares, without = [], [], []
     for _ in range(pairs):
-        (a1, s1), (b1, _), (b2, _), (a2, s2) = steps(True), steps(False), steps(False), steps(True)
-        lines.append(
-            {
-                "part": "cost", "ratio": (a1 + a2) / (b1 + b2) - 1.0, "share": (s1 + s2) / (a1 + a2 - s1 - s2),
-                "step_ms": (b1 + b2) / 2 / block * 1e3, "within": DEFAULT_STEPS,
-                "megabytes": sum(piece.stop - piece.start for part in _parts(state) for piece in part) / 1e6,
-            }
-        )  # fmt: skip
-    return lines
+        (a1, s1), (b1, _), (b2, _), (a2, s2) = step(True), step(False), step(False), step(True)
+        ratios.append(round((a1 + a2) / (b1 + b2) - 1.0, 6))
+        shares.append(round((s1 + s2) / (a1 + a2 - s1 - s2), 6))
+        without.append((b1 + b2) / 2)
+    return {
+        "part": "cost of single steps", "ratios": ratios, "shares": shares, "within": DEFAULT_STEPS,
+        "step_ms": statistics.median(without) * 1e3,
+        "megabytes": sum(piece.stop - piece.start for part in _parts(state) for piece in part) / 1e6,
+    }  # fmt: skip
 
 
 def _parts(state: Any) -> Any:
@@ -196,13 +196,13 @@ def tables(lines: list[dict[str, Any]]) -> None:
             )
             noticed[name].append(line["noticed"])
     console.print({name: f"{sum(values)}/{len(values)}" for name, values in sorted(noticed.items())})
-    costs = [line for line in lines if line["part"] == "cost"]
+    costs = [line for line in lines if line["part"] == "cost of single steps"]
     if costs:
-        for name in ("ratio", "share"):
-            values = [line[name] for line in costs]
+        for name in ("ratios", "shares"):
+            values = [value for line in costs for value in line[name]]
             low, high = interval(values)
             console.print(f"cost, {name}: {statistics.median(values):+.3%} (95 %: {low:+.3%} … {high:+.3%})", end="; ")
-        console.print(f"{len(costs)} pairs, step {statistics.median(one['step_ms'] for one in costs):.0f} ms, "
+        console.print(f"{len(values)} turns of ABBA, step {statistics.median(one['step_ms'] for one in costs):.0f} ms, "
                       f"{costs[0]['megabytes']:.0f} MB")  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--only", choices=["replicas", "steps", "bits", "cost", "table"])
     parser.add_argument("--trials", type=int, default=240)
-    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=500, help="turns of ABBA, of single steps")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -225,7 +225,7 @@ def main() -> None:
     if options.only in (None, "bits"):
         new += [{"part": "bits", **line} for line in unlaunched("bits", 320, options.seed, options.ranks)]
     if options.only in (None, "cost"):
-        new += cost(options.pairs, 25)
+        new.append(cost(options.pairs))
     with options.results.open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in new)
     tables([json.loads(line) for line in options.results.read_text().splitlines()])
