@@ -84,8 +84,8 @@ class Run:
 
     def mark(self) -> tuple[float, int]:
         """Return when a rank finished a step last, in Unix seconds, and how many steps it had finished then."""
-        found = [(path.stat().st_mtime, int(path.read_bytes().split()[-1])) for path in self.stamps.glob("*.*")]
-        return max(found)
+        read = [(path.stat().st_mtime, path.read_bytes().split()) for path in self.stamps.glob("*.*")]
+        return max((at, int(steps[-1])) for at, steps in read if steps)
 
     def finished(self, number: int) -> int:
         """Return the most steps that a rank had finished in a round, as the ranks' stamps say."""

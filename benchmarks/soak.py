@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import os
 import random
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -44,6 +46,7 @@ JOB_MINUTES = 30
 SAMPLE_S = 30.0
 END_S = 240.0  # for the run to end when it may
 RETRY_S = 2.0  # where there is nothing to strike just now
+UNDO = ("boot", "heal", "start_slurmd", "start_slurmctld", "release_shared", "continue_agent")
 LIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "STOPPED")
 PRELOAD = "numpy,resilio_hpc.ckpt,resilio_hpc.train"
 
@@ -70,8 +73,8 @@ STRIKES = (
     Strike("a rank stopped", 2, (Act("stop_rank", "follower"),), "hang"),
     Strike("an agent killed", 2, (Act("kill_agent", "follower"),), "process"),
     Strike("the controller's agent killed", 2, (Act("kill_agent", "leader"),), "process"),
-    Strike("an agent stopped", 1, (Act("stop_agent", "follower"),), "node"),
-    Strike("the controller's agent stopped", 1, (Act("stop_agent", "leader"),), "node"),
+    Strike("an agent stopped for 15 s", 1, _again("stop_agent", "follower", "continue_agent", 15.0), "node"),
+    Strike("the controller's agent stopped for 15 s", 1, _again("stop_agent", "leader", "continue_agent", 15.0), "node"),
     Strike("a node loses power", 2, _again("power_off", "follower", "boot", 8.0), "node"),
     Strike("the controller's node loses power", 1, _again("power_off", "leader", "boot", 8.0), "node"),
     Strike("a rank killed, then another node loses power", 1,
@@ -178,12 +181,21 @@ class Soak:
         self._actor.roles = roles
         why = ""
         try:
-            self._actor.do(act, self._events)
+            if act.do == "continue_agent":
+                self._continue_agents(roles[act.to])
+            else:
+                self._actor.do(act, self._events)
             if act.do in ("boot", "heal"):
                 self._resume(roles[act.to])
         except (ResilioError, OSError, ValueError) as error:
             why = str(error)
         self._note("acts", at=time.time(), strike=name, act=act.do, to=list(roles[act.to]), why=why)
+
+    def _continue_agents(self, nodes: Sequence[str]) -> None:
+        for node in nodes:
+            for process in self.cluster.machines.pids(node):
+                if process_title.is_agent(process.argv):
+                    os.kill(process.host_pid, signal.SIGCONT)
 
     def _resume(self, nodes: Sequence[str]) -> None:
         """Do what an administrator does with nodes that are back: those that Slurm holds for down can have jobs."""
@@ -229,7 +241,7 @@ class Soak:
     def _end(self) -> None:
         """Undo what is open, let the run end, and keep its files."""
         for _, _, act, roles, name in sorted(self._due, key=lambda one: one[0]):
-            if act.do in ("boot", "heal", "start_slurmd", "start_slurmctld", "release_shared"):
+            if act.do in UNDO:
                 self._do(act, roles, name)
         calm = time.monotonic() + 20.0
         deadline = time.monotonic() + END_S
