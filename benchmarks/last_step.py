@@ -5,14 +5,15 @@
 
 Ranks of several nodes, all on this machine, train in steps of some 60 ms and save every 40. A rank, drawn by chance, is
 killed or stopped at an instant drawn by chance: in a collective, in an optimizer's step, in a save, in a recovery. So
-are all processes of a node: its agent, what forks ranks, and its ranks. Each run ends after some faults; it is
-compared, bit for bit, with one that had none. Each fault is a line of --results; the same command goes on where it
-ended.
+are all processes of a node (its agent, what forks ranks, and its ranks), or they are stopped until it is lost. Each run
+ends after some faults; it is compared, bit for bit, with one that had none. Each fault is a line of --results; the same
+command goes on where it ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -35,10 +36,10 @@ from resilio_hpc.core.ledger import Event, read_ledger
 SCRIPT = Path(__file__).with_name("replicated_training.py")
 PER_RUN = 12  # faults
 LIMIT_S = 120.0
-CALM_STEPS = 5  # before the first fault: how long a step takes
 STEP_S = 0.05
 KINDS = {"rank killed": 6, "rank stopped": 1, "rank killed in a recovery": 2, "node killed": 1}  # how often of ten
-CHOICES = {"all": KINDS, "a tenth nodes": {"rank killed": 9, "node killed": 1}, **{kind: {kind: 1} for kind in KINDS}}
+LOST = {"rank killed": 9, "node silent": 1}
+CHOICES = {"all": KINDS, "a tenth nodes": LOST, **{kind: {kind: 1} for kind in (*KINDS, *LOST)}}
 
 
 class Run:
@@ -51,12 +52,14 @@ class Run:
         path.mkdir()
         argv = [
             *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-environment-check"),
-            *("--nproc-per-node", str(options.ranks), "--max-restarts", "100", str(SCRIPT)),
-            *("--step-s", str(options.step_s), "--every", "40" if options.step_s < 1 else "3"),
+            *("--nproc-per-node", str(options.ranks), "--max-restarts", "100"),
+            *("--nnodes", str(options.nodes), "--spares", str(options.spares), str(SCRIPT)),
+            *("--step-s", str(STEP_S if options.work_s is None else 0.0), "--work-s", str(options.work_s or 0.0)),
+            *("--every", "40" if options.work_s is None else "3"),
             *("--stamps", str(self.stamps), "--result", str(self.result), "--enough", str(self.enough), *more),
             *(("--in-process",) if options.in_process else ()),
         ]  # fmt: skip
-        environment = {**os.environ, "RESILIO_LOCAL_NODES": str(options.nodes), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "RESILIO_LOCAL_NODES": str(options.nodes + options.spares), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             argv, cwd=path, env=environment, stdout=subprocess.DEVNULL, stderr=(path / "log").open("wb")
         )
@@ -82,15 +85,14 @@ class Run:
         newest = [self.events(kind)[-1].fields["round"] for kind in ("start", "first_step")]
         return newest[0] == newest[1]
 
-    def mark(self) -> tuple[float, int]:
-        """Return when a rank finished a step last, in Unix seconds, and how many steps it had finished then."""
-        read = [(path.stat().st_mtime, path.read_bytes().split()) for path in self.stamps.glob("*.*")]
-        return max((at, int(steps[-1])) for at, steps in read if steps)
-
     def finished(self, number: int) -> int:
         """Return the most steps that a rank had finished in a round, as the ranks' stamps say."""
         found = [path.read_bytes().split() for path in self.stamps.glob(f"{number}.*")]
         return max((int(steps[-1]) for steps in found if steps), default=-1)
+
+    def begun(self, number: int) -> float:
+        """Return when the last rank began its first step of a round, in Unix seconds."""
+        return max(float(path.read_text()) for path in self.stamps.glob(f"begun-{number}-*"))
 
     def end(self) -> dict[str, Any]:
         """Let it end, and return its result."""
@@ -100,14 +102,21 @@ class Run:
         return ended
 
 
-def strike(run: Run, kind: str, draw: random.Random, step_s: float) -> None:
-    """Do one thing to a rank, at an instant by chance."""
-    time.sleep(0.5 + draw.uniform(0.0, max(2.5, step_s)))
-    if kind == "node killed":
+def strike(run: Run, kind: str, draw: random.Random, work_s: float) -> float:
+    """Do one thing to a rank, at an instant by chance; return when, in Unix seconds."""
+    time.sleep(0.5 + draw.uniform(0.0, max(2.5, work_s)))
+    at = time.time()
+    if kind.startswith("node"):
         agent = psutil.Process(draw.choice(run.pids())).parents()[1]
-        for process in (agent, *agent.children(recursive=True)):
-            process.kill()
-        return
+        processes = (agent, *agent.children(recursive=True))
+        for process in processes:
+            process.kill() if kind == "node killed" else process.suspend()
+        if kind == "node silent":  # its connections stay open, as those of a node without power
+            run.until(lambda: any(event.time > at for event in run.events("start")), "a start without it")
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        return at
     os.kill(draw.choice(run.pids()), signal.SIGSTOP if kind == "rank stopped" else signal.SIGKILL)
     if kind == "rank killed in a recovery":
         time.sleep(draw.uniform(0.0, 0.5))
@@ -116,17 +125,7 @@ def strike(run: Run, kind: str, draw: random.Random, step_s: float) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass  # it has ended meanwhile: then this is one fault
-
-
-def delays(calm: list[tuple[float, int]], end: tuple[float, int], faults: int, options: Any) -> dict[str, Any]:
-    """Return how much later than without faults the last step was finished, by the times of steps themselves."""
-    (began, first), (at, done) = calm
-    step_s = (at - began) / (done - first)
-    late_s = end[0] - at - (end[1] - done) * step_s
-    return {
-        "kind": f"run: {options.kinds}", "faults": faults, "late_s": late_s, "step_s": step_s, "steps": end[1] - done,
-        "ranks": place_of(options), "time": round(time.time()),
-    }  # fmt: skip
+    return at
 
 
 def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults: int) -> list[dict[str, Any]]:
@@ -136,57 +135,56 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
     kinds = CHOICES[options.kinds]
     try:
         run.until(lambda: run.events("committed"), "the first save")  # the nodes know each other's replicators by then
-        calm = [run.mark()]
-        run.until(lambda: run.mark()[1] >= calm[0][1] + CALM_STEPS, "steps without a fault")
-        calm.append(run.mark())
+        run.until(lambda: len(run.events("spawner_ready")) >= options.nodes + options.spares, "all nodes")
         for _ in range(faults):
             kind = draw.choices(list(kinds), list(kinds.values()))[0]
-            before = len(run.events("recovered"))
-            strike(run, kind, draw, options.step_s)
+            before, ready = len(run.events("recovered")), len(run.events("spawner_ready"))
+            struck_at = strike(run, kind, draw, options.work_s or 0.0)
             run.until(lambda before=before: len(run.events("recovered")) > before, f"recovery from: {kind}")
             time.sleep(0.7)  # of two faults the second may still come
             recovered = run.events("recovered")[-1].fields
             run.until(run.trains, "training again")
+            if kind.startswith("node") and options.spares:  # a real node has hours between two faults
+                run.until(lambda ready=ready: len(run.events("spawner_ready")) > ready, "the lost node, a spare now")
             number = run.events("start")[-1].fields["round"]
             first = run.events("first_step")[-1].fields
             lost = max(run.finished(one) for one in range(number)) - first["restored"]
             found.append({
                 "kind": kind, "lost": lost, "source": first["source"], "recovery_s": recovered["recovery_s"],
-                "ranks": place_of(options), "time": round(time.time()),
+                "ranks": place_of(options), "time": round(time.time()), "choice": options.kinds,
+                "idle_s": round(run.begun(number) - struck_at, 3),
             })  # fmt: skip
             print(json.dumps(found[-1]), flush=True)
-        found.append(delays(calm, run.mark(), faults, options))
-        print(json.dumps(found[-1]), flush=True)
         ended = run.end()
     finally:
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGINT)
             run.process.wait(LIMIT_S)
-    calm = Run(path / "calm", options, "--steps", str(ended["steps"]), "--step-s", "0")
+    calm = Run(path / "calm", options, "--steps", str(ended["steps"]), "--step-s", "0", "--work-s", "0")
     calm.process.wait(600)
     right = json.loads(calm.result.read_text()) == ended
     return [{**one, "right": right} for one in found]
 
 
 def place_of(options: argparse.Namespace) -> str:
-    slow = f", steps of {options.step_s:g} s" if options.step_s != STEP_S else ""
-    return f"{options.nodes}x{options.ranks}" + (" in-process" if options.in_process else "") + slow
+    spares = f" and {options.spares} spare" if options.spares else ""
+    slow = f", work of {options.work_s:g} s" if options.work_s is not None else ""
+    return f"{options.nodes}x{options.ranks}{spares}" + (" in-process" if options.in_process else "") + slow
 
 
 def _done(rows: list[dict[str, Any]], place: str, kinds: str) -> int:
     """Return how many faults are in the results."""
-    mine = [row for row in rows if row["ranks"] == place]
-    if kinds == "all":
-        return sum(not row["kind"].startswith("run: ") for row in mine)
-    return sum(row["faults"] for row in mine if row["kind"] == f"run: {kinds}")
+    return sum((row["ranks"], row.get("choice", "all")) == (place, kinds) for row in rows)
 
 
 def table(rows: list[dict[str, Any]], console: Console) -> None:
     """Print what is in the results."""
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    choices: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        (runs if row["kind"].startswith("run: ") else kinds)[f"{row['ranks']}: {row['kind']}"].append(row)
+        kinds[f"{row['ranks']}: {row['kind']}"].append(row)
+        if "idle_s" in row:
+            choices[f"{row['ranks']}: {row['choice']}"].append(row["idle_s"])
     shown = Table("nodes x ranks: fault", "faults", "result right", "steps lost: 0", "1", "more", "recovery, median s")
     for kind, some in sorted(kinds.items()):
         lost = [row["lost"] for row in some]
@@ -194,12 +192,13 @@ def table(rows: list[dict[str, Any]], console: Console) -> None:
         right, seconds = sum(row["right"] for row in some), median(row["recovery_s"] for row in some)
         shown.add_row(kind, str(len(some)), str(right), *map(str, counts), f"{seconds:.2f}")
     console.print(shown)
-    shown = Table("nodes x ranks: run", "faults", "delay for each", "beyond one step", "100 a day, beyond one step")
-    for kind, some in sorted(runs.items()):
-        faults = sum(row["faults"] for row in some)
-        late_s = sum(row["late_s"] for row in some) / faults
-        beyond_s = sum(row["late_s"] - row["faults"] * row["step_s"] for row in some) / faults
-        shown.add_row(kind, str(faults), f"{late_s:.2f} s", f"{beyond_s:.2f} s", f"{100 * beyond_s / 864:.3f} %")
+    shown = Table(
+        "nodes x ranks: faults", "faults", "until all ranks are in a step: mean", "median", "most", "100 a day"
+    )
+    for choice, idle in sorted(choices.items()):
+        mean = sum(idle) / len(idle)
+        seconds = [f"{value:.2f} s" for value in (mean, median(idle), max(idle))]
+        shown.add_row(choice, str(len(idle)), *seconds, f"{100 * mean / 86_400:.3%}")
     console.print(shown)
 
 
@@ -207,9 +206,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=24, help="as many in all, with those in --results")
     parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--spares", type=int, default=0, help="nodes that wait for another to be lost")
     parser.add_argument("--ranks", type=int, default=2, help="of each node")
     parser.add_argument("--kinds", choices=CHOICES, default="all", help="which faults")
-    parser.add_argument("--step-s", type=float, default=STEP_S, help="how long a step takes at least")
+    parser.add_argument("--work-s", type=float, help="steps of so much work, before gradients are summed")
     parser.add_argument("--in-process", action="store_true", help="ranks that live enter again in their processes")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--seed", type=int, default=0)

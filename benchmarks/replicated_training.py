@@ -49,8 +49,13 @@ def work(options: argparse.Namespace, run: train.Run, made: tuple[Any, Any, Any,
         set_rng_state(found["random"])
     options.stamps.mkdir(parents=True, exist_ok=True)
     stamps = os.open(options.stamps / f"{run.round}.{run.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    begun = False
     for step in run.steps(start, options.steps, save=checkpoint.saver(state), every=options.every):
+        if not begun:
+            begun = True
+            (options.stamps / f"begun-{run.round}-{run.rank}").write_text(f"{time.time()}\n")
         optimizer.zero_grad()
+        time.sleep(options.work_s)
         model(torch.randn(16, 64)).square().mean().backward()
         for parameter in model.parameters():
             assert parameter.grad is not None
@@ -78,7 +83,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--every", type=int, default=40)
     parser.add_argument("--width", type=int, default=400)
-    parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--step-s", type=float, default=0.05, help="after the optimizer's step")
+    parser.add_argument("--work-s", type=float, default=0.0, help="before gradients are summed")
     parser.add_argument("--stamps", type=Path, required=True)
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--enough", type=Path, required=True, help="end when this file is there")
