@@ -5,7 +5,7 @@
 
 Ranks of several nodes, all on this machine, train in steps of some 60 ms and save every 40. A rank, drawn by chance, is
 killed or stopped at an instant drawn by chance: in a collective, in an optimizer's step, in a save, in a recovery. So
-are all processes of a node (its agent, what forks ranks, and its ranks), or they are stopped until it is lost. Each run
+are all processes of a node (its agent, what forks ranks, and its ranks), or they are frozen until it is lost. Each run
 ends after some faults; it is compared, bit for bit, with one that had none. Each fault is a line of --results; the same
 command goes on where it ended.
 """
@@ -34,6 +34,7 @@ from rich.table import Table
 from resilio_hpc.core.ledger import Event, read_ledger
 
 SCRIPT = Path(__file__).with_name("replicated_training.py")
+FREEZER = Path("/sys/fs/cgroup/freezer")  # needs root
 PER_RUN = 12  # faults
 LIMIT_S = 120.0
 STEP_S = 0.05
@@ -109,13 +110,11 @@ def strike(run: Run, kind: str, draw: random.Random, work_s: float) -> float:
     if kind.startswith("node"):
         agent = psutil.Process(draw.choice(run.pids())).parents()[1]
         processes = (agent, *agent.children(recursive=True))
+        if kind == "node silent":
+            silence(run, at, [process.pid for process in processes])
         for process in processes:
-            process.kill() if kind == "node killed" else process.suspend()
-        if kind == "node silent":  # its connections stay open, as those of a node without power
-            run.until(lambda: any(event.time > at for event in run.events("start")), "a start without it")
-            for process in processes:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         return at
     os.kill(draw.choice(run.pids()), signal.SIGSTOP if kind == "rank stopped" else signal.SIGKILL)
     if kind == "rank killed in a recovery":
@@ -126,6 +125,23 @@ def strike(run: Run, kind: str, draw: random.Random, work_s: float) -> float:
             except ProcessLookupError:
                 pass  # it has ended meanwhile: then this is one fault
     return at
+
+
+def silence(run: Run, at: float, pids: list[int]) -> None:
+    """Freeze processes until ranks start without them: connections stay open, as those of a node without power."""
+    group = FREEZER / f"resilio-silent-{os.getpid()}"
+    group.mkdir()
+    try:
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        run.until(lambda: any(event.time > at for event in run.events("start")), "a start without a node")
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)  # before they go on
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        run.until(lambda: not (group / "cgroup.procs").read_text(), "the end of a frozen node")
+        group.rmdir()
 
 
 def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults: int) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ class ValuesLogged(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=
     """rank → agent: what the script has logged when ``step`` steps were complete, at ``time`` (Unix seconds).
 
     ``sums``: of amounts, over the ``seconds`` since the last such message; ``not_finite``: values that are NaN or
-    infinite.
+    infinite; ``last``: training ends with this step.
     """
 
     step: int
@@ -66,6 +66,7 @@ class ValuesLogged(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=
     values: dict[str, float]
     sums: dict[str, float]
     not_finite: tuple[str, ...] = ()
+    last: bool = False
 
 
 class SnapshotTaken(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

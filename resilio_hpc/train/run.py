@@ -205,6 +205,8 @@ class Run:
 
     def finish(self, completed: int) -> None:
         """Leave training on purpose after ``completed`` steps: exiting with 0 is right from here on."""
+        if self._logged is not None:
+            self._logged.end()
         if self._link is not None:
             self._link.send(Stopped(completed) if self._stopping else Finished(completed))
 

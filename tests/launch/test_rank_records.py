@@ -47,3 +47,9 @@ def test_hostile_values_and_names() -> None:
 
 def test_planned_steps() -> None:
     assert [*RankRecords().of(3, 0, StepsPlanned(5, 50))] == [("steps_planned", {"round": 3, "start": 5, "total": 50})]
+
+
+def test_the_last_step_has_its_line_however_soon_and_once() -> None:
+    last = ValuesLogged(9, 3.5, 0.5, {"loss": 1.0}, {"tokens": 5.0}, (), True)
+    found = lines(RankRecords(), (0, 0, logged(3.0, step=8)), (0, 0, last), (0, 0, last))
+    assert [(one["step"], one["sums"]["tokens"]) for one in found] == [(8, 10.0), (9, 5.0)]

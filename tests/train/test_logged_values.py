@@ -51,6 +51,24 @@ def test_once_a_second_with_the_sum_of_amounts(values: LoggedValues, sent: list[
     assert sent[-1].seconds == pytest.approx(1.0)
 
 
+def test_the_last_step_is_told_when_training_ends(values: LoggedValues, sent: list[ValuesLogged], clock: Ticks) -> None:
+    for step in range(1, 6):
+        values.take(step, {"loss": torch.tensor(1.0 / step, requires_grad=True), "tokens": 100})
+        clock.now += 0.125
+    assert [one.step for one in sent] == [1]
+    values.end()
+    assert [(one.step, one.last) for one in sent] == [(1, False), (5, True)]
+    assert sent[-1].values == {"loss": pytest.approx(0.2)}
+    assert sum(one.sums["tokens"] for one in sent) == 500
+
+
+def test_nothing_is_told_at_the_end_of_a_script_that_logs_nothing(
+    values: LoggedValues, sent: list[ValuesLogged]
+) -> None:
+    values.end()
+    assert sent == []
+
+
 class Hostile:
     """An object whose conversion fails."""
 

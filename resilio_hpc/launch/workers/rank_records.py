@@ -25,6 +25,7 @@ class RankRecords:
     def __init__(self) -> None:
         self._round = -1
         self._rank = -1
+        self._step = -1  # of the last line
         self._began = self._last = 0.0
         self._sums: dict[str, float] = {}
         self._seconds = 0.0
@@ -40,7 +41,7 @@ class RankRecords:
 
     def _logged(self, number: int, rank: int, message: rank_link.ValuesLogged) -> Iterator[tuple[str, dict[str, Any]]]:
         if number != self._round or rank < self._rank or message.time < self._last:  # the clock was set back
-            self._round, self._rank, self._began, self._last = number, rank, message.time, -math.inf
+            self._round, self._rank, self._began, self._last, self._step = number, rank, message.time, -math.inf, -1
             self._sums, self._seconds = {}, 0.0
         if rank != self._rank:
             return
@@ -48,14 +49,14 @@ class RankRecords:
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._seconds += max(0.0, message.seconds)
         interval = min(MOST_S, max(LEAST_S, (message.time - self._began) * SHARE))
-        if message.time - self._last < interval:
+        if (message.time - self._last < interval and not message.last) or (message.last and message.step == self._step):
             return
         yield "logged", {
             "round": number, "rank": rank, "step": message.step, "values": _named(message.values),
             "not_finite": [printable(name, LONGEST_NAME) for name in message.not_finite[:MOST_VALUES]],
             "sums": self._sums, "seconds": round(self._seconds, 3),
         }  # fmt: skip
-        self._last, self._sums, self._seconds = message.time, {}, 0.0
+        self._step, self._last, self._sums, self._seconds = message.step, message.time, {}, 0.0
 
 
 def _named(values: dict[str, float]) -> dict[str, float]:
