@@ -26,6 +26,7 @@ from resilio_hpc.metrics.schema import METRICS
 from resilio_hpc.metrics.sheet import Sheet
 from tests.support.alerts.alert_run import RUN_ID, AlertRun
 from tests.support.alerts.scraped import Scrapes, firing
+from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_GpuIsLost, gpu_source
 from tests.support.requirements import need_program
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
@@ -147,6 +148,35 @@ LIVE: dict[str, Callable[[LiveRun], None]] = {
 }  # fmt: skip
 
 
+GPU: dict[str, tuple[str, Any, Any, float]] = {  # a question of NVML, its answers, and for how long before it fires
+    "ResilioGpuLost": ("nvmlDeviceGetMemoryInfo", NVMLError_GpuIsLost("lost"), None, 60),
+    "ResilioGpuUncorrectedErrors": ("nvmlDeviceGetTotalEccErrors", lambda kind, which: 2 * kind, None, 60),
+    "ResilioGpuRemapPending": ("nvmlDeviceGetRemappedRows", (0, 1, 1, 0), None, 60),
+    "ResilioGpuThrottled": ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x44, 0x4, 360),
+    "ResilioGpuLinkErrors": ("nvmlDeviceGetNvLinkErrorCounter", lambda link, kind: 5, None, 240),
+}
+
+
+@pytest.mark.parametrize("alert", GPU)
+def test_a_rule_of_gpus_fires_for_the_one_gpu_and_clears(alert: str, rules: Path, tmp_path: Path) -> None:
+    question, bad, good, after_s = GPU[alert]
+    nvml = FakeNvml()
+    source, scrapes, expected = gpu_source(tmp_path, nvml), Scrapes(EVERY_S), dict[int, Sequence[str]]()
+
+    def go(seconds: float, fires: bool) -> None:
+        for _ in range(int(seconds / EVERY_S)):
+            scrapes.take(exposition(source.read(), RUN_ID, "n1"))
+        expected[scrapes.now_s] = [""] if fires else []
+
+    go(360, fires=False)
+    usual = nvml._gpus[1][question]
+    nvml._gpus[1][question] = bad
+    go(after_s, fires=True)
+    nvml._gpus[1][question] = usual if good is None else good
+    go(3900, fires=False)
+    assert firing(rules, scrapes, expected, alert, tmp_path) == ""
+
+
 @pytest.mark.parametrize("alert", LIVE)
 def test_a_live_rule_fires_and_clears(alert: str, rules: Path, tmp_path: Path) -> None:
     run = LiveRun(World(nodes=3, script=STEPS, hang_timeout_s=0.0, max_without_progress=3))
@@ -208,7 +238,7 @@ def test_every_rule_is_tested_and_promtool_takes_the_file(rules: Path) -> None:
     need_program("promtool", package="prometheus")
     subprocess.run(["promtool", "check", "rules", str(rules)], check=True, capture_output=True, timeout=60)
     names = set(re.findall(r"alert: (\w+)", rules.read_text()))
-    assert names == {*LIVE, "ResilioCheck", "ResilioCheckIsOld"}
+    assert names == {*LIVE, *GPU, "ResilioCheck", "ResilioCheckIsOld"}
 
 
 def expressions() -> list[str]:

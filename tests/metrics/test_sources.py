@@ -21,7 +21,7 @@ from resilio_hpc.metrics.sheet import Sheet
 from resilio_hpc.metrics.sources import Sources
 from resilio_hpc.metrics.storage import StorageSource
 from resilio_hpc.prolog_epilog.base.node import NodeView
-from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_GpuIsLost, NVMLError_NotSupported
+from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_GpuIsLost, NVMLError_NotSupported, gpu_source
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -117,13 +117,6 @@ def test_this_host_s_network() -> None:
     sheet = NetworkSource().read()
     assert (sheet.get("tcp_sent_segments_total") or 0) > 0
     assert set(sheet.labelled("network_sent_bytes_total")) <= set(psutil.net_io_counters(pernic=True))
-
-
-def gpu_source(tmp_path: Path, nvml: object) -> GpuSource:
-    for number in range(2):
-        folder = f"sys/bus/pci/devices/0000:{number}b:00.0"
-        write(tmp_path, {f"{folder}/vendor": "0x10de\n", f"{folder}/class": "0x030200\n"})
-    return GpuSource(NodeView(root=tmp_path, nvml=lambda: nvml))
 
 
 def test_gpus_by_a_fake_nvml(tmp_path: Path) -> None:

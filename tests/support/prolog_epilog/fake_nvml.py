@@ -6,8 +6,12 @@ Names and numbers are those of nvml.h; test_fake_nvml.py compares them with the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from resilio_hpc.metrics.gpus import GpuSource
+from resilio_hpc.prolog_epilog.base.node import NodeView
 
 
 class NVMLError(Exception):
@@ -165,3 +169,13 @@ class FakeNvml:
             return value(*arguments) if callable(value) else value
 
         return answer
+
+
+def gpu_source(folder: Path, nvml: FakeNvml) -> GpuSource:
+    """Return a reader of a node with two GPUs on its bus, whose NVML is a fake."""
+    for number in range(2):
+        place = folder / f"sys/bus/pci/devices/0000:{number}b:00.0"
+        place.mkdir(parents=True)
+        (place / "vendor").write_text("0x10de\n")
+        (place / "class").write_text("0x030200\n")
+    return GpuSource(NodeView(root=folder, nvml=lambda: nvml))
