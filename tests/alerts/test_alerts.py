@@ -119,6 +119,14 @@ def test_a_slow_load(path: Path) -> None:
     assert "slow_load" not in run.names()
     alerts = run.alerts(slow_load=loaded["restore_s"] - 1e-6)
     assert alerts["slow_load"].lines[0].kind == "first_step"
+    run.world.load_s = 61.0
+    run.world.fail_rank(1)
+    run.world.run(limit_s=60.0)
+    assert run.alerts()["slow_load"].value == 61.0
+    run.world.load_s = 0.5
+    run.world.fail_rank(1)
+    run.world.run(limit_s=60.0)
+    assert "slow_load" not in run.names()  # a faster one clears it
     assert "slow_load" not in run.alerts(later_s=25 * 3600.0, slow_load=0.0)  # a load of yesterday is no news
 
 

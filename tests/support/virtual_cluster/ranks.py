@@ -221,7 +221,7 @@ class Training:
                 self._restore_fails(restore)
                 return
             self.step, self.history = restore.step, content
-            self._say_all(rank_link.Restored(restore.step, restore.source, 0.01))
+            self._say_all(rank_link.Restored(restore.step, restore.source, self.world.load_s))
         else:
             self.world.watch.starts(self.life, -1)
         if self.completed:  # there was only its last save to wait for

@@ -82,7 +82,7 @@ class World:
         self.spawns = True
         self.copy_port = 0  # 1: with --partner-copies
         self.disk_port = disk_port  # with --local-checkpoints
-        self.save_s = 0.2
+        self.save_s, self.load_s = 0.2, 0.01
         self.failure_grace_s = 2.0
         self.slow_savers: dict[str, float] = {}  # node → seconds, instead of save_s
         self.probers_s, self.testing_s = 2.0, 3.0  # until probers are ready, and then until they have a result
