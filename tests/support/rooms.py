@@ -98,6 +98,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     },
     "train": {FACE: "validation", "validation": ""},
     "devtools": {"demo": "devcluster", "devcluster": ""},
+    "drills": {FACE: "script", "script": ""},
 }
 DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog", "report")
 

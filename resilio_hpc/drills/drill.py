@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drills import counting
-from drills import judge as drill_judge
-from drills.acts import CPU_GROUPS, Actor
-from drills.enough import enough
-from drills.kind import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
-from drills.stamps import first_end_after, longest_pause, read_lives
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES
+from resilio_hpc.drills import judge as drill_judge
+from resilio_hpc.drills.acts import CPU_GROUPS, Actor
+from resilio_hpc.drills.enough import enough
+from resilio_hpc.drills.kind import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
+from resilio_hpc.drills.script import counting
+from resilio_hpc.drills.stamps import first_end_after, longest_pause, read_lives
 
 SCRIPT = Path(counting.__file__).resolve()
 LIMIT_S = 240.0  # for one job; each further one of a chain may take as long

@@ -6,9 +6,9 @@ function of the number of steps (``expected``), however many ranks took part and
 test of a recovery is exact.
 
 With ``--stamps`` every rank also writes down, on its own node, when each step began and ended and that it was alive in
-between (drill_stamps.py): the proof that ranks of two rounds never trained at once. With ``--enough`` all end after the
-step in which one of them finds that file on its node. Run as a script by resilio-launch; imports torch only then, and
-with ``--without-torch`` never.
+between (``drills.stamps``): the proof that ranks of two rounds never trained at once. With ``--enough`` all end after
+the step in which one of them finds that file on its node. Run as a script by resilio-launch; imports torch only then,
+and with ``--without-torch`` never.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import secrets
-import sys
 import threading
 import time
 from pathlib import Path
@@ -69,10 +68,8 @@ def main() -> None:
     import numpy as np
 
     from resilio_hpc import ckpt, train
-
-    sys.path.append(str(Path(__file__).resolve().parents[1]))
-    from drills import hanging, raising, slowing
-    from drills.worlds import world_of
+    from resilio_hpc.drills.script import hanging, raising, slowing
+    from resilio_hpc.drills.script.worlds import world_of
 
     options = _options()
     if (os.environ.get("RESILIO_ROUND"), os.environ.get("RANK")) == ("0", "1"):

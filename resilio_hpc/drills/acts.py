@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from drills.kind import HELPERS, Act
-from drills.throttle import Throttle
 from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
+from resilio_hpc.drills.kind import HELPERS, Act
+from resilio_hpc.drills.throttle import ProbeThrottle
 from resilio_hpc.launch.rundir import user_orders
 from resilio_hpc.launch.rundir.user_orders import UserOrder
 
@@ -54,7 +54,7 @@ class Actor:
         self.roles: Mapping[str, tuple[str, ...]] = {}
         self.struck = -1  # the rank that got a signal last
         self.slowed = ""  # the node that was made slow
-        self._throttle: Throttle | None = None
+        self._throttle: ProbeThrottle | None = None
         self._run = run
         self.groups: list[Path] = []  # control groups to remove
         self._cluster = cluster
@@ -108,7 +108,7 @@ class Actor:
 
     def _slow_node(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         (self.slowed,) = nodes
-        self._throttle = Throttle(self._cluster, self.slowed)
+        self._throttle = ProbeThrottle(self._cluster, self.slowed)
 
     def _test_nodes(self, *_: object) -> None:
         user_orders.write(self._run, UserOrder("test", "drill", "drill", replace=True))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drills.kind import CHAIN, HANGS, LOST, POWER, SHRINK, SLOW, SPARE, TWO_NODES, Act, Drill
-from drills.rank_faults import errors, hangs, slow_ranks, stopped_helpers
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.drills.kind import CHAIN, HANGS, LOST, POWER, SHRINK, SLOW, SPARE, TWO_NODES, Act, Drill
+from resilio_hpc.drills.rank_faults import errors, hangs, slow_ranks, stopped_helpers
 
 
 def _ranks_and_agents() -> list[Drill]:
