@@ -52,6 +52,8 @@ class Actor:
 
     def __init__(self, cluster: DevCluster[RackMachines], job: int, joiner: str, run: Path) -> None:
         self.roles: Mapping[str, tuple[str, ...]] = {}
+        self.draw: Callable[[Sequence[int]], int] = min  # which rank of a node is struck
+        self.hits = 0  # processes that got a signal
         self.struck = -1  # the rank that got a signal last
         self.slowed = ""  # the node that was made slow
         self._throttle: ProbeThrottle | None = None
@@ -131,8 +133,9 @@ class Actor:
     def _strike(self, node: str, events: Sequence[Event]) -> int:
         """Choose the first rank of a node, and return its process, as the node numbers it."""
         ranks = last([e for e in events if e.kind == "ranks" and e.fields["node"] == node], "ranks")
-        self.struck, pid = (int(value) for value in next(iter(ranks.fields["pids"].items())))
-        return pid
+        pids = {int(rank): int(pid) for rank, pid in ranks.fields["pids"].items()}
+        self.struck = self.draw(sorted(pids))
+        return pids[self.struck]
 
     def _throttle_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
         """Give one rank a fiftieth of a processor: more would not show beside the load of a test machine."""
@@ -168,6 +171,7 @@ class Actor:
             raise ResilioError(f"no {role} runs on {nodes[0]}")
         for pid in found:
             os.kill(pid, signal.SIGSTOP)
+            self.hits += 1
 
     def _kill_srun(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         batch_host = self.roles["batch_host"][0]
@@ -180,6 +184,7 @@ class Actor:
             if process.argv and chosen(process.pid, process.argv):
                 try:
                     os.kill(process.host_pid, number)
+                    self.hits += 1
                 except ProcessLookupError:
                     pass  # an earlier act was quicker
 
