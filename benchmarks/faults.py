@@ -22,7 +22,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -37,9 +36,11 @@ from faults_table import Record, table
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.process import run
 from resilio_hpc.devtools.demo.stage import PROJECT
-from resilio_hpc.devtools.devcluster import DevCluster, RackMachines, remove
+from resilio_hpc.devtools.devcluster import remove
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
 from resilio_hpc.drills.drill import DrillResult, DrillRun, cluster_for
+from resilio_hpc.drills.drill_words import slug
+from resilio_hpc.drills.evidence import keep_evidence
 from resilio_hpc.drills.kind import HEARTBEAT_S, Drill
 from resilio_hpc.drills.table import DRILLS
 
@@ -184,21 +185,6 @@ def wanted(drill: Drill, options: argparse.Namespace) -> bool:
     if any(text in drill.full_name for text in options.skip):
         return False
     return not options.only or any(text in drill.full_name for text in options.only)
-
-
-def slug(name: str) -> str:
-    """Return a name as a file's."""
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
-
-
-def keep_evidence(cluster: DevCluster[RackMachines], target: Path) -> None:
-    """Copy what a failed drill left, without its checkpoints."""
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(cluster.shared, target / "shared", ignore=shutil.ignore_patterns("checkpoints", "home", "secret"))
-    for machine in cluster.machines.states():
-        shutil.copytree(cluster.layout.log(machine), target / "logs" / machine)
-        if machine in cluster.nodes:
-            shutil.copytree(cluster.layout.nvme(machine), target / "nvme" / machine)
 
 
 def read_records(path: Path | None) -> list[Record]:

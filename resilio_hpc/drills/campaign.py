@@ -10,11 +10,9 @@ from the ranks' own stamps (``stamped_time``), and said by the run's ledger as w
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.devtools import devcluster
@@ -210,8 +208,3 @@ class PoissonCampaign:
                 for run in runs:
                     run.end()  # a node that was booted meanwhile
                 time.sleep(POLL_S)
-
-
-def as_line(fields: Mapping[str, Any]) -> str:
-    """Return a line of a file of results."""
-    return json.dumps(fields) + "\n"

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StruckFault:
-    """One fault of a campaign. ``time`` in Unix seconds; ``in_recovery``: ranks did not train when it struck.
-    ``hurts``: ranks have to be started again.
+    """One fault of a campaign. ``time`` in Unix seconds.
 
+    ``in_recovery``: ranks did not train when it struck; ``hurts``: ranks have to be started again.
     ``recovery_s``: until ranks that were started after it had done a step; None where ranks went on, or another fault
     came first. ``repeated_steps``: those that they did again.
     """

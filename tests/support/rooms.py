@@ -79,6 +79,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "nodes": "common",
         "health": "",
         "check_nodes": "common",
+        "drill": "common",
         "common": "",
     },
     "prolog_epilog": {
