@@ -64,6 +64,7 @@ class Actor:
         self._joiner = joiner  # the script of a job that joins the run
         self._acts: dict[str, Callable[[tuple[str, ...], Sequence[Event]], None]] = {
             "kill_rank": self._kill_rank,
+            "abort_rank": self._abort_rank,
             "stop_rank": self._stop_rank,
             "throttle_rank": self._throttle_rank,
             "slow_link": self._slow_link,
@@ -122,6 +123,9 @@ class Actor:
 
     def _kill_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
         self._signal_rank(nodes[0], events, signal.SIGKILL)
+
+    def _abort_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
+        self._signal_rank(nodes[0], events, signal.SIGABRT)
 
     def _stop_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
         self._signal_rank(nodes[0], events, signal.SIGSTOP)
