@@ -12,7 +12,7 @@ is exactly right. Recovery is from the last fault to the first step that was don
 was lost by its silence, the time after the heartbeat limit is told too. Each result is added to --results at once: the
 same command, given again, goes on until every drill has passed --repeats times, and failures stay counted as tries.
 What a failed or slow drill leaves (run directory, output, stamps) is copied to --evidence. Clusters begin to train one
-after another, since importing torch on all nodes is the heaviest part. --campaign: the choice of drill_campaign.py.
+after another, since importing torch on all nodes is the heaviest part. --campaign: the choice of faults_campaign.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -32,16 +31,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from drills.campaign import campaign
-from drills.drill import DrillResult, DrillRun, cluster_for
-from drills.kind import HEARTBEAT_S, Drill
-from drills.table import DRILLS
+from faults_campaign import campaign
 from faults_table import Record, table
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.process import run
 from resilio_hpc.devtools.demo.stage import PROJECT
-from resilio_hpc.devtools.devcluster import DevCluster, RackMachines, remove
+from resilio_hpc.devtools.devcluster import remove
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
+from resilio_hpc.drills.drill import DrillResult, DrillRun, cluster_for
+from resilio_hpc.drills.drill_words import slug
+from resilio_hpc.drills.evidence import keep_evidence
+from resilio_hpc.drills.kind import HEARTBEAT_S, Drill
+from resilio_hpc.drills.table import DRILLS
 
 WIDTH = 160  # of what goes to a file
 NODE_LOSS_S = 3.0  # after the heartbeat limit: what takes longer is worth a look
@@ -186,21 +187,6 @@ def wanted(drill: Drill, options: argparse.Namespace) -> bool:
     return not options.only or any(text in drill.full_name for text in options.only)
 
 
-def slug(name: str) -> str:
-    """Return a name as a file's."""
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
-
-
-def keep_evidence(cluster: DevCluster[RackMachines], target: Path) -> None:
-    """Copy what a failed drill left, without its checkpoints."""
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(cluster.shared, target / "shared", ignore=shutil.ignore_patterns("checkpoints", "home", "secret"))
-    for machine in cluster.machines.states():
-        shutil.copytree(cluster.layout.log(machine), target / "logs" / machine)
-        if machine in cluster.nodes:
-            shutil.copytree(cluster.layout.nvme(machine), target / "nvme" / machine)
-
-
 def read_records(path: Path | None) -> list[Record]:
     """Results of an earlier, perhaps killed, campaign."""
     records = []
@@ -229,7 +215,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--mode", choices=("batch", "srun"), help="only one way in (default: both)")
     made.add_argument("--parallel", type=int, default=1, metavar="N", help="clusters at once (default 1)")
     made.add_argument("--slurm", default=HOST_SERIES, choices=tuple(SLURM_SERIES))
-    made.add_argument("--campaign", action="store_true", help="only the choice of drill_campaign.py")
+    made.add_argument("--campaign", action="store_true", help="only the choice of faults_campaign.py")
     made.add_argument("--list", action="store_true", help="print the faults' names")
     return made
 

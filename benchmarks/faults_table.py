@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from drills.kind import HEARTBEAT_S, Drill
+from resilio_hpc.drills.kind import HEARTBEAT_S, Drill
 
 Record = dict[str, Any]
 COLUMNS = (

@@ -255,6 +255,9 @@ class SimulatedAgent:
     def look_at_ranks(self, message: m.LookAtRanks) -> None:
         """No rank hangs."""
 
+    def strike(self, message: m.Strike) -> None:
+        """No drill is ordered."""
+
     def probe(self, message: m.BeginProbe | m.EndProbe) -> None:
         """No node is tested."""
 

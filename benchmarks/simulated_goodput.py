@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from resilio_hpc.core.ledger import Event, read_ledger
+from resilio_hpc.drills.script import counting
 from resilio_hpc.report.accounting.causes import TimeCause
 from resilio_hpc.report.chain.run_report import RunReport, read_report
 from resilio_hpc.simulate import plan_study
@@ -42,7 +43,7 @@ from resilio_hpc.simulate.study import Study
 from resilio_hpc.simulate.study_text import ettr
 from resilio_hpc.simulate.virtual_run import SimulatedSetup
 
-SCRIPT = Path(__file__).with_name("drills") / "counting.py"
+SCRIPT = Path(counting.__file__)
 CLOSE = 0.05  # a figure within so much of the published one is reproduced
 LIMIT_S = 60.0
 

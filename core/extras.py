@@ -31,12 +31,16 @@ def library(name: str, purpose: str) -> Any:
 
 def require(name: str, purpose: str) -> None:
     """Raise UsageError where a package is not installed, without importing it, which takes seconds for torch."""
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        found = None
-    if found is None:
+    if not is_installed(name):
         raise _needed(name, purpose)
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a package is installed, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _needed(name: str, purpose: str) -> UsageError:

@@ -31,11 +31,13 @@ FLOORS: dict[str, set[str]] = {
     "train": UPPER | {"diagnose"},
     "report": UPPER | {"diagnose"},
     "devtools": UPPER | {"train", "report"},
+    "drills": UPPER | {"launch", "train", "report", "devtools"},
     "simulate": UPPER | {"diagnose", "launch", "report"},
     "doctor": UPPER | {"launch", "train"},
     "alerts": UPPER | {"metrics", "launch", "report"},
     "cli": UPPER
-    | {"diagnose", "metrics", "watch", "launch", "train", "report", "devtools", "doctor", "simulate", "alerts"},
+    | {"diagnose", "metrics", "watch", "launch", "train", "report"}
+    | {"devtools", "doctor", "simulate", "alerts", "drills"},
 }
 TOP_LEVEL_ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.

@@ -20,9 +20,10 @@ KILL_S = 120.0  # between a job's end and the last of its processes (KillWait, a
 
 
 def recent_failures(facts: AlertFacts) -> list[RunFault]:
-    """Return the failures of the last hour that ranks noticed, by time."""
+    """Return the failures of the last hour that ranks noticed, by time; none that was made on purpose."""
     after = facts.until - STORM_S
-    return [one for one in facts.faults if one.kind != "spare_lost" and after < one.time <= facts.now + KILL_S]
+    found = [one for one in facts.faults if one.kind != "spare_lost" and not one.drill]
+    return [one for one in found if after < one.time <= facts.now + KILL_S]
 
 
 def restart_storm(facts: AlertFacts, limits: Limits) -> Iterator[Alert]:
@@ -129,7 +130,7 @@ def time_limit_as_failure(facts: AlertFacts, limits: Limits) -> Iterator[Alert]:
             continue  # it runs
         found = [
             fault for fault in facts.faults
-            if end is not None and end - margin <= fault.time <= end + KILL_S
+            if end is not None and not fault.drill and end - margin <= fault.time <= end + KILL_S
             and one.facts.began.us / US <= fault.time <= one.facts.ended.us / US + 1.0
         ]  # fmt: skip
         if found:

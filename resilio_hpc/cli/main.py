@@ -62,6 +62,7 @@ COMMANDS = (
         "nodes that failed, remembered across jobs: scores, what to avoid, weights",
     ),
     Command("plan", "resilio_hpc.cli.plan.plan", "parallel layouts: what they take in time and memory"),
+    Command("drill", "resilio_hpc.cli.drill.drill", "faults made on purpose, and what became of the run"),
     Command("demo", "resilio_hpc.cli.demo", "watch a training job survive on a Slurm cluster of its own"),
     Command("devcluster", "resilio_hpc.cli.devcluster", "a small real Slurm cluster on this machine, to try things on"),
 )

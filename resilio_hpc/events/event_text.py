@@ -11,7 +11,7 @@ from typing import Any
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.events.correctness_text import CORRECTNESS_EVENTS
 from resilio_hpc.events.environment_text import ENVIRONMENT_EVENTS
-from resilio_hpc.events.failure_text import exit_words, rank_failed
+from resilio_hpc.events.failure_text import drill, exit_words, rank_failed
 from resilio_hpc.events.hang_text import HANG_EVENTS
 from resilio_hpc.events.launch_text import LAUNCH_EVENTS, verdict_of
 from resilio_hpc.events.memory_text import MEMORY_EVENTS
@@ -182,6 +182,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         f"{f.text('by') or 'a user'} orders a checkpoint; the ranks are at step {f.whole('step')}"
     ),
     "checkpoint_made": _checkpoint_made,
+    "drill": drill,
     "fetched": lambda f: (
         f"{f.text('node', '?')} has fetched what its ranks restore "
         f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"

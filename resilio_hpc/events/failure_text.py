@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal as signals
 
-from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.core.json_fields import Fields, printable
 
 
 def signal_name(number: int | None) -> str:
@@ -25,6 +25,23 @@ def exit_words(failure: Fields) -> str:
     if number is not None:
         return f"killed by {signal_name(number)}"
     return f"exit code {code}" if code is not None else "unknown end"
+
+
+_BLOWS = {
+    "kill_rank": "SIGKILL for {}", "abort_rank": "SIGABRT for {}", "stop_rank": "SIGSTOP for {}",
+    "kill_agent": "SIGKILL for the agent on {}", "kill_controller": "SIGKILL for the controller's agent on {}",
+}  # fmt: skip
+
+
+def drill(f: Fields) -> str:
+    """Return a drill of a live run: what is done on purpose, or why it is not."""
+    node, rank, fault = f.text("node", "?"), f.whole("rank"), f.text("fault", "?")
+    whom = f"rank {rank} on {node}" if fault.endswith("_rank") and rank is not None else node
+    by = f" by {f.text('by')}" if f.text("by") else ""
+    done = _BLOWS[fault].format(whom) if fault in _BLOWS else f"{printable(fault, 60)} on {whom}"
+    if f.text("why"):
+        return f"a drill was ordered{by} and not done: {f.text('why')}"
+    return f"a drill, ordered{by}: {done}"
 
 
 def rank_failed(f: Fields) -> str:

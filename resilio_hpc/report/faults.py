@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
+from resilio_hpc.events.drill_marks import DrillMarks
 from resilio_hpc.events.event_text import words
 from resilio_hpc.events.rungs import Rung
 
@@ -19,7 +20,7 @@ class RunFault:
     spare_lost, agent_lost, controller_lost or slow_start. ``rank`` is None where no single rank is to blame, ``node``
     is "" where no node is. ``recovery_s``: from the fault (a silent node's last beat) to the first step of all ranks,
     or to their start where a script reports no steps. ``detection_s``: the part of it until the controller knew.
-    None: not known. ``plan`` is a rung of the recovery ladder.
+    None: not known. ``plan`` is a rung of the recovery ladder. ``drill``: what a user did on purpose; "": no drill.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class RunFault:
     plan: str = ""
     round: int | None = None
     message: str = ""
+    drill: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class _Reader:
     def __init__(self) -> None:
         self._found: list[RunFault] = []
         self._failure = _Failure()
+        self._drills = DrillMarks()
         self._alone: dict[int, _Sign] = {}  # ranks that failed while the round goes on
         self._members: Sequence[str] = ()
         self._stopping = False
@@ -95,6 +98,7 @@ class _Reader:
                 self._members = ()
             else:
                 self._sign(event, f)
+            self._drills.take(event)
         self._close(recovered=False)
         return sorted(self._found, key=lambda fault: fault.time)
 
@@ -122,6 +126,7 @@ class _Reader:
             RunFault(
                 sign.kind, sign.node, sign.rank, sign.time, True, recovery_s=f.number("seconds"),
                 plan=Rung.RESTART_RANK.value, round=sign.round, message=sign.message,
+                drill=self._drill([sign], sign.node, sign.time),
             )
         )  # fmt: skip
 
@@ -144,6 +149,7 @@ class _Reader:
                 plan=f.text("plan") or failure.plan,
                 round=main.round if main else None,
                 message=main.message if main else "",
+                drill=self._drill(failure.signs, f.text("node") or (main.node if main else ""), began),
             )
         )
 
@@ -159,8 +165,15 @@ class _Reader:
             RunFault(
                 main.kind, main.node, main.rank, began, recovered, detection_s=_detection(failure, main),
                 plan=failure.plan, round=main.round, message=main.message,
+                drill=self._drill(failure.signs, main.node, began),
             )
         )  # fmt: skip
+
+    def _drill(self, signs: Sequence[_Sign], node: str, began: float) -> str:
+        """Return what was done on purpose to a node of this failure, which began then; "" where nothing was."""
+        nodes = {node, *(sign.node for sign in signs)}
+        found = next((mark for mark in (self._drills.of(one, began) for one in nodes) if mark is not None), None)
+        return found.fault if found is not None else ""
 
 
 def _sign_of(event: Event, f: Fields) -> _Sign | None:

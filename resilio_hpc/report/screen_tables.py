@@ -129,7 +129,7 @@ def fault_lines(faults: Sequence[RunFault], lines: int, width: int, domain: str 
             outcome = Text("not recovered", "red")
         rows.append([
             Text(clock(fault.time)),
-            Text(fault_words(fault.kind), "red"),
+            Text(f"{fault_words(fault.kind)}{' (drill)' if fault.drill else ''}", "yellow" if fault.drill else "red"),
             Text(printable(where, 255)),
             outcome,
             Text("" if fault.lost_steps is None else plural(fault.lost_steps, "step")),

@@ -26,7 +26,7 @@ LEAST = 3  # a mean of fewer says little
 
 def _faults(reports: Sequence[RunReport]) -> list[ChainRecovery]:
     found = [one for report in reports for one in report.recoveries]
-    return [one for one in found if one.outcome is not RecoveryOutcome.NOT_NEEDED]
+    return [one for one in found if one.outcome is not RecoveryOutcome.NOT_NEEDED and not one.fault.drill]
 
 
 def kind_of(one: ChainRecovery) -> FaultKind:

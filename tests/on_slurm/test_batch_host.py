@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from drills import counting
 from resilio_hpc.devtools.demo.stage import events_of
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.drills.script import counting
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pytest
 
-from drills.drill import DrillRun
-from drills.kind import Drill
-from drills.table import DRILLS, drill_named
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.spec import NEWEST_SERIES
+from resilio_hpc.drills.drill import DrillRun
+from resilio_hpc.drills.kind import Drill
+from resilio_hpc.drills.table import DRILLS, drill_named
 from tests.support.clusters import MIDDLE_SERIES, each_series, own_cluster
 from tests.support.requirements import need_shared_mounts
 

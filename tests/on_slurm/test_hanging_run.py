@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from drills.drill import DrillRun
-from drills.kind import Act, Drill
 from resilio_hpc.core.ledger import Event, read_ledger
+from resilio_hpc.drills.drill import DrillRun
+from resilio_hpc.drills.kind import Act, Drill
 from tests.support.clusters import own_cluster
 from tests.support.requirements import need_shared_mounts
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drills.acts import last
-from drills.drill import progressed
-from drills.judge import rounds_overlap
 from resilio_hpc.core import process_title
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.demo.stage import events_of
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.processes import NodeProcess
+from resilio_hpc.drills.acts import last
+from resilio_hpc.drills.drill import progressed
+from resilio_hpc.drills.judge import rounds_overlap
 from tests.support.waiting import until
 
 PMIX = sorted(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import resilio_hpc
-from drills import counting
 from resilio_hpc.core.process import Completed
 from resilio_hpc.devtools.demo.stage import events_of
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
+from resilio_hpc.drills.script import counting
 from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.drain.reason import Finding, read_reason, write_reason

@@ -6,10 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from drills import counting
-from drills.drill import PRELOAD, SMALL_TESTS
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.drills.drill import PRELOAD, SMALL_TESTS
+from resilio_hpc.drills.script import counting
 from tests.support.waiting import until
 
 RESILIO = str(Path(sys.executable).with_name("resilio"))

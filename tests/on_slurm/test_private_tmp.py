@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from drills.drill import DrillRun
-from drills.table import drill_named
 from resilio_hpc.devtools.demo.stage import binds, events_of
+from resilio_hpc.drills.drill import DrillRun
+from resilio_hpc.drills.table import drill_named
 from tests.support.clusters import own_cluster
 from tests.support.requirements import need_slurm
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from drills import kind as drill_kind
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
+from resilio_hpc.drills import kind as drill_kind
 from tests.support.environments import ROOT
 from tests.support.requirements import need_slurm
 from tests.support.waiting import PATIENCE_S, until

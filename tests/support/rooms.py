@@ -79,6 +79,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "nodes": "common",
         "health": "",
         "check_nodes": "common",
+        "drill": "common",
         "common": "",
     },
     "prolog_epilog": {
@@ -98,6 +99,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     },
     "train": {FACE: "validation", "validation": ""},
     "devtools": {"demo": "devcluster", "devcluster": ""},
+    "drills": {FACE: "script", "script": ""},
 }
 DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog", "report")
 

@@ -20,10 +20,15 @@ LOOK_S = 0.2
 class GivenOrder:
     """One order. ``is_taken``: a controller carries it out; ``is_answered``: to be set with its result."""
 
-    def __init__(self, run: Path, kind: Kind, replace: bool = False) -> None:
-        """Give it. Raises UsageError where it cannot be given, ResilioError where no job of the run runs."""
+    def __init__(
+        self, run: Path, kind: Kind, replace: bool = False, fault: str = "", rank: int = -1, force: bool = False
+    ) -> None:
+        """Give it. Raises UsageError where it cannot be given, ResilioError where no job of the run runs.
+
+        ``fault``, ``rank``, ``force``: of a drill.
+        """
         self._run = run
-        self._order = UserOrder(kind, secrets.token_hex(8), getpass.getuser(), replace)
+        self._order = UserOrder(kind, secrets.token_hex(8), getpass.getuser(), replace, fault, rank, force)
         self._until = time.monotonic() + TAKEN_S
         self.is_taken = self.is_answered = self._is_over = False
         try:

@@ -39,6 +39,9 @@ class ServicePorts(Protocol):
     def terminate_ranks(self) -> None:
         """Send SIGTERM to all ranks; no rank is killed."""
 
+    def strike(self, message: m.Strike) -> None:
+        """Send a signal to a rank or to this agent: a drill that a user has ordered."""
+
     def look_at_ranks(self, message: m.LookAtRanks) -> None:
         """Look at all ranks of this node from outside → ``ranks_seen``."""
 

@@ -5,8 +5,10 @@ The real ``agent_ports.ServicePorts``.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from resilio_hpc.ckpt.coordination.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
@@ -28,10 +30,15 @@ from resilio_hpc.launch.agent.rank_surroundings import RankSurroundings
 from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.drill_messages import Blow
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.mpi.ranks import local_ranks
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.rank_owner import StopHow
+
+_BLOWS: Mapping[Blow, signal.Signals] = {
+    "kill_rank": signal.SIGKILL, "abort_rank": signal.SIGABRT, "stop_rank": signal.SIGSTOP,
+}  # fmt: skip
 
 
 class LocalServices:
@@ -165,6 +172,15 @@ class LocalServices:
     def terminate_ranks(self) -> None:
         """Send SIGTERM to ranks that do not use ``resilio_hpc.train``; they end by themselves."""
         self._ranks.terminate()
+
+    def strike(self, message: m.Strike) -> None:
+        """Send a signal to a rank or to this agent: a drill that a user has ordered."""
+        if message.blow == "kill_agent":
+            os.kill(os.getpid(), signal.SIGKILL)
+        pid = self._ranks.pids.get(message.local_rank)
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, _BLOWS[message.blow])
 
     def look_at_ranks(self, message: m.LookAtRanks) -> None:
         """Look at all ranks of this node from outside."""

@@ -16,6 +16,7 @@ from resilio_hpc.launch.workers.rank_owner import StopHow
 
 RankOrder = (
     m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks | m.SaveAtStep | m.RestartRank
+    | m.Strike
 )  # fmt: skip
 
 
@@ -78,6 +79,8 @@ def carry_out(
                 services.terminate_ranks()
         case m.RestartRank():
             return restart_alone(message, local, services)
+        case m.Strike():
+            services.strike(message)
         case _:
             assert_never(message)
     return []

@@ -2,7 +2,8 @@
 
 A node is to blame where it fell silent while no user had asked the run to end, where a rank's error is known to be its
 GPU's, where its own disk failed, where processes outlived SIGKILL, or where a test of the run's nodes found it.
-Exceptions, signals and out-of-memory kills of the script say nothing of the node.
+Exceptions, signals and out-of-memory kills of the script say nothing of the node, nor does an agent that a user has
+killed on purpose (a drill).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.diagnose.causes.known_faults import fault_in
 from resilio_hpc.diagnose.causes.pattern_table import FaultOf
+from resilio_hpc.events.drill_marks import DrillMarks
 from resilio_hpc.events.event_text import words
 from resilio_hpc.slurm.node_faults.fault import NodeFault, decode, encode, evidence
 
@@ -30,7 +32,9 @@ def suspect_nodes(events: Iterable[Event], run: str = "", cluster: str = "") -> 
     found: list[NodeFault] = []
     job, in_slurm, ends = "", False, False
     going: set[str] = set()
+    drills = DrillMarks()
     for event in events:
+        drills.take(event)
         f = Fields(event.fields)
         if event.kind == "launch":
             job, in_slurm, ends, going = f.text("job"), f.text("mode") != "local", False, set()
@@ -45,6 +49,8 @@ def suspect_nodes(events: Iterable[Event], run: str = "", cluster: str = "") -> 
         for node, kind, why in _blamed(event, f):
             if not in_slurm or (kind == "node-lost" and (ends or node in going)):
                 continue
+            if kind == "node-lost" and drills.of(node, at) is not None:
+                continue  # its agent was killed on purpose
             device = f"local rank {rank}" if kind == "device-error" and rank is not None else ""
             fault = NodeFault(
                 time=at, node=node, kind=kind, device=device, run=run, job=job, cluster=cluster, evidence=evidence(why)

@@ -14,6 +14,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.diagnose import in_run
 from resilio_hpc.diagnose.policy import PairPolicy, pair_policy
 from resilio_hpc.diagnose.result import CheckResult
+from resilio_hpc.launch.controller import drill_orders
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.intents import PauseAndTest
 from resilio_hpc.launch.controller.state import Action, EndTest, RunTest, StartTest, TestAction
@@ -119,6 +120,8 @@ class ProberHost:
             order = self._taken.pop(0)
             if order.kind == "checkpoint":
                 return controller.let(lambda: controller.checkpoints.ordered.begin(order.mark, order.by))
+            if order.kind == "drill":
+                return drill_orders.actions(controller.run, order)
             by = f" by {order.by}" if order.by else ""
             asked = PauseAndTest(f"ordered{by}", order.replace, order.mark)
             return controller.let(lambda: controller.tests.begin(asked))

@@ -67,6 +67,7 @@ class RunState:
     left: set[str] = field(default_factory=set)  # nodes that said Goodbye
     unfit: dict[str, str] = field(default_factory=dict)  # nodes where no ranks can run, each with why
     suspects: set[str] = field(default_factory=set)  # nodes whose fault ended a round: spares stand in for them
+    drilled: dict[str, float] = field(default_factory=dict)  # nodes that a user has struck on purpose: when, monotonic
     flagged: set[str] = field(default_factory=set)  # nodes that a test found bad or slow
 
     # the controller's own term

@@ -11,8 +11,13 @@ from resilio_hpc.launch.protocol.root_cause import is_consequence
 NODE_KINDS = ("signal", "spawn", "spawner_lost", "lease_ended")  # failures that may be a node's own
 
 
+DRILL_S = 120.0  # a failure on a node that a user has struck on purpose so short a time ago says nothing of the node
+
+
 def doubt(run: RunState, failure: RankFailure) -> None:
     """Have all nodes tested before the next start where the round before ended on this failure's node, too."""
+    if run.now() - run.drilled.get(failure.node, float("-inf")) < DRILL_S:
+        return
     if failure.kind in NODE_KINDS and run.without_progress and run.cause and run.cause.node == failure.node:
         run.in_doubt.add(failure.node)
 

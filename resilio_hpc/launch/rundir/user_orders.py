@@ -1,4 +1,4 @@
-"""What a user orders of a run that trains: a test of its nodes, a checkpoint. Files for its controller.
+"""What a user orders of a run that trains: a test of its nodes, a checkpoint, a drill. Files for its controller.
 
 Each kind of order is one small file of the run directory, replaced atomically. The controller's node sees it with its
 next status, and has it removed before it is carried out: once, or twice where the controller changes in between.
@@ -17,17 +17,23 @@ from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.json_fields import Fields
 
-Kind = Literal["test", "checkpoint"]
+Kind = Literal["test", "checkpoint", "drill"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class UserOrder(Struct, frozen=True):
-    """An order. ``mark`` tells it from others; ``replace``: nodes that fail a test are replaced; ``by``: the user."""
+    """An order. ``mark`` tells it from others; ``replace``: nodes that fail a test are replaced; ``by``: the user.
+
+    Of a drill: ``fault`` names what is done, and ``rank`` whom it meets; ``force``: also where that costs all steps.
+    """
 
     kind: Kind
     mark: str
     by: str = ""
     replace: bool = False
+    fault: str = ""
+    rank: int = -1
+    force: bool = False
 
 
 def parse(kind: Kind, data: object) -> UserOrder | None:
@@ -35,7 +41,13 @@ def parse(kind: Kind, data: object) -> UserOrder | None:
     fields = Fields.of(data)
     mark = fields.text("mark")
     replace = fields.data.get("replace") is True
-    return UserOrder(kind, mark[:64], fields.text("by")[:64], replace) if mark else None
+    if not mark:
+        return None
+    rank = fields.whole("rank")
+    return UserOrder(
+        kind, mark[:64], fields.text("by")[:64], replace, fields.text("fault")[:64], -1 if rank is None else rank,
+        fields.data.get("force") is True,
+    )  # fmt: skip
 
 
 def read_raw(run_path: Path, kind: Kind) -> dict[str, Any] | None:

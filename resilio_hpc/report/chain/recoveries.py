@@ -18,7 +18,7 @@ from resilio_hpc.report.faults import RunFault, faults
 KINDS = frozenset({
     "round", "launch", "stopping", "decision", "recovered", "verdict", "rank_failed", "node_lost", "agent_ended",
     "agent_left", "slow_start", "origin", "echoes", "successor", "requeued_instead",
-    "rank_restarted",
+    "rank_restarted", "drill",
 })  # fmt: skip
 _SIGNS = frozenset({"rank_failed", "node_lost", "agent_ended", "agent_left", "slow_start"})
 MOST_LINES = 10_000  # looked at for one fault

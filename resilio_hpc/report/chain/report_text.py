@@ -104,7 +104,8 @@ def where_text(one: ChainRecovery) -> str:
     """Return the rank and node of a fault."""
     of_node = one.fault.rank is None or one.fault.rank < 0 or one.fault.kind in ("node_lost", "spare_lost")
     name = printable(one.fault.node or "?", 255)
-    return name if of_node else f"rank {one.fault.rank} on {name}"
+    drill = ", a drill" if one.fault.drill else ""
+    return f"{name}{drill}" if of_node else f"rank {one.fault.rank} on {name}{drill}"
 
 
 def cause_text(one: ChainRecovery) -> str:

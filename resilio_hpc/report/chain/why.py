@@ -179,9 +179,13 @@ def _broke(one: ChainRecovery, now: float) -> Iterator[str]:
     else:
         said = words(sign.kind, sign.fields).replace(" lost: silent", " was lost: it was silent", 1)
     yield f"At {local_time(one.fault.time, form)}, {_sentence(said, capital=False)}"
+    if one.fault.drill:
+        yield "It was made on purpose: a drill that a user had ordered."
 
 
 def _sure(one: ChainRecovery) -> Iterator[str]:
+    if one.fault.drill:
+        return
     if one.confidence is not None and one.primary:
         yield _sentence(f"this is the root cause, {one.confidence:.0%} sure: {one.cause}")
     elif one.confidence is not None:

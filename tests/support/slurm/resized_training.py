@@ -22,7 +22,7 @@ REFERENCE_RANKS = 2  # scaled: so many have the whole batch
 
 def main(out: Path, rule: str) -> None:
     sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-    from drills.worlds import world_of
+    from resilio_hpc.drills.script.worlds import world_of
 
     run = train.attach()
     world = world_of(run.rank, run.world_size, with_torch=False)

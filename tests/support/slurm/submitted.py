@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drills import counting
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.demo.stage import events_of
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.drills.script import counting
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]

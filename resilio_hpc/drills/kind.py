@@ -18,7 +18,7 @@ PREEMPTION = (
 
 HURTS = (
     *("kill_rank", "kill_agent", "kill_srun", "power_off", "partition", "split", "set_down", "requeue"),
-    *("submit_urgent", "stop_rank", "stop_agent"),
+    *("submit_urgent", "stop_rank", "abort_rank", "stop_agent"),
 )
 """Acts after which training has to begin again."""
 NODE_LOSS = ("power_off", "partition", "split", "stop_agent")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drills.kind import CHAIN, HANGS, LOST, POWER, SHRINK, SLOW, SPARE, TWO_NODES, Act, Drill
-from drills.rank_faults import errors, hangs, slow_ranks, stopped_helpers
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.drills.kind import CHAIN, HANGS, LOST, POWER, SHRINK, SLOW, SPARE, TWO_NODES, Act, Drill
+from resilio_hpc.drills.rank_faults import errors, hangs, slow_ranks, stopped_helpers
 
 
 def _ranks_and_agents() -> list[Drill]:
     """Ranks and agents that are killed, end wrongly or hang."""
     return [
         Drill("rank SIGKILL", (Act("kill_rank", "follower"),), ("rank_killed",)),
+        Drill("rank SIGABRT", (Act("abort_rank", "follower"),), ("rank_killed", "rank_exception")),
         Drill("rank exception", (), ("rank_exception",), script_arguments=("--raise-at", "60")),
         Drill("rank exits 0 too early", (), ("early_exit",), script_arguments=("--exit-at", "60")),
         Drill("rank SIGSTOP", (Act("stop_rank", "follower"),), ("hang",), hang="absent"),

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from drills.kind import Drill
-from drills.table import DRILLS
+from resilio_hpc.drills.kind import Drill
+from resilio_hpc.drills.table import DRILLS
 
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "srun SIGKILL": ("srun SIGKILL", "srun SIGKILL, chain"),

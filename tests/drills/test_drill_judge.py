@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from drills import counting
-from drills.acts import roles_of
-from drills.campaign import SUBJECTS, campaign
-from drills.enough import enough
-from drills.judge import commits_repeated, judge, rounds_overlap, two_at_once
-from drills.kind import Act, Drill
-from drills.stamps import (
+from faults_campaign import SUBJECTS, campaign
+from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.ledger import Event
+from resilio_hpc.drills.acts import roles_of
+from resilio_hpc.drills.enough import enough
+from resilio_hpc.drills.judge import commits_repeated, judge, rounds_overlap, two_at_once
+from resilio_hpc.drills.kind import Act, Drill
+from resilio_hpc.drills.script import counting
+from resilio_hpc.drills.stamps import (
     Life,
     first_end_after,
     longest_pause,
@@ -22,9 +24,7 @@ from drills.stamps import (
     steps_between,
     steps_left_out,
 )
-from drills.table import DRILLS, drill_named
-from resilio_hpc.core.errors import ResilioError
-from resilio_hpc.core.ledger import Event
+from resilio_hpc.drills.table import DRILLS, drill_named
 
 
 def stamp(root: Path, node: str, token: str, round_number: int, lines: str) -> None:

@@ -16,7 +16,7 @@ CONNECT_S = 120.0
 """A peer that is not there after this many seconds never comes; the launcher ends the round long before."""
 
 
-class World(Protocol):
+class RankWorld(Protocol):
     """All ranks of one round."""
 
     def ones(self, count: int) -> Any:
@@ -131,7 +131,7 @@ def _connect(address: str, port: int) -> socket.socket:
             time.sleep(0.01)
 
 
-def world_of(rank: int, size: int, with_torch: bool) -> World:
+def world_of(rank: int, size: int, with_torch: bool) -> RankWorld:
     """Join the world that the launcher describes in the environment."""
     if with_torch:
         return GlooWorld()

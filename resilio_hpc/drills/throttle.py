@@ -11,7 +11,7 @@ from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
 STOPPED_S, WORKING_S = 0.1, 0.03
 
 
-class Throttle:
+class ProbeThrottle:
     """Slows the probers of one node, from now on until ``end``."""
 
     def __init__(self, cluster: DevCluster[RackMachines], node: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from drills.kind import HANGS, LOST, SHRINK, SPARE, Act, Drill
+from resilio_hpc.drills.kind import HANGS, LOST, SHRINK, SPARE, Act, Drill
 
 
 def hangs() -> list[Drill]:
     """Ranks that live and do not go on."""
-    waits = {"launch_arguments": ("--hang-timeout", "5")}  # they might still go on by themselves
-    absent = {"hang": "absent", "blamed": 1, **waits}
+    waits: dict[str, Any] = {"launch_arguments": ("--hang-timeout", "5")}  # they might still go on by themselves
+    absent: dict[str, Any] = {"hang": "absent", "blamed": 1, **waits}
     return [
         Drill("deadlock of two groups", (), ("hang",), hang="deadlock", script_arguments=("--hang", "deadlock")),
         Drill("mismatched collective", (), ("hang",), hang="mismatch", blamed=1,
@@ -31,7 +31,7 @@ def hangs() -> list[Drill]:
 
 def stopped_helpers() -> list[Drill]:
     """Stop a process of the launcher's own (SIGSTOP), or hang its disk, while it is needed."""
-    told = {"told": "helper_stopped", "world_size": 6}
+    told: dict[str, Any] = {"told": "helper_stopped", "world_size": 6}
 
     def twice(helper: str, to: str) -> tuple[Act, Act]:
         return Act(f"stop_{helper}", to), Act(f"stop_{helper}", to, on="helper_stopped")

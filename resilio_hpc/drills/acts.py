@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from drills.kind import HELPERS, Act
-from drills.throttle import Throttle
 from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
+from resilio_hpc.drills.kind import HELPERS, Act
+from resilio_hpc.drills.throttle import ProbeThrottle
 from resilio_hpc.launch.rundir import user_orders
 from resilio_hpc.launch.rundir.user_orders import UserOrder
 
@@ -52,9 +52,11 @@ class Actor:
 
     def __init__(self, cluster: DevCluster[RackMachines], job: int, joiner: str, run: Path) -> None:
         self.roles: Mapping[str, tuple[str, ...]] = {}
+        self.draw: Callable[[Sequence[int]], int] = min  # which rank of a node is struck
+        self.hits = 0  # processes that got a signal
         self.struck = -1  # the rank that got a signal last
         self.slowed = ""  # the node that was made slow
-        self._throttle: Throttle | None = None
+        self._throttle: ProbeThrottle | None = None
         self._run = run
         self.groups: list[Path] = []  # control groups to remove
         self._cluster = cluster
@@ -62,6 +64,7 @@ class Actor:
         self._joiner = joiner  # the script of a job that joins the run
         self._acts: dict[str, Callable[[tuple[str, ...], Sequence[Event]], None]] = {
             "kill_rank": self._kill_rank,
+            "abort_rank": self._abort_rank,
             "stop_rank": self._stop_rank,
             "throttle_rank": self._throttle_rank,
             "slow_link": self._slow_link,
@@ -108,7 +111,7 @@ class Actor:
 
     def _slow_node(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         (self.slowed,) = nodes
-        self._throttle = Throttle(self._cluster, self.slowed)
+        self._throttle = ProbeThrottle(self._cluster, self.slowed)
 
     def _test_nodes(self, *_: object) -> None:
         user_orders.write(self._run, UserOrder("test", "drill", "drill", replace=True))
@@ -121,6 +124,9 @@ class Actor:
     def _kill_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
         self._signal_rank(nodes[0], events, signal.SIGKILL)
 
+    def _abort_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
+        self._signal_rank(nodes[0], events, signal.SIGABRT)
+
     def _stop_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
         self._signal_rank(nodes[0], events, signal.SIGSTOP)
 
@@ -131,8 +137,9 @@ class Actor:
     def _strike(self, node: str, events: Sequence[Event]) -> int:
         """Choose the first rank of a node, and return its process, as the node numbers it."""
         ranks = last([e for e in events if e.kind == "ranks" and e.fields["node"] == node], "ranks")
-        self.struck, pid = (int(value) for value in next(iter(ranks.fields["pids"].items())))
-        return pid
+        pids = {int(rank): int(pid) for rank, pid in ranks.fields["pids"].items()}
+        self.struck = self.draw(sorted(pids))
+        return pids[self.struck]
 
     def _throttle_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
         """Give one rank a fiftieth of a processor: more would not show beside the load of a test machine."""
@@ -168,6 +175,7 @@ class Actor:
             raise ResilioError(f"no {role} runs on {nodes[0]}")
         for pid in found:
             os.kill(pid, signal.SIGSTOP)
+            self.hits += 1
 
     def _kill_srun(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         batch_host = self.roles["batch_host"][0]
@@ -180,6 +188,7 @@ class Actor:
             if process.argv and chosen(process.pid, process.argv):
                 try:
                     os.kill(process.host_pid, number)
+                    self.hits += 1
                 except ProcessLookupError:
                     pass  # an earlier act was quicker
 

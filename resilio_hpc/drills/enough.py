@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drills.judge import parts
-from drills.kind import HURTS, Drill
 from resilio_hpc.core.ledger import Event
+from resilio_hpc.drills.judge import parts
+from resilio_hpc.drills.kind import HURTS, Drill
 
 SETTLE_S = 1.5  # of training afterwards: a second world would have time to show itself
 

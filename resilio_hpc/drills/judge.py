@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drills import counting
-from drills.kind import Drill
-from drills.stamps import Life, overlap, steps_between, steps_left_out
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
+from resilio_hpc.drills.kind import Drill
+from resilio_hpc.drills.script import counting
+from resilio_hpc.drills.stamps import Life, overlap, steps_between, steps_left_out
 
 
 def judge(

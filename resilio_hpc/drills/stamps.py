@@ -81,6 +81,17 @@ def first_end_after(lives: Sequence[Life], moment: float) -> float | None:
     return min(ends, default=None)
 
 
+def repeated_steps(lives: Sequence[Life]) -> int:
+    """Return how many steps were done again by a later life. Pure."""
+    done, again = -1, 0
+    for life in lives:
+        steps = {step for _, step in life.ends}
+        if steps:
+            again += max(0, done + 1 - min(steps))
+            done = max(done, *steps)
+    return again
+
+
 def longest_pause(lives: Sequence[Life]) -> float:
     """Return the longest time, in seconds, in which no rank ended a step. Pure."""
     moments = sorted(end[0] for life in lives for end in life.ends)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drills import counting
-from drills import judge as drill_judge
-from drills.acts import CPU_GROUPS, Actor
-from drills.enough import enough
-from drills.kind import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
-from drills.stamps import first_end_after, longest_pause, read_lives
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES
+from resilio_hpc.drills import judge as drill_judge
+from resilio_hpc.drills.acts import CPU_GROUPS, Actor
+from resilio_hpc.drills.enough import enough
+from resilio_hpc.drills.kind import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
+from resilio_hpc.drills.script import counting
+from resilio_hpc.drills.stamps import first_end_after, longest_pause, read_lives, repeated_steps
 
 SCRIPT = Path(counting.__file__).resolve()
 LIMIT_S = 240.0  # for one job; each further one of a chain may take as long
@@ -28,6 +29,7 @@ QUEUE_POLL_S = 1.0
 NODES = 4  # of a drill's own cluster
 PRELOAD = ("numpy", "resilio_hpc.ckpt", "resilio_hpc.train")  # of ranks without torch
 SMALL_TESTS = "cpu_matrix = 256\ncpu_message_bytes = 65536\nblock_s = 0.3\n"  # longer than what makes a node slow
+NOT_CHECKED = "not checked: the run did not complete"
 JITTERS = 10  # a jitter's span is cut into so many parts
 
 
@@ -38,6 +40,8 @@ class DrillResult:
     ``recovery_s``: from the last act that hurt until a step was done again by ranks that started after it (of a rank
     that failed by itself: what the ledger says). ``pause_s``: the longest time in which no rank ended a step.
     ``lives``: how often all ranks were started. ``two_at_once``: what speaks against one round at a time; "": nothing.
+    ``lost_steps``: of the first recovery, by the ledger; ``repeated_steps``: of all, by the ranks' stamps.
+    ``state``: whether the ranks computed what they would have without a fault.
     """
 
     name: str
@@ -50,6 +54,8 @@ class DrillResult:
     lives: int
     two_at_once: str
     total_s: float
+    repeated_steps: int | None = None
+    state: str = NOT_CHECKED
 
 
 def cluster_for(drill: Drill, name: str, slurm: str = HOST_SERIES) -> DevCluster[RackMachines]:
@@ -72,13 +78,15 @@ class DrillRun:
     """
 
     def __init__(
-        self, cluster: DevCluster[RackMachines], drill: Drill, name: str, repeat: int = 0, torch: bool = True
-    ) -> None:
+        self, cluster: DevCluster[RackMachines], drill: Drill, name: str, repeat: int = 0, torch: bool = True,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self.cluster = cluster
         self.drill = drill
         self.directory = cluster.shared / name
         self._repeat = repeat
         self._torch = torch
+        self._say = say
         self._name = name
         self._reader = LedgerReader(self.directory / "ledger")
         self._events: list[Event] = []
@@ -110,6 +118,11 @@ class DrillRun:
             actor.end()
             actor.clean()
         return self._result("", began)
+
+    @property
+    def acts_at(self) -> list[float]:
+        """Return when each act was done, in Unix seconds."""
+        return list(self._done)
 
     # -- the job -----------------------------------------------------------------------------------------------
 
@@ -171,6 +184,7 @@ class DrillRun:
             self._seen = len(self._events)
             actor.do(act, self._events)
             self._done.append(at)
+            self._say(f"{act.do.replace('_', ' ')} {' '.join(actor.roles[act.to])}".rstrip())
 
     def _end_when_enough(self) -> None:
         if not self._told and enough(self.drill, self._events, self._done, time.time()):
@@ -182,6 +196,7 @@ class DrillRun:
         if not self._done:
             if not self._progressed_at and progressed(self._events):
                 self._progressed_at = time.time()
+                self._say("it trains, and a step is committed")
             return 0.0 < self._progressed_at <= time.time() - act.after_s
         wait_s = act.after_s + act.jitter_s * (self._repeat % JITTERS) / JITTERS
         happened = not act.on or any(event.kind == act.on for event in self._events[self._seen :])
@@ -225,7 +240,19 @@ class DrillRun:
             lives=len(lives),
             two_at_once=drill_judge.two_at_once(self._events, lives),
             total_s=round(time.monotonic() - began, 1),
+            repeated_steps=repeated_steps(lives),
+            state=self._state(),
         )
+
+    def _state(self) -> str:
+        """Return whether the ranks' number is that of as many steps without a fault."""
+        try:
+            result = json.loads((self.cluster.shared / f"{self._name}.result").read_text())
+            steps, values = int(result["steps"]), result["values"]
+        except (OSError, ValueError, KeyError):
+            return NOT_CHECKED
+        right = values == [counting.expected(steps)]
+        return f"{'right' if right else 'WRONG'}: the number that all ranks hold after {steps} steps"
 
 
 def progressed(events: Sequence[Event]) -> bool:

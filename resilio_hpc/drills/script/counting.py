@@ -6,18 +6,18 @@ function of the number of steps (``expected``), however many ranks took part and
 test of a recovery is exact.
 
 With ``--stamps`` every rank also writes down, on its own node, when each step began and ended and that it was alive in
-between (drill_stamps.py): the proof that ranks of two rounds never trained at once. With ``--enough`` all end after the
-step in which one of them finds that file on its node. Run as a script by resilio-launch; imports torch only then, and
-with ``--without-torch`` never.
+between (``drills.stamps``): the proof that ranks of two rounds never trained at once. With ``--enough`` all end after
+the step in which one of them finds that file on its node. Run as a script by resilio-launch; imports torch only then,
+and with ``--without-torch`` never.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import secrets
-import sys
 import threading
 import time
 from pathlib import Path
@@ -38,6 +38,21 @@ def expected(steps: int) -> int:
     for step in range(steps):
         value = (value * weight(0, 1) + step) % MODULUS
     return value
+
+
+class Digests:
+    """What rank 0 holds after each step: lines ``STEP DIGEST``, to be compared with those of another run."""
+
+    def __init__(self, directory: Path | None, rank: int, life: int) -> None:
+        self._fd = -1
+        if directory is not None and rank == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(directory / f"{life:016x}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, step: int, data: bytes) -> None:
+        """Add a line."""
+        if self._fd >= 0:
+            os.write(self._fd, f"{step} {hashlib.sha256(data).hexdigest()[:32]}\n".encode())
 
 
 class Stamps:
@@ -69,17 +84,16 @@ def main() -> None:
     import numpy as np
 
     from resilio_hpc import ckpt, train
-
-    sys.path.append(str(Path(__file__).resolve().parents[1]))
-    from drills import hanging, raising, slowing
-    from drills.worlds import world_of
+    from resilio_hpc.drills.script import hanging, raising, slowing
+    from resilio_hpc.drills.script.worlds import world_of
 
     options = _options()
     if (os.environ.get("RESILIO_ROUND"), os.environ.get("RANK")) == ("0", "1"):
         hanging.before_start(options.hang_before_start)
     run = train.attach()
     world = world_of(run.rank, run.world_size, not options.without_torch)
-    stamps = Stamps(options.stamps, run.rank, world.agree(secrets.randbits(62)))
+    life = world.agree(secrets.randbits(62))
+    stamps, digests = Stamps(options.stamps, run.rank, life), Digests(options.digests, run.rank, life)
     state = {"vector": world.ones(options.elements)}
     checkpointer = ckpt.Checkpointer(layout=ckpt.REPLICATED)
     restored = checkpointer.restore(state)
@@ -109,6 +123,7 @@ def main() -> None:
         total = world.sum(np.append(vector * mine, ends))
         vector[:] = (total[:-1] + step) % MODULUS
         stamps.write("e", step)
+        digests.write(step, vector.tobytes())
         time.sleep(options.step_seconds)
         done = step + 1
         if total[-1]:
@@ -129,6 +144,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--step-seconds", type=float, default=0.03)
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--stamps", type=Path, help="a directory on the node's own disk")
+    parser.add_argument("--digests", type=Path, help="a directory for what rank 0 holds after each step")
     parser.add_argument("--enough", type=Path, help="end when this file is there, on the node's own disk")
     parser.add_argument("--without-torch", action="store_true", help="sum over plain sockets (worlds.py)")
     parser.add_argument("--raise-at", type=int, default=-1)

@@ -1,0 +1,1 @@
+"""``resilio drill``: faults on purpose."""

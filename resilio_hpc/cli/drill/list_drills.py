@@ -1,0 +1,38 @@
+"""``resilio drill list``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from rich.table import Column, Table
+
+from resilio_hpc.core import terminal
+from resilio_hpc.drills.campaign_faults import FAULTS
+from resilio_hpc.drills.drill_words import DEV_CLUSTER, LIVE_RUN, listed
+
+WIDTH, LEAST = 160, 120  # of a file; of any table
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the table. Exit code 0."""
+    where = {None: "", "dev": DEV_CLUSTER, "live": LIVE_RUN}[options.where]
+    drills = [one for one in listed() if not where or where in one.where]
+    if not options.srun and not options.json:
+        drills = [one for one in drills if not one.title.startswith("srun: ")]
+    if options.json:
+        in_campaign = [{"name": fault.name, "weight": fault.weight} for fault in FAULTS]
+        found = {"v": 1, "drills": [asdict(one) for one in drills], "campaign_faults": in_campaign}
+        print(json.dumps(found, indent=1), file=terminal.raw(sys.stdout), flush=True)
+        return 0
+    table = Table(Column("drill", no_wrap=True), "what is done", "what should happen", "where", "needs",
+                  pad_edge=False, box=None)  # fmt: skip
+    for one in drills:
+        table.add_row(one.name, one.does, one.should, ", ".join(one.where), ", ".join(one.needs))
+    console = terminal.console(highlight=False)
+    console.width = max(LEAST, terminal.columns(WIDTH))
+    console.print(table)
+    print("A dev cluster needs root and Slurm on this machine (docs/devcluster.md).", flush=True)
+    return 0
