@@ -30,15 +30,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import soak_account
-from drills import counting
-from drills.acts import Actor
-from drills.kind import HEARTBEAT_S, Act
 from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
+from resilio_hpc.drills.acts import Actor
+from resilio_hpc.drills.kind import HEARTBEAT_S, Act
+from resilio_hpc.drills.script import counting
 
 NODES = 4
 STEP_S = 0.2

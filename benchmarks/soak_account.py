@@ -15,10 +15,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from drills import counting
-from drills import judge as drill_judge
-from drills.stamps import Life, read_lives
 from resilio_hpc.core.ledger import read_ledger
+from resilio_hpc.drills import judge as drill_judge
+from resilio_hpc.drills.script import counting
+from resilio_hpc.drills.stamps import Life, read_lives
 from resilio_hpc.report.accounting.causes import US, TimeCause
 from resilio_hpc.report.chain.run_report import RunReport, read_report
 from resilio_hpc.simulate.account import SimulatedResult
