@@ -14,6 +14,7 @@ stands beside that of the stamps and of slurmctld's times, and beside the simula
 from __future__ import annotations
 
 import argparse
+import contextlib
 import heapq
 import json
 import os
@@ -91,7 +92,8 @@ STRIKES = (
            (Act("stop_zygote", "follower"), Act("kill_rank", "follower", after_s=0.5)), "process"),
     SoakFault("store stopped, a rank killed", 1,
            (Act("stop_store", "leader"), Act("kill_rank", "follower", after_s=0.5)), "process"),
-    SoakFault("shared directory hangs for 10 s on a node", 1, _again("hang_shared", "follower", "release_shared", 10.0)),
+    SoakFault("shared directory hangs for 10 s on a node", 1,
+              _again("hang_shared", "follower", "release_shared", 10.0)),
     SoakFault("shared directory hangs for 10 s on all nodes", 1, _again("hang_shared", "", "release_shared", 10.0)),
 )  # fmt: skip
 
@@ -113,7 +115,12 @@ class Soak:
         self._actor = Actor(cluster, 0, "", self.run)
 
     def go(self) -> None:
-        """Run all of it."""
+        """Run all of it; ^C ends it sooner, in order."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._strike_on()
+        self._end()
+
+    def _strike_on(self) -> None:
         self._sample("before")
         self.cluster.submit(self._script())
         began = time.time()
@@ -135,7 +142,6 @@ class Soak:
             if now > next_sample:
                 next_sample += SAMPLE_S
                 self._sample("during")
-        self._end()
 
     def _script(self) -> str:
         launcher = Path(sys.executable).with_name("resilio-launch")

@@ -109,10 +109,13 @@ def _leaked(samples: Sequence[dict[str, Any]]) -> list[Verdict]:
         verdicts.append(Verdict(f"{role} that lived longest", text, kb / 1024 < 8 and descriptors < 8))
     during = [sample for sample in samples if sample["when"] == "during" and sample["processes"]]
     parts = [during[: len(during) // 3], during[-len(during) // 3 :]]
-    files = [max((len(sample["shm"]) for sample in part), default=0) for part in parts]
-    size = [max((sum(sample["shm"].values()) for sample in part), default=0) / 1e6 for part in parts]
-    text = f"{files[0]} and {size[0]:.0f} MB in the first third, {files[1]} and {size[1]:.0f} MB in the last"
-    verdicts.append(Verdict("most files in a node's shared memory", text, files[1] <= 1.5 * files[0] + 5))
+    memory = [[{n: b for n, b in one["shm"].items() if n.startswith("dev/shm")} for one in part] for part in parts]
+    files = [max(map(len, part), default=0) for part in memory]
+    size = [max((sum(one.values()) for one in part), default=0) / 1e6 for part in memory]
+    text = f"{files[0]} files, {size[0]:.0f} MB in the first third, {files[1]}, {size[1]:.0f} MB in the last"
+    verdicts.append(Verdict("most in a node's /dev/shm", text, files[1] <= 1.2 * files[0] and size[1] <= 1.2 * size[0]))
+    logs = max((len(sample["shm"]) for sample in during), default=0)
+    verdicts.append(Verdict("files of a node's ended rounds and others in /tmp, at most", str(logs), True))
     return verdicts
 
 

@@ -126,7 +126,7 @@ class Chain:
         self._ledger.append(
             "predecessor", job=last.job, part=last.part, verdict=evidence.verdict or None, state=evidence.state,
             by=evidence.by, handover=evidence.handover.reason if evidence.handover else None, link=self.number,
-            goes_on=decision.goes_on, reason=decision.reason,
+            goes_on=decision.goes_on, reason=decision.reason, heard=fencing.last_heard(self._run_path),
         )  # fmt: skip
         return decision
 

@@ -115,6 +115,11 @@ def last_pulse(run_path: Path) -> tuple[object, object] | None:
     return (status["epoch"], status["pulse"]) if {"epoch", "pulse"} <= status.keys() else None
 
 
+def last_heard(run_path: Path) -> float | None:
+    """Return when the newest controller wrote its status, Unix seconds; None without one."""
+    return Fields(trusted_files.read_object(run_path / "status.json") or {}).number("time")
+
+
 def last_agents(run_path: Path) -> tuple[str, ...]:
     """Return the nodes that were with that controller."""
     return tuple(Fields(trusted_files.read_object(run_path / "status.json") or {}).inner("agents").data)

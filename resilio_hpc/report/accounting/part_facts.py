@@ -19,6 +19,7 @@ KINDS = frozenset({
     "node_lost",
     "agent_ended", "agent_left", "decision", "stalled", "goes_on", "paused", "pause_ended", "committed", "stop_agreed",
     "last_save", "recovered", "agent", "controller", "joins", "joiner_ends", "node_left_job", "regroup",
+    "predecessor",
 })  # fmt: skip
 
 _AGENT_ENDS = ("agent_ended", "agent_left")
@@ -87,7 +88,10 @@ class RoundFacts:
 
 @dataclass
 class PartFacts:
-    """A part of the run. ``nodes``: of its launch; ``moves``: (when, node, whether it came) after that."""
+    """A part of the run. ``nodes``: of its launch; ``moves``: (when, node, whether it came) after that.
+
+    ``heard``: when its controller's status was written last, as the next part found it.
+    """
 
     key: str
     job: str
@@ -98,6 +102,7 @@ class PartFacts:
     launched: bool = False
     over: Moment | None = None  # its launch's end
     finished: Moment | None = None  # its verdict
+    heard: Moment | None = None
     final_step: float = math.inf  # the last durable step, where it did not complete the run
     rounds: list[RoundFacts] = field(default_factory=list)
     numbered: dict[int, list[RoundFacts]] = field(default_factory=dict)
@@ -123,7 +128,17 @@ def parts_of(events: Sequence[Event]) -> tuple[list[PartFacts], list[Event]]:
         if at.us > part.ended.us:
             part.ended = at
         _note(part, at, Fields(event.fields))
+        if event.kind == "predecessor":
+            _note_last_sign(parts, at, Fields(event.fields))
     return sorted(parts.values(), key=lambda part: part.began.us), strays
+
+
+def _note_last_sign(parts: dict[str, PartFacts], at: Moment, f: Fields) -> None:
+    """Take note until when the part before is known to have run, where it ended without a word."""
+    before, heard = parts.get(f.text("part")), f.number("heard")
+    if before is None or before.over is not None or heard is None or not before.ended.us < heard * 1e6 < at.us:
+        return
+    before.heard = before.ended = Moment(microseconds(heard), at.line)
 
 
 def _of_agents(events: Iterable[Event]) -> dict[str, str]:

@@ -107,6 +107,9 @@ def _filled(spans: list[TimeSpan], parts: Sequence[PartTime], strays: Sequence[E
         after = next(part.facts for part in parts if part.facts.began.us >= end)
         if before.over is not None:
             cause, why, first = TimeCause.QUEUE, "the next job has not begun", before.over.line
+        elif before.heard is not None:
+            cause, why = TimeCause.QUEUE, "nothing is heard of the job before any more, and the next has not begun"
+            first = before.heard.line
         else:
             cause, why, first = TimeCause.UNKNOWN, "it is not recorded when the job before ended", before.ended.line
         gap = [TimeSpan(begin, end, cause, why, (first, after.began.line))]

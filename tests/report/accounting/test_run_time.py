@@ -37,6 +37,10 @@ def ends(at: float, job: str = "7", **fields: Any) -> list[Event]:
     return [event(at, "verdict", job, **({"verdict": "completed"} | fields)), event(at + 1, "launch_ends", job)]
 
 
+def heard_of(part: str, heard: float) -> Event:
+    return Event(130, f"{part}r1-supervisor-main", "predecessor", {"job": part, "part": part, "heard": heard})
+
+
 def round_(at: float, number: int, job: str = "7") -> Event:
     return event(at, "round", job, round=number, members=["n1", "n2"])
 
@@ -129,6 +133,21 @@ CASES: dict[str, tuple[list[Event], dict[str, float]]] = {
          event(180, "committed", "8", step=120), launch(211, "9"), round_(212, 2, "9"),
          first(215, 2, 121, 120, "9"), *ends(300, "9")],
         {"start": 14, "train": 185, "idle": 2, "queue": 50, "unknown": 50},
+    ),
+    "a requeued job whose last sign the next part found": (
+        [*BEGUN, event(50, "committed", step=40), heard_of("7", 60.5), launch(131, "7r1"), round_(132, 1, "7r1"),
+         first(140, 1, 41, 40, "7r1"), *ends(200, "7r1")],
+        {"start": 20, "train": 60 + 40, "repeated": 10.5, "queue": 69.5, "idle": 1},
+    ),
+    "a last sign that is older than the last line says nothing": (
+        [*BEGUN, event(50, "committed", step=40), heard_of("7", 45.0), launch(131, "7r1"), round_(132, 1, "7r1"),
+         first(140, 1, 41, 40, "7r1"), *ends(200, "7r1")],
+        {"start": 20, "train": 60 + 40, "unknown": 80, "idle": 1},
+    ),
+    "a last sign from the time of the next part is another's": (
+        [*BEGUN, event(50, "committed", step=40), heard_of("7", 135.0), launch(131, "7r1"), round_(132, 1, "7r1"),
+         first(140, 1, 41, 40, "7r1"), *ends(200, "7r1")],
+        {"start": 20, "train": 60 + 40, "unknown": 80, "idle": 1},
     ),
 }  # fmt: skip
 
