@@ -43,7 +43,6 @@ from resilio_hpc.drills.script import counting
 
 NODES = 4
 STEP_S = 0.2
-JOB_MINUTES = 30
 SAMPLE_S = 30.0
 END_S = 240.0  # for the run to end when it may
 RETRY_S = 2.0  # where there is nothing to strike just now
@@ -153,7 +152,8 @@ class Soak:
             "--result=/shared/soak.result", "--stamps=/nvme/soak", "--enough=/nvme/soak.enough",
         ]  # fmt: skip
         return (
-            f"#!/bin/bash\n#SBATCH --job-name=soak --time={JOB_MINUTES} --nodes={NODES} --no-kill --exclusive\n"
+            f"#!/bin/bash\n#SBATCH --job-name=soak --time={self.options.job_minutes} --nodes={NODES}\n"
+            "#SBATCH --no-kill --exclusive\n"
             "#SBATCH --output=/shared/soak.txt --open-mode=append --chdir=/nvme\n"
             f"exec {launcher} {' '.join(words)}\n"
         )
@@ -307,13 +307,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=7200.0, help="of faults (7200)")
     parser.add_argument("--mtbf", type=float, default=60.0, help="mean seconds between two faults (60)")
+    parser.add_argument("--job-minutes", type=int, default=30, help="time limit of each job of the chain (30)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, required=True, metavar="DIR", help="where all that was written down stays")
     parser.add_argument("--judge", action="store_true", help="only judge what is in --keep")
     options = parser.parse_args()
     if not options.judge:
         options.keep.mkdir(parents=True)
-        cluster = devcluster.start(f"soak{options.seed}", nodes=NODES, binds=binds(), shared_mount="fuse",
+        cluster = devcluster.start(f"soak-{os.getpid()}", nodes=NODES, binds=binds(), shared_mount="fuse",
                                    timeout_s=120.0)  # fmt: skip
         try:
             Soak(cluster, options.keep, options).go()

@@ -43,17 +43,23 @@ class Verdict:
 
 
 def judge(place: Path) -> int:
-    """Print what was found in a soak's directory; return 0 where nothing is wrong."""
+    """Print what was found in a soak's directory.
+
+    Return 1 where anything was lost or leaked, 2 where goodput differs by more than it may, 0 where neither is.
+    """
     console = Console(width=120)
     lives = read_lives([(path.name, path) for path in sorted((place / "stamps").iterdir())])
     report = read_report(place / "run", time.time())
-    verdicts = [*_lost(place, lives), *_leaked(rows(place / "samples.jsonl")), *_goodput(place, report, lives)]
+    kept = [*_lost(place, lives), *_leaked(rows(place / "samples.jsonl"))]
+    counted = _goodput(place, report, lives)
     table = Table("what", "found", "good")
-    for one in verdicts:
+    for one in (*kept, *counted):
         table.add_row(one.what, one.found, "yes" if one.good else "NO")
     console.print(_faults(place, report))
     console.print(table)
-    return 0 if all(one.good for one in verdicts) else 1
+    if not all(one.good for one in kept):
+        return 1
+    return 0 if all(one.good for one in counted) else 2
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
