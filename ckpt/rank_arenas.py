@@ -70,6 +70,8 @@ class RankArenas:
         """Once they are open."""
         self.device: CopiesOut = DEVICES
         """What copies from devices into them."""
+        self.group = ""
+        """The ranks that have the same tensors, where the script says so."""
 
     def open(self) -> ArenaPair:
         """Return the arenas. Raises OSError."""
@@ -109,7 +111,7 @@ class RankArenas:
             if needed is not None and place.rank > 0 and needed.exists():
                 arenas.give_room()
                 raise OSError(errno.ENOSPC, "rank 0 needs the room", str(directory))
-            taken = Snapshot(arenas, step, state, pool, overlapped, self.device)
+            taken = Snapshot(arenas, step, state, pool, overlapped, self.device, group=self.group)
         except (OSError, SaveRefused) as error:
             if directory is None or needed is None:
                 raise
@@ -189,7 +191,8 @@ class RankArenas:
         pair.durable_step = self._durable_step
         if not pair.has(held.step):
             with self.device.beside(held.boundaries):
-                Snapshot(pair, held.step, held.flattened(), pool, device=self.device, is_last=True).finish()
+                state, group = held.flattened(), self.group
+                Snapshot(pair, held.step, state, pool, device=self.device, is_last=True, group=group).finish()
 
     def record_writer(self) -> RecordWriter | None:
         """Return where this rank records its boundaries; None without the launcher."""

@@ -74,12 +74,16 @@ class StateSaver:
     optimizer's step has begun.
     """
 
-    def __init__(self, checkpoint: SavesStates, state: Any) -> None:
-        """``state``: what is saved, or a function that returns it and changes nothing."""
+    def __init__(self, checkpoint: SavesStates, state: Any, group: str = "") -> None:
+        """``state``: what is saved, or a function that returns it and changes nothing.
+
+        ``group``: the ranks with the same tensors, by the script.
+        """
         self._checkpoint = checkpoint
         self._round = checkpoint.place.round
         self.replicated = checkpoint.layout == REPLICATED
         self._parts: PartsHeld | None = WHOLE if self.replicated else None  # None: no other rank is known to have them
+        self._group = group
         self._parts_of: Watched | None = None  # for which that was looked for
         is_function = callable(state) and not has_state(state)  # a module can be called, too
         self._state: Callable[[], Any] = state if is_function else lambda: state
@@ -222,7 +226,7 @@ class StateSaver:
     def _record_boundary(self, held: HeldState) -> None:
         """Leave in shared memory what is this rank's own, where other ranks hold the same tensors."""
         if not self.replicated and self._parts_of is not held.watched:
-            self._parts, self._parts_of = held.parts(), held.watched
+            self._parts, self._parts_of = held.parts(self._group), held.watched
         if self._parts is None:
             return
         if not self._is_opened:
