@@ -1,6 +1,6 @@
 """What ``exact_reentry.py`` has trained: DDP, FSDP2, HSDP, or data, tensor and pipeline parallel ranks together.
 
-Each rank writes a line for each finished step: its number, and a digest of all that the rank holds then (parameters,
+Each rank writes a line for each finished step, and for the one that it has restored: its number, and a digest of all that the rank holds then (parameters,
 optimizer, random generator). So a run is compared with an undisturbed one at every step of every rank. Run by the
 launcher; the mesh of ``dp-tp-pp`` is (pipeline, data, tensor), 2 each.
 """
@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,8 +143,9 @@ def stage_of(run: train.Run, layout: str) -> str:
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Return a digest of the rank's own tensors, and its generator's state."""
     found = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
-    states: Iterable[Any] = optimizer.state_dict()["state"].values()
-    for value in (*model.state_dict().values(), *(one for state in states for one in state.values())):
+    states: dict[int, Any] = optimizer.state_dict()["state"]
+    moments = [states[number][name] for number in sorted(states) for name in sorted(states[number])]
+    for value in (*model.state_dict().values(), *moments):
         found.update(local(value).contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
 
@@ -207,6 +208,8 @@ def work(
         train.warm_up_ddp(parallel, lambda: loss_of(parallel(torch.ones(BATCH, WIDTH)), torch.ones(1)).backward())
     options.stamps.mkdir(parents=True, exist_ok=True)
     stamps = os.open(options.stamps / f"{run.round}.{run.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+    if start > 0:
+        os.write(stamps, f"{start} {digest(model, optimizer)}\n".encode())
     for step in run.steps(start, options.steps, save=checkpoint.saver(state, replicas), every=options.every):
         optimizer.zero_grad()
         backward(torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH))
