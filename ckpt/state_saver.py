@@ -225,6 +225,7 @@ class StateSaver:
 
     def _record_boundary(self, held: HeldState) -> None:
         """Leave in shared memory what is this rank's own, where other ranks hold the same tensors."""
+        before = self._parts
         if not self.replicated and self._parts_of is not held.watched:
             self._parts, self._parts_of = held.parts(self._group), held.watched
         if self._parts is None:
@@ -238,9 +239,10 @@ class StateSaver:
         if self._records is not None:
             part = held.own_part(self._parts)
             self._write(held.step, part, False)
-            if self._at_gradient is not None:
+            is_comparable = self._parts == before  # the first step makes the optimizer's state, and so other parts
+            if is_comparable and self._at_gradient is not None:
                 self._trusts_gradient = self._trusts_gradient is not False and self._at_gradient == part
-            if self._early is not self._at_gradient or self._early is None:
+            if is_comparable and (self._early is not self._at_gradient or self._early is None):
                 self._trusts_early = self._trusts_early and self._early in (None, part)
             self._early = self._at_gradient = None
             self._first_gradient.watch(held.watched, self._trusts_gradient is not False)

@@ -151,7 +151,7 @@ class LastStepSaves:
         if others and step not in saved:
             self._ask(others)
             return
-        if step < 0:
+        if step < 0 or (saved and step not in saved):  # all have an older one, from before
             step, made = max(saved, default=-1), []
             why = why or ("" if step < 0 else "another node may have the lost ranks' part")
         if step < 0:
