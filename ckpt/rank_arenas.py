@@ -62,7 +62,7 @@ class RankArenas:
         self._prefaulted = False
         self._room = SnapshotRoom.MEMORY
         self._reduced = ""  # why the newest snapshot leaves something out
-        self._durable_step = self._restored_step = -1
+        self._durable_step = self._restored_step = self._began_in_memory = -1
         self._ahead: ArenasAhead | None = None
         self._trains = threading.Event()  # a step was done since the last restore
         coordinator.on_stage(self._on_stage)
@@ -186,7 +186,13 @@ class RankArenas:
         held.boundaries = {where: self.device.boundary(where) for where in watched.places}
 
     def save_held(self, held: HeldState, pool: ThreadPoolExecutor) -> None:
-        """Take a snapshot of a state that was held, unless there is one. Raises CheckpointError, OSError."""
+        """Take a snapshot of a state that was held, unless there is one. Raises CheckpointError, OSError.
+
+        What this round began with lies in memory as it was: a new snapshot would take the place of one of which ranks
+        that have not come as far still need the tensors.
+        """
+        if held.step == self._began_in_memory:
+            return
         pair = self.open()
         pair.durable_step = self._durable_step
         if not pair.has(held.step):
@@ -203,7 +209,7 @@ class RankArenas:
 
     def restored(self, step: int, tier: Tier | None) -> None:
         """Take note of the step that training goes on from (-1: none); what is later is of a life that is over."""
-        self._restored_step = step
+        self._restored_step, self._began_in_memory = step, step if tier is Tier.MEMORY else -1
         self._trains.clear()
         self._ahead = None
         self._durable_step = step if tier is Tier.COMMITTED else min(step, self._durable_step)
