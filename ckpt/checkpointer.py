@@ -203,12 +203,9 @@ class Checkpointer:
 
     def _settle(self) -> None:
         """Wait until the snapshot is complete."""
-        pending = self._pending
-        if pending is None:
-            return
-        if not pending.done():
+        if self._pending is not None and not self._pending.done():
             self._fence_began = time.monotonic()
-            wait([pending])
+            wait([self._pending])
         self._pending = self._taken = None
 
     def _finish(self, taken: Snapshot, handle: SaveHandle, started: float, blocked_s: float | None = None) -> None:

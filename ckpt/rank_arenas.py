@@ -42,12 +42,7 @@ class RankArenas:
     """The arenas of this rank, where its coordinator wants them, or in files that end with the process."""
 
     def __init__(
-        self,
-        coordinator: Coordinator,
-        layout: Layout,
-        spill: Path | None,
-        memory: bool,
-        warn: Callable[[str], None],
+        self, coordinator: Coordinator, layout: Layout, spill: Path | None, memory: bool, warn: Callable[[str], None]
     ) -> None:
         """Open none yet.
 
@@ -77,14 +72,9 @@ class RankArenas:
         """Return the arenas. Raises OSError."""
         place, directory = self._coordinator.place, self._coordinator.arena_directory
         owner = Owner(
-            place.rank,
-            place.local_rank,
-            place.world_size,
-            place.local_world_size,
-            place.round,
-            self._layout,
+            place.rank, place.local_rank, place.world_size, place.local_world_size, place.round, self._layout,
             place.run_id,
-        )
+        )  # fmt: skip
         if self.pair is not None and self.pair.owner != owner:  # this process has entered another round
             self._coordinator.await_arenas()
             if not self.pair.pass_to(owner):
