@@ -1,4 +1,4 @@
-"""Whether parallel training ends with the same bits when ranks are killed and the others enter again in their processes.
+"""Whether parallel training has the same bits when ranks are killed and the others enter again in their processes.
 
     python benchmarks/exact_reentry.py --results exact.jsonl                    # all layouts, 20 faults each
     python benchmarks/exact_reentry.py --layout hsdp --nodes 2 --spare 1 --results exact.jsonl
@@ -113,7 +113,9 @@ def strike(run: Run, kind: str, draw: random.Random, ranks: int) -> None:
         kill(run, draw)
 
 
-def one_run(path: Path, layout: str, setting: tuple[int, int], draw: random.Random, faults: int, kinds: Sequence[str]) -> list[dict[str, Any]]:
+def one_run(
+    path: Path, layout: str, setting: tuple[int, int], draw: random.Random, faults: int, kinds: Sequence[str]
+) -> list[dict[str, Any]]:
     """Strike some times; return what each cost, and whether the bits are right."""
     nodes, spare = setting
     run = Run(path / "struck", layout, setting, 0.05, 1_000_000)
@@ -173,7 +175,9 @@ def table(rows: list[dict[str, Any]], console: Console) -> None:
         nodes = f"{row['nodes']} node{'s' if row['nodes'] > 1 else ''}"
         kinds[row["layout"], f"{nodes}{spare}"].append(row)
         kinds[row["layout"], "all"].append(row)
-    shown = Table("layout", "on", "faults", "same bits", "steps done again: 0", "1", "more", "recovery, median s", "most")
+    shown = Table(
+        "layout", "on", "faults", "same bits", "steps done again: 0", "1", "more", "recovery, median s", "most"
+    )
     for (layout, where), some in sorted(kinds.items()):
         again = [row["again"] for row in some]
         counts = [sum(one <= 0 for one in again), sum(one == 1 for one in again), sum(one > 1 for one in again)]

@@ -1,8 +1,8 @@
 """What ``exact_reentry.py`` has trained: DDP, FSDP2, HSDP, or data, tensor and pipeline parallel ranks together.
 
-Each rank writes a line for each finished step, and for the one that it has restored: its number, and a digest of all that the rank holds then (parameters,
-optimizer, random generator). So a run is compared with an undisturbed one at every step of every rank. Run by the
-launcher; the mesh of ``dp-tp-pp`` is (pipeline, data, tensor), 2 each.
+Each rank writes a line for each finished step, and for the one that it has restored: its number, and a digest of all
+that the rank holds then (parameters, optimizer, random generator). So a run is compared with an undisturbed one at
+every step of every rank. Run by the launcher; the mesh of ``dp-tp-pp`` is (pipeline, data, tensor), 2 each.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
-
 class Trained(NamedTuple):
     """A rank's ``part`` of the model; ``parallel``: it, as it computes; ``backward``: makes gradients of a batch.
 
@@ -74,7 +73,6 @@ class Trained(NamedTuple):
     parallel: nn.Module
     backward: Callable[[Tensor, Tensor], None]
     replicas: DeviceMesh | None = None
-
 
 
 def make_ddp(run: train.Run, kept: nn.Module) -> Trained:
@@ -150,7 +148,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()[:16]
 
 
-class Strike:
+class PlantedDeath:
     """A planted death: the rank named in a file dies soon after it has come to a place of its code."""
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -187,7 +185,7 @@ def work(
     optimizer: torch.optim.Optimizer | None,
 ) -> None:  # fmt: skip
     """Train; it is entered again by the ranks that live."""
-    strike = Strike(options.strike, run.rank)
+    strike = PlantedDeath(options.strike, run.rank)
     strike.at("groups")
     dist.init_process_group("gloo", timeout=run.collective_timeout)
     torch.manual_seed(0)

@@ -21,7 +21,14 @@ class StruckRun:
         self.path = path
         self.ledger = path / "run" / "ledger"
         path.mkdir()
-        launcher = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-environment-check")
+        launcher = (
+            sys.executable,
+            "-m",
+            "resilio_hpc.cli.resilio_launch",
+            "--run-dir",
+            "run",
+            "--no-environment-check",
+        )
         environment = {**os.environ, "RESILIO_LOCAL_NODES": str(nodes), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             (*launcher, *argv), cwd=path, env=environment, stdout=subprocess.DEVNULL, stderr=(path / "log").open("wb")

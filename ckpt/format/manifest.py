@@ -85,10 +85,7 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 class RankTable(msgspec.Struct, frozen=True):
-    """Everything about one rank's part: the tree of plain values (see ``tree``) and the tensors.
-
-    ``group``: in memory, the name of the ranks that have the same tensors, where it is known (``state.parts_held``).
-    """
+    """One rank's part: the tree of plain values (see ``tree``) and the tensors. ``group``: see ``state.parts_held``."""
 
     tree: Extent
     tensors: tuple[TensorRecord, ...]

@@ -62,7 +62,8 @@ class HeldState:
     def parts(self, declared: str = "") -> PartsHeld | None:
         """Return which parts of tensors this is; None where they are not known to be another rank's, too.
 
-        ``declared``: the group by the script. Of torch's objects alone, since these are seen to be the same at the next boundary. Raises NotHeld, UsageError.
+        ``declared``: the group by the script. Of torch's objects alone, since these are seen to be the same at the next
+        boundary. Raises NotHeld, UsageError.
         """
         if self._has_loose_parts:
             return None

@@ -378,7 +378,6 @@ def test_the_step_that_a_round_began_with_keeps_its_snapshot(rank: Rank) -> None
     saver.hold(5)
     assert saver.save_held() == 5
     assert [(one.step, one.round) for one in arena.scan(rank.arenas)] == [(4, 5), (5, 6)]
-    overlap._fenced.discard(saver)
 
 
 def test_the_optimizers_first_step_makes_parts_and_records_go_on_being_made_before_it(rank: Rank) -> None:
