@@ -18,8 +18,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -31,60 +29,31 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from resilio_hpc.core.ledger import Event, read_ledger
+from struck_run import LIMIT_S, StruckRun
 
 SCRIPT = Path(__file__).with_name("replicated_training.py")
 FREEZER = Path("/sys/fs/cgroup/freezer")  # needs root
 PER_RUN = 12  # faults
-LIMIT_S = 120.0
 STEP_S = 0.05
 KINDS = {"rank killed": 6, "rank stopped": 1, "rank killed in a recovery": 2, "node killed": 1}  # how often of ten
 LOST = {"rank killed": 9, "node silent": 1}
 CHOICES = {"all": KINDS, "a tenth nodes": LOST, **{kind: {kind: 1} for kind in (*KINDS, *LOST)}}
 
 
-class Run:
+class Run(StruckRun):
     """One run of the launcher."""
 
     def __init__(self, path: Path, options: argparse.Namespace, *more: str) -> None:
-        self.path = path
-        self.ledger = path / "run" / "ledger"
         self.stamps, self.result, self.enough = path / "stamps", path / "result.json", path / "enough"
-        path.mkdir()
         argv = [
-            *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-environment-check"),
             *("--nproc-per-node", str(options.ranks), "--max-restarts", "100"),
             *("--nnodes", str(options.nodes), "--spares", str(options.spares), str(SCRIPT)),
             *("--step-s", str(STEP_S if options.work_s is None else 0.0), "--work-s", str(options.work_s or 0.0)),
             *("--every", "40" if options.work_s is None else "3"),
             *("--stamps", str(self.stamps), "--result", str(self.result), "--enough", str(self.enough), *more),
             *(("--in-process",) if options.in_process else ()),
-        ]  # fmt: skip
-        environment = {**os.environ, "RESILIO_LOCAL_NODES": str(options.nodes + options.spares), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            argv, cwd=path, env=environment, stdout=subprocess.DEVNULL, stderr=(path / "log").open("wb")
-        )
-
-    def events(self, kind: str) -> list[Event]:
-        return [event for event in read_ledger(self.ledger) if event.kind == kind] if self.ledger.is_dir() else []
-
-    def until(self, reached: Any, what: str) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not reached():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError(f"{what}: {(self.path / 'log').read_text()[-2000:]}")
-            time.sleep(0.01)
-
-    def pids(self) -> list[int]:
-        """Return the ranks of the newest round."""
-        found = self.events("ranks")
-        newest = max((event.fields["round"] for event in found), default=-1)
-        return [int(pid) for one in found if one.fields["round"] == newest for pid in one.fields["pids"].values()]
-
-    def trains(self) -> bool:
-        """Return whether all ranks of the newest round have done a step."""
-        newest = [self.events(kind)[-1].fields["round"] for kind in ("start", "first_step")]
-        return newest[0] == newest[1]
+        ]
+        super().__init__(path, argv, options.nodes + options.spares)
 
     def finished(self, number: int) -> int:
         """Return the most steps that a rank had finished in a round, as the ranks' stamps say."""
@@ -173,9 +142,7 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
             print(json.dumps(found[-1]), flush=True)
         ended = run.end()
     finally:
-        if run.process.poll() is None:
-            run.process.send_signal(signal.SIGINT)
-            run.process.wait(LIMIT_S)
+        run.stop()
     calm = Run(path / "calm", options, "--steps", str(ended["steps"]), "--step-s", "0", "--work-s", "0")
     calm.process.wait(600)
     right = json.loads(calm.result.read_text()) == ended

@@ -23,6 +23,7 @@ from resilio_hpc.ckpt.state import tree
 from resilio_hpc.ckpt.state.expected import holds_optimizer
 from resilio_hpc.ckpt.state.held_state import HeldState
 from resilio_hpc.ckpt.state.overlap import fence_before_steps
+from resilio_hpc.ckpt.state.parts_held import declared_group
 from resilio_hpc.ckpt.state_saver import StateSaver
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.retention import Retention, is_number
@@ -150,12 +151,15 @@ class Checkpointer:
             self._pending = self._finisher.submit(self._finish, taken, handle, started, blocked_s)
         return handle
 
-    def saver(self, state: Any) -> StateSaver:
+    def saver(self, state: Any, replicas: Any = None) -> StateSaver:
         """Return the ``save`` of ``run.steps`` for ``state``, or for what the function ``state`` returns.
 
         Between saves it is known what the last finished step left, so that a failure costs the interrupted step only.
+        ``replicas``: the ranks that hold the same tensors, this one among them, where neither the layout nor DTensors
+        tell: their numbers, or a device mesh of one dimension. Raises UsageError.
         """
-        self._saver = StateSaver(self, state)
+        self._arenas.group = "" if replicas is None else declared_group(replicas, self.place.rank)
+        self._saver = StateSaver(self, state, self._arenas.group)
         return self._saver
 
     def save_held(self, held: HeldState) -> None:
@@ -199,12 +203,9 @@ class Checkpointer:
 
     def _settle(self) -> None:
         """Wait until the snapshot is complete."""
-        pending = self._pending
-        if pending is None:
-            return
-        if not pending.done():
+        if self._pending is not None and not self._pending.done():
             self._fence_began = time.monotonic()
-            wait([pending])
+            wait([self._pending])
         self._pending = self._taken = None
 
     def _finish(self, taken: Snapshot, handle: SaveHandle, started: float, blocked_s: float | None = None) -> None:

@@ -42,12 +42,7 @@ class RankArenas:
     """The arenas of this rank, where its coordinator wants them, or in files that end with the process."""
 
     def __init__(
-        self,
-        coordinator: Coordinator,
-        layout: Layout,
-        spill: Path | None,
-        memory: bool,
-        warn: Callable[[str], None],
+        self, coordinator: Coordinator, layout: Layout, spill: Path | None, memory: bool, warn: Callable[[str], None]
     ) -> None:
         """Open none yet.
 
@@ -62,7 +57,7 @@ class RankArenas:
         self._prefaulted = False
         self._room = SnapshotRoom.MEMORY
         self._reduced = ""  # why the newest snapshot leaves something out
-        self._durable_step = self._restored_step = -1
+        self._durable_step = self._restored_step = self._began_in_memory = -1
         self._ahead: ArenasAhead | None = None
         self._trains = threading.Event()  # a step was done since the last restore
         coordinator.on_stage(self._on_stage)
@@ -70,19 +65,16 @@ class RankArenas:
         """Once they are open."""
         self.device: CopiesOut = DEVICES
         """What copies from devices into them."""
+        self.group = ""
+        """The ranks that have the same tensors, where the script says so."""
 
     def open(self) -> ArenaPair:
         """Return the arenas. Raises OSError."""
         place, directory = self._coordinator.place, self._coordinator.arena_directory
         owner = Owner(
-            place.rank,
-            place.local_rank,
-            place.world_size,
-            place.local_world_size,
-            place.round,
-            self._layout,
+            place.rank, place.local_rank, place.world_size, place.local_world_size, place.round, self._layout,
             place.run_id,
-        )
+        )  # fmt: skip
         if self.pair is not None and self.pair.owner != owner:  # this process has entered another round
             self._coordinator.await_arenas()
             if not self.pair.pass_to(owner):
@@ -109,7 +101,7 @@ class RankArenas:
             if needed is not None and place.rank > 0 and needed.exists():
                 arenas.give_room()
                 raise OSError(errno.ENOSPC, "rank 0 needs the room", str(directory))
-            taken = Snapshot(arenas, step, state, pool, overlapped, self.device)
+            taken = Snapshot(arenas, step, state, pool, overlapped, self.device, group=self.group)
         except (OSError, SaveRefused) as error:
             if directory is None or needed is None:
                 raise
@@ -184,12 +176,19 @@ class RankArenas:
         held.boundaries = {where: self.device.boundary(where) for where in watched.places}
 
     def save_held(self, held: HeldState, pool: ThreadPoolExecutor) -> None:
-        """Take a snapshot of a state that was held, unless there is one. Raises CheckpointError, OSError."""
+        """Take a snapshot of a state that was held, unless there is one. Raises CheckpointError, OSError.
+
+        What this round began with lies in memory as it was: a new snapshot would take the place of one of which ranks
+        that have not come as far still need the tensors.
+        """
+        if held.step == self._began_in_memory:
+            return
         pair = self.open()
         pair.durable_step = self._durable_step
         if not pair.has(held.step):
             with self.device.beside(held.boundaries):
-                Snapshot(pair, held.step, held.flattened(), pool, device=self.device, is_last=True).finish()
+                state, group = held.flattened(), self.group
+                Snapshot(pair, held.step, state, pool, device=self.device, is_last=True, group=group).finish()
 
     def record_writer(self) -> RecordWriter | None:
         """Return where this rank records its boundaries; None without the launcher."""
@@ -200,7 +199,7 @@ class RankArenas:
 
     def restored(self, step: int, tier: Tier | None) -> None:
         """Take note of the step that training goes on from (-1: none); what is later is of a life that is over."""
-        self._restored_step = step
+        self._restored_step, self._began_in_memory = step, step if tier is Tier.MEMORY else -1
         self._trains.clear()
         self._ahead = None
         self._durable_step = step if tier is Tier.COMMITTED else min(step, self._durable_step)

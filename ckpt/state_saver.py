@@ -74,12 +74,16 @@ class StateSaver:
     optimizer's step has begun.
     """
 
-    def __init__(self, checkpoint: SavesStates, state: Any) -> None:
-        """``state``: what is saved, or a function that returns it and changes nothing."""
+    def __init__(self, checkpoint: SavesStates, state: Any, group: str = "") -> None:
+        """``state``: what is saved, or a function that returns it and changes nothing.
+
+        ``group``: the ranks with the same tensors, by the script.
+        """
         self._checkpoint = checkpoint
         self._round = checkpoint.place.round
         self.replicated = checkpoint.layout == REPLICATED
         self._parts: PartsHeld | None = WHOLE if self.replicated else None  # None: no other rank is known to have them
+        self._group = group
         self._parts_of: Watched | None = None  # for which that was looked for
         is_function = callable(state) and not has_state(state)  # a module can be called, too
         self._state: Callable[[], Any] = state if is_function else lambda: state
@@ -221,8 +225,9 @@ class StateSaver:
 
     def _record_boundary(self, held: HeldState) -> None:
         """Leave in shared memory what is this rank's own, where other ranks hold the same tensors."""
+        before = self._parts
         if not self.replicated and self._parts_of is not held.watched:
-            self._parts, self._parts_of = held.parts(), held.watched
+            self._parts, self._parts_of = held.parts(self._group), held.watched
         if self._parts is None:
             return
         if not self._is_opened:
@@ -234,9 +239,10 @@ class StateSaver:
         if self._records is not None:
             part = held.own_part(self._parts)
             self._write(held.step, part, False)
-            if self._at_gradient is not None:
+            is_comparable = self._parts == before  # the first step makes the optimizer's state, and so other parts
+            if is_comparable and self._at_gradient is not None:
                 self._trusts_gradient = self._trusts_gradient is not False and self._at_gradient == part
-            if self._early is not self._at_gradient or self._early is None:
+            if is_comparable and (self._early is not self._at_gradient or self._early is None):
                 self._trusts_early = self._trusts_early and self._early in (None, part)
             self._early = self._at_gradient = None
             self._first_gradient.watch(held.watched, self._trusts_gradient is not False)

@@ -85,10 +85,11 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 class RankTable(msgspec.Struct, frozen=True):
-    """Everything about one rank's part: the tree of plain values (see ``tree``) and the tensors."""
+    """One rank's part: the tree of plain values (see ``tree``) and the tensors. ``group``: see ``state.parts_held``."""
 
     tree: Extent
     tensors: tuple[TensorRecord, ...]
+    group: str | UnsetType = UNSET
 
 
 class RankRecord(msgspec.Struct, frozen=True):

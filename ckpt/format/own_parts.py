@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from resilio_hpc.ckpt.format.manifest import Count, RankTable, TensorRecord, blocks
 from resilio_hpc.ckpt.state.parts_held import group_of
@@ -52,6 +53,8 @@ def decode_part(data: bytes) -> OwnPart:
 
 def table_group(table: RankTable) -> str | None:
     """Return the name of the ranks with the same parts of tensors; None where there are no such parts."""
+    if table.group is not UNSET:
+        return table.group
     parts = [(one.path, one.shape, one.slab) for one in table.tensors if one.slab is not None]
     return group_of((path, shape, slab.global_shape, slab.start) for path, shape, slab in parts) if parts else None
 

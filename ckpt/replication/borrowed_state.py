@@ -107,7 +107,7 @@ def _own(file: int, one: Borrowed) -> Own:
     tree_at = -(-header.size_bytes // 64) * 64
     tensors_at = -(-(tree_at + len(tree)) // 64) * 64
     records, tensors = with_own(table, part, tensors_at)
-    own_table = RankTable(Extent(tree_at, len(tree), crc32c(tree)), tuple(records))
+    own_table = RankTable(Extent(tree_at, len(tree), crc32c(tree)), tuple(records), table.group)
     data = msgspec.json.encode(own_table)
     table_at = -(-(tensors_at + len(tensors)) // 64) * 64
     mine = replace(header, rank=one.rank, local_rank=one.local_rank, size_bytes=table_at + len(data))

@@ -104,16 +104,19 @@ class _Node:
         }  # fmt: skip
 
 
-def whole_step(directory: Path, ranks: Collection[int], round_number: int) -> tuple[int, list[int]]:
+def whole_step(
+    directory: Path, ranks: Collection[int], round_number: int, began_with: int = -1
+) -> tuple[int, list[int]]:
     """Return the newest step of which some of ``ranks`` have a snapshot, taken in this round, and all others a record.
 
-    And the ranks without a snapshot; -1 where there is no such step. Raises CheckpointError, OSError.
+    And the ranks without a snapshot; -1 where there is no such step. ``began_with``: a step that the round went on
+    from, whose snapshots are of an earlier one. Raises CheckpointError, OSError.
     """
     node = _Node(directory)
     for moment in sorted(node.moments, reverse=True):
         step, number, _ = moment
         missing = sorted(set(ranks) - node.moments[moment].keys())
-        if number != round_number or len(missing) == len(set(ranks)):
+        if (number != round_number and step != began_with) or len(missing) == len(set(ranks)):
             continue
         found = [one for rank in missing if (one := node.borrowed(rank, moment)) is not None]
         if len(found) == len(missing):

@@ -83,6 +83,7 @@ class ArenaSource:
             if header is None:
                 raise CorruptCheckpoint(f"{path} holds no whole snapshot")
             self.header = header
+            self._size = header.size_bytes  # of what lies in the arena
             self.step = header.step
             data = os.pread(descriptor, header.table_size, header.table_offset)
             if crc32c(data) != header.table_crc32c:
@@ -100,12 +101,9 @@ class ArenaSource:
     @cached_property
     def view(self) -> memoryview:
         """Return all bytes of the arena, neither copied nor verified."""
-        return self._bytes(self.header.size_bytes)
-
-    def _bytes(self, size: int) -> memoryview:
         if self._mappings is not None:
-            return self._mappings.view(self._descriptor, self._path, size)[:size]
-        return _map(self._descriptor, size)
+            return self._mappings.view(self._descriptor, self._path, self._size)[: self._size]
+        return _map(self._descriptor, self._size)
 
     def slice(self, offset: int, size: int) -> memoryview:
         """Return some of them."""
@@ -120,7 +118,7 @@ class ArenaSource:
         others = [each for each in wanted if each[0].offset + each[0].size_bytes > len(memory)]
         copy_whole(self.step, memory, mapped, pool)
         if others:
-            copy_whole(self.step, map_shared(self._descriptor, self.header.size_bytes, False), others, pool, fresh=True)
+            copy_whole(self.step, map_shared(self._descriptor, self._size, False), others, pool, fresh=True)
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
         """See Source: snapshots of other ranks are not available here."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 
 import msgspec
 
@@ -18,7 +17,10 @@ from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
 
 class BorrowedSource(ArenaSource):
-    """The state of a rank without a snapshot. The holder's one is not overwritten until ``close``."""
+    """The state of a rank without a snapshot. The holder's one is not overwritten until ``close``.
+
+    ``view`` has the holder's bytes. What is the rank's own is small, and lies behind them (``slice``).
+    """
 
     def __init__(self, borrowed: Borrowed, mappings: Mappings | None = None) -> None:
         """Raise CorruptCheckpoint where it is not there any more, or damaged."""
@@ -37,29 +39,23 @@ class BorrowedSource(ArenaSource):
         except BaseException:
             os.close(self._lock)
             raise
-        self._behind = self.header.size_bytes  # the holder's bytes end here
         self._own = own.parts
         self.header, self.table, self.tensors, self.tree = own.header, own.table, own.table.tensors, own.tree
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
         """See Source."""
-        super().fill([each for each in wanted if each[0].offset < self._behind], pool)
+        super().fill([each for each in wanted if each[0].offset < self._size], pool)
         for start, data in self._own:
             inside = [
                 (msgspec.structs.replace(record, offset=record.offset - start), target)
                 for record, target in wanted
-                if record.offset >= self._behind and start <= record.offset < start + len(data)
+                if record.offset >= self._size and start <= record.offset < start + len(data)
             ]
             copy_whole(self.step, memoryview(data), inside, pool)
 
-    @cached_property
-    def view(self) -> memoryview:
-        """Return the holder's bytes: what is the rank's own is small, and lies behind them (``slice``)."""
-        return self._bytes(self._behind)
-
     def slice(self, offset: int, size: int) -> memoryview:
         """See ArenaSource."""
-        for start, data in self._own if offset >= self._behind else ():
+        for start, data in self._own if offset >= self._size else ():
             if start <= offset and offset + size <= start + len(data):
                 return memoryview(data)[offset - start :][:size]
         return super().slice(offset, size)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from resilio_hpc.ckpt.devices.interface import CopiesOut
 from resilio_hpc.ckpt.devices.registry import DEVICES
@@ -20,6 +21,7 @@ from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.device_copy import Begun, ChecksumSlot, DeviceCopies, Transfer
 from resilio_hpc.ckpt.state import overlap, tensors
+from resilio_hpc.ckpt.state.parts_held import known_group
 from resilio_hpc.ckpt.state.tensors import LARGE_BYTES, Leaf
 from resilio_hpc.ckpt.state.tree import Flattened
 from resilio_hpc.core.errors import CheckpointError, UsageError
@@ -102,15 +104,18 @@ class Snapshot:
         device: CopiesOut = DEVICES,
         is_last: bool = False,
         known: Mapping[int, list[int]] = MappingProxyType({}),
+        group: str = "",
     ) -> None:
         """Take the snapshot.
 
         ``is_last``: see ``ArenaPair.reserve``. ``overlapped``: tensors on devices, and tensors that only an optimizer's
         step changes, are copied in the background from here on. ``known``: checksums of tensors that are left out.
+        ``group``: the ranks that have the same tensors, where the script says so.
         Raises OSError or CheckpointError; then the former snapshot is unchanged.
         """
         self._pair, self._step, self._state, self._pool = pair, step, state, pool
         leaves = state.leaves
+        self._group = group or known_group(leaves)
         self._places = [None if leaf.value is None else device.place(leaf.value) for leaf in leaves]
         owned = overlap.owned(leaves, state.optimizers) if overlapped else [False] * len(leaves)
         self._late = [
@@ -256,6 +261,7 @@ class Snapshot:
             table = RankTable(
                 Extent(layout.tree_offset, len(state.tree), crc32c(state.tree)),
                 tuple(map(_record, state.leaves, layout.offsets, self._checksums)),
+                self._group or UNSET,
             )
             data = _encode(table)
             end = layout.table_offset + len(data)
@@ -283,13 +289,7 @@ def _header(owner: Owner, step: int, sequence: int, table_offset: int, table: by
     return Header(
         step=step,
         sequence=sequence,
-        rank=owner.rank,
-        local_rank=owner.local_rank,
-        world_size=owner.world_size,
-        local_world_size=owner.local_world_size,
-        round=owner.round,
-        layout=owner.layout,
-        run_id=owner.run_id,
+        **vars(owner),
         table_offset=table_offset,
         table_size=len(table),
         table_crc32c=crc32c(table),

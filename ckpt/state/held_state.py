@@ -59,14 +59,15 @@ class HeldState:
         """Return what a lost rank needs besides another rank's copy."""
         return own_part(self._state, parts)
 
-    def parts(self) -> PartsHeld | None:
+    def parts(self, declared: str = "") -> PartsHeld | None:
         """Return which parts of tensors this is; None where they are not known to be another rank's, too.
 
-        Of torch's objects alone, since these are seen to be the same at the next boundary. Raises NotHeld, UsageError.
+        ``declared``: the group by the script. Of torch's objects alone, since these are seen to be the same at the next
+        boundary. Raises NotHeld, UsageError.
         """
         if self._has_loose_parts:
             return None
-        return parts_held(self.flattened().leaves, own_paths(self._state))
+        return parts_held(self.flattened().leaves, own_paths(self._state), declared)
 
     @property
     def state(self) -> Any:

@@ -87,7 +87,7 @@ class Slab:
 
     All processes give the same path in the state to their parts of one tensor. Boxes do not overlap, but for copies of
     the same box: those should have another ``replica`` than 0, since only 0 goes to disk. ``copies``: how many
-    processes are known to have this box. Raises UsageError.
+    processes are known to have this box; ``ranks``: which, where that is known. Raises UsageError.
     """
 
     tensor: Any
@@ -95,6 +95,7 @@ class Slab:
     start: Sequence[int]
     replica: int = 0
     copies: int = 1
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         shape = tuple(self.tensor.shape)
@@ -136,13 +137,14 @@ def _of_dtensor(value: Any) -> Slab:
         raise UsageError(
             f"a DTensor whose local part has shape {list(local.shape)}, not {list(part.box.shape)}, cannot be saved"
         )
-    return Slab(local, tuple(value.shape), part.box.start, part.replica, part.copies)
+    return Slab(local, tuple(value.shape), part.box.start, part.replica, part.copies, part.ranks)
 
 
 class _Part(NamedTuple):
     box: Box
     replica: int
     copies: int
+    ranks: tuple[int, ...]
 
 
 @lru_cache(4096)  # torch is slow here, and every save asks again
@@ -158,11 +160,14 @@ def _part_of(shape: Shape, mesh: Any, placements: tuple[Any, ...]) -> _Part:
         raise UsageError("a DTensor with a partial placement cannot be saved; redistribute() it first")
     _check_one_piece(shape, mesh.shape, placements)
     local, start = compute_local_shape_and_global_offset(shape, mesh, placements)
-    coordinates = zip(mesh.get_coordinate() or (), mesh.shape, placements, strict=True)
-    copies = [(at, size) for at, size, placement in coordinates if isinstance(placement, Replicate)]
+    at = mesh.get_coordinate() or ()
+    is_copied = [isinstance(placement, Replicate) for placement in placements]
+    copy_numbers = [number for number, copied in zip(at, is_copied, strict=True) if copied]
+    here = tuple(slice(None) if copied else number for number, copied in zip(at, is_copied, strict=True))
+    ranks = tuple(sorted(mesh.mesh[here].flatten().tolist()))
     # a local part without elements may have a start behind the end
-    first = tuple(min(at, whole) for at, whole in zip(start, shape, strict=True))
-    return _Part(Box(first, tuple(local)), int(any(at for at, _ in copies)), prod(size for _, size in copies))
+    first = tuple(min(begin, whole) for begin, whole in zip(start, shape, strict=True))
+    return _Part(Box(first, tuple(local)), int(any(copy_numbers)), len(ranks), ranks)
 
 
 def _check_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Any]) -> None:

@@ -149,6 +149,14 @@ def test_what_is_gone_or_damaged_is_not_lent(memory: Path) -> None:
     assert lent(memory) == []
 
 
+def test_the_step_that_a_round_began_with_is_found_though_its_snapshots_are_of_an_earlier_one(memory: Path) -> None:
+    save(memory, 0, 6)
+    record(memory, 1, 6)
+    assert whole_step(memory, life=1) == (-1, [])
+    assert lost_ranks.whole_step(memory, (0, 1), 1, began_with=6) == (6, [1])
+    assert lost_ranks.whole_step(memory, (0, 1), 1, began_with=5) == (-1, [])
+
+
 def test_damage_of_a_tensor_is_seen_by_who_borrows_it(memory: Path) -> None:
     record(memory, 1, 6)
     save(memory, 0, 6)

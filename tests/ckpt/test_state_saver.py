@@ -6,16 +6,21 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, rng_state
 from resilio_hpc.ckpt.coordination import coordinator
 from resilio_hpc.ckpt.coordination.coordinator import Place
+from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.restore import restore
 from resilio_hpc.ckpt.snapshot import arena
@@ -23,7 +28,7 @@ from resilio_hpc.ckpt.snapshot.boundary_record import read_records, record_path
 from resilio_hpc.ckpt.state import overlap
 from resilio_hpc.ckpt.state.held_state import NotHeld
 from resilio_hpc.ckpt.state_saver import IN_STEP_S, StateSaver
-from resilio_hpc.core.tiers import Stage
+from resilio_hpc.core.tiers import Stage, Tier
 from tests.support.ckpt.recording_coordinator import RecordingCoordinator
 from tests.support.waiting import PATIENCE_S
 
@@ -354,3 +359,42 @@ def test_a_step_that_draws_after_its_first_gradient_is_recorded_before_the_optim
         rank.optimizer.step()
         assert (step + 1, True) in rank.records()
     assert rank.saver._trusts_gradient is False
+
+
+def test_the_step_that_a_round_began_with_keeps_its_snapshot(rank: Rank) -> None:
+    """Ranks that have not come as far need the tensors of that one, and have no record of this round."""
+    rank.saver.hold(4)
+    assert rank.saver.save_held() == 4
+    (before,) = arena.scan(rank.arenas)
+    rank.launcher.place = replace(rank.launcher.place, round=6)
+    rank.launcher.restores(RestorePoint(Tier.MEMORY, 4))
+    assert rank.checkpoint.restore(rank.state()) is not None
+    saver = rank.checkpoint.saver(rank.state)
+    saver.hold(4)
+    assert saver.save_held() == 4
+    assert arena.scan(rank.arenas) == [before]
+    rank.work()
+    rank.optimizer.step()
+    saver.hold(5)
+    assert saver.save_held() == 5
+    assert [(one.step, one.round) for one in arena.scan(rank.arenas)] == [(4, 5), (5, 6)]
+
+
+def test_the_optimizers_first_step_makes_parts_and_records_go_on_being_made_before_it(rank: Rank) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        whole = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+        rank.model.register_parameter("part", torch.nn.Parameter(whole))
+        rank.optimizer.add_param_group({"params": [rank.model.part]})
+        rank.checkpoint.layout = "own"
+        saver = rank.checkpoint.saver(rank.state, replicas=[0, 2])
+        for step in (0, 1, 2):
+            saver.hold(step)
+            rank.work()
+            rank.model.part.grad = whole.clone()  # type: ignore[union-attr]
+            rank.optimizer.step()
+        assert (3, True) in rank.records()
+    finally:
+        dist.destroy_process_group()
+        overlap._fenced.discard(saver)

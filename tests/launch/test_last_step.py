@@ -118,6 +118,15 @@ def test_ranks_that_live_save_and_a_lost_ones_snapshot_is_made(agent: Agent) -> 
     assert not agent.saves.begin(agent.local, "shared")  # once for a round
 
 
+def test_a_lost_rank_whose_record_is_elsewhere_does_not_give_the_other_node_an_older_step(agent: Agent) -> None:
+    agent.dies(1)
+    agent.saves.begin(agent.local, "shared")
+    agent.saved(0, 4)
+    event = agent.ended()
+    assert (event["step"], event["why"]) == (4, "another node may have the lost ranks' part")
+    assert agent.others == [4]  # and not 3, of which both have snapshots
+
+
 def test_a_save_ahead_of_a_leases_end_ends_nothing_and_the_rounds_end_asks_again(agent: Agent) -> None:
     agent.record(1, 4)
     assert agent.saves.begin(agent.local, "shared", ahead=True)

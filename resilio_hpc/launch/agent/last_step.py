@@ -129,7 +129,8 @@ class LastStepSaves:
     def _in_a_thread(self, local: LocalRound) -> Future[Made]:
         """Begin to look for a step that all ranks have. Mostly it is little work, and done on return."""
         directory, ranks = self._node.arena_dir, [rank.rank for rank in local.ranks.values()]
-        looking = begin(lambda: lost_ranks.whole_step(directory, ranks, local.number))
+        began_with = -1 if local.restore is None else local.restore.step
+        looking = begin(lambda: lost_ranks.whole_step(directory, ranks, local.number, began_with))
         wait([looking], SOON_S)
         return looking
 
@@ -146,12 +147,12 @@ class LastStepSaves:
             step, made = making.result(0)
         except (ResilioError, OSError) as error:
             why = f"{type(error).__name__}: {error}"
-        saved = [one.step for one in self._saved(local)]
+        saved = [one.step for one in self._saved(local) if one.step >= 0]
         others = self._able(local)
         if others and step not in saved:
             self._ask(others)
             return
-        if step < 0:
+        if step < 0 or (saved and step not in saved):  # all have an older one, from before
             step, made = max(saved, default=-1), []
             why = why or ("" if step < 0 else "another node may have the lost ranks' part")
         if step < 0:
