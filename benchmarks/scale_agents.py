@@ -255,7 +255,7 @@ class SimulatedAgent:
     def look_at_ranks(self, message: m.LookAtRanks) -> None:
         """No rank hangs."""
 
-    def strike(self, message: m.Strike) -> None:
+    def strike(self, message: m.DrillStrike) -> None:
         """No drill is ordered."""
 
     def probe(self, message: m.BeginProbe | m.EndProbe) -> None:

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.devtools import devcluster
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
-from resilio_hpc.devtools.devcluster.spec import HOST_SERIES
 from resilio_hpc.drills.campaign_faults import CampaignFault, FaultDraw, chosen
+from resilio_hpc.drills.campaign_plan import CampaignPlan
 from resilio_hpc.drills.campaign_result import CampaignResult, StruckFault, concluded
 from resilio_hpc.drills.campaign_run import CampaignRun
 from resilio_hpc.drills.kind import HURTS, Act
@@ -28,32 +27,6 @@ POLL_S = 0.05
 BEGIN_S = 180.0  # for all runs to commit their first step
 SIGNALS = ("kill_rank", "stop_rank", "kill_agent", "stop_saver")
 END_S = 120.0  # for all runs to end, from when they may
-
-
-@dataclass(frozen=True)
-class CampaignPlan:
-    """What a campaign does. Times in seconds.
-
-    ``weights``: of faults, by name (``campaign_faults.FAULTS``; None: all of them). ``nodes``: of the run, which goes
-    on with as few as ``min_nodes``. ``twin``: the same run on other nodes, without faults. ``every``: steps between two
-    saves. ``torch`` False: ranks sum over plain sockets.
-    """
-
-    mtbf_s: float = 60.0
-    duration_s: float = 600.0
-    seed: int = 0
-    weights: Mapping[str, float] | None = None
-    nodes: int = 4
-    min_nodes: int = 2
-    ranks: int = 2
-    twin: bool = True
-    step_s: float = 0.1
-    every: int = 20
-    elements: int = 1000
-    torch: bool = True
-    fuse: bool = False
-    launch_arguments: tuple[str, ...] = ()
-    slurm: str = HOST_SERIES
 
 
 def campaign_cluster(plan: CampaignPlan, name: str) -> DevCluster[RackMachines]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.drills.campaign import CampaignPlan
+from resilio_hpc.drills.campaign_plan import CampaignPlan
 from resilio_hpc.drills.campaign_result import CampaignResult, StruckFault, as_fields
 
 SAME = ("mtbf_s", "seed", "weights", "nodes", "ranks", "step_s", "every", "torch")

@@ -6,18 +6,16 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.drills import judge
+from resilio_hpc.drills.campaign_plan import CampaignPlan
 from resilio_hpc.drills.campaign_run import CampaignRun
 from resilio_hpc.drills.script import counting
 from resilio_hpc.drills.stamped_time import StampedTime, differences, read_digests, repeated_after, stamped_time
 from resilio_hpc.drills.stamps import Life, first_end_after
 from resilio_hpc.report.chain.run_report import read_report
-
-if TYPE_CHECKING:
-    from resilio_hpc.drills.campaign import CampaignPlan
 
 
 @dataclass(frozen=True)

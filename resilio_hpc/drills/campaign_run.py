@@ -5,18 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
 from resilio_hpc.drills.acts import Actor
+from resilio_hpc.drills.campaign_plan import CampaignPlan
 from resilio_hpc.drills.drill import PRELOAD, SCRIPT, progressed
 from resilio_hpc.drills.kind import HEARTBEAT_S
 from resilio_hpc.drills.stamps import Life, read_lives
-
-if TYPE_CHECKING:
-    from resilio_hpc.drills.campaign import CampaignPlan
 
 LOOK_S = 0.5
 STEPS = 100_000_000  # at most: the file that says "enough" ends it

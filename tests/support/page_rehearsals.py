@@ -135,6 +135,25 @@ wait_for test -s resilio-runs/$job/verdict.json
         swaps={"n7": "n5"},
         then={"resilio undrain n[3-5]": "scontrol update nodename=n5 state=drain reason='Kill task failed'\n"},
     ),
+    "drills": Rehearsal(
+        prepare=quoted(LONG, "train.py")
+        + """
+mkdir run
+cat > job.sh <<'END'
+#!/bin/bash
+#SBATCH --nodes=1 --no-kill --time=10 --exclusive
+exec resilio-launch --run-dir run --nproc-per-node 1 --no-torch train.py
+END
+job=$(sbatch --parsable job.sh)
+wait_for committed run
+""",
+        swaps={r"--run RUN$": "--run run --yes", r"--run RUN\b": "--run run", r"why RUN": "why run"},
+        then={"resilio drill schedule rank-sigkill --weekly": "scancel $job"},
+        elsewhere={
+            "resilio drill run rank-sigkill node": "tests/on_slurm/test_drills.py",
+            "resilio drill run --campaign": "tests/on_slurm/test_drills.py",
+        },
+    ),
     "faq": Rehearsal(),
     "hangs": Rehearsal(
         prepare=_WITH_TRAIN

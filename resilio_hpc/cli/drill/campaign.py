@@ -20,8 +20,9 @@ from resilio_hpc.core.extras import is_installed
 from resilio_hpc.devtools.demo.stage import why_no_slurm
 from resilio_hpc.devtools.devcluster.spec import HOST_SERIES
 from resilio_hpc.drills import campaign_faults
-from resilio_hpc.drills.campaign import CampaignPlan, PoissonCampaign, campaign_cluster
+from resilio_hpc.drills.campaign import PoissonCampaign, campaign_cluster
 from resilio_hpc.drills.campaign_file import CampaignFile, summary
+from resilio_hpc.drills.campaign_plan import CampaignPlan
 from resilio_hpc.drills.campaign_result import StruckFault
 from resilio_hpc.drills.evidence import keep_evidence, new_folder
 

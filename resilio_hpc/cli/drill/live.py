@@ -161,7 +161,7 @@ def _keep(run: Path, parent: Path, result: LiveResult) -> Path:
 
 
 def _line(event: Event) -> str:
-    return json.dumps({"t": event.time, "writer": event.writer, "kind": event.kind, **event.fields}) + "\n"
+    return json.dumps({"t": event.time, "writer": event.writer, "event": event.kind, "fields": event.fields}) + "\n"
 
 
 def line(result: LiveResult) -> str:

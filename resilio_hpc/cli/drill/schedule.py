@@ -83,7 +83,7 @@ def _table(tool: str) -> str:
     try:
         return _run(tool, [tool, "-l"]).stdout
     except CommandError as error:
-        if "no crontab for" in error.stderr.lower() or "no crontab" in error.stderr.lower():
+        if "no crontab" in str(error).lower():
             return ""
         raise
 

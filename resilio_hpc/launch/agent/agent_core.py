@@ -262,7 +262,7 @@ class AgentCore:
             case (
                 m.PersistStep() | m.CommitStep() | m.KeepCopies() | m.ProposeStop() | m.ConfirmStop()
                 | m.TerminateRanks() | m.LookAtRanks() | m.PauseRanks() | m.ResumeRanks()
-                | m.SaveAtStep() | m.RestartRank() | m.Strike()
+                | m.SaveAtStep() | m.RestartRank() | m.DrillStrike()
             ):  # fmt: skip
                 self.ranks.during_round(message)
             case _:

@@ -39,7 +39,7 @@ class ServicePorts(Protocol):
     def terminate_ranks(self) -> None:
         """Send SIGTERM to all ranks; no rank is killed."""
 
-    def strike(self, message: m.Strike) -> None:
+    def strike(self, message: m.DrillStrike) -> None:
         """Send a signal to a rank or to this agent: a drill that a user has ordered."""
 
     def look_at_ranks(self, message: m.LookAtRanks) -> None:

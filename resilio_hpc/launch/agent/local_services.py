@@ -173,7 +173,7 @@ class LocalServices:
         """Send SIGTERM to ranks that do not use ``resilio_hpc.train``; they end by themselves."""
         self._ranks.terminate()
 
-    def strike(self, message: m.Strike) -> None:
+    def strike(self, message: m.DrillStrike) -> None:
         """Send a signal to a rank or to this agent: a drill that a user has ordered."""
         if message.blow == "kill_agent":
             os.kill(os.getpid(), signal.SIGKILL)

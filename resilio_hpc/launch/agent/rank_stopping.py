@@ -16,7 +16,7 @@ from resilio_hpc.launch.workers.rank_owner import StopHow
 
 RankOrder = (
     m.ProposeStop | m.ConfirmStop | m.TerminateRanks | m.PauseRanks | m.ResumeRanks | m.SaveAtStep | m.RestartRank
-    | m.Strike
+    | m.DrillStrike
 )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def carry_out(
                 services.terminate_ranks()
         case m.RestartRank():
             return restart_alone(message, local, services)
-        case m.Strike():
+        case m.DrillStrike():
             services.strike(message)
         case _:
             assert_never(message)

@@ -38,7 +38,7 @@ def actions(run: RunState, order: UserOrder) -> list[Action]:
     if not why and member is not None:
         run.drilled[member.node] = run.now()
         local_rank = max(0, order.rank - member.first_rank)
-        done.append(Send(member.node, m.Strike(run.epoch, run.round, BLOWS[order.fault], local_rank)))
+        done.append(Send(member.node, m.DrillStrike(run.epoch, run.round, BLOWS[order.fault], local_rank)))
     return done
 
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.core.tiers import Stage, Tier
-from resilio_hpc.launch.protocol.drill_messages import Strike
+from resilio_hpc.launch.protocol.drill_messages import DrillStrike
 from resilio_hpc.launch.protocol.membership import Membership
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -285,7 +285,7 @@ ToAgent = (
     | ResumeRanks
     | SaveAtStep
     | RestartRank
-    | Strike
+    | DrillStrike
     | BeginProbe
     | EndProbe
     | LookAtRanks

@@ -9,7 +9,7 @@ from resilio_hpc.launch.protocol.message_parts import Count, Struct
 Blow = Literal["kill_rank", "abort_rank", "stop_rank", "kill_agent"]
 
 
-class Strike(Struct, frozen=True):
+class DrillStrike(Struct, frozen=True):
     """controller → agent: send a signal to a rank of this round, or to this agent itself.
 
     It is recorded before it is sent, and sent once: where it is lost, no fault happens.

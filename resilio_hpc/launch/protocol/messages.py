@@ -62,7 +62,7 @@ from resilio_hpc.launch.protocol.controller_messages import (
 )
 from resilio_hpc.launch.protocol.correctness_messages import EqualReplicas, ReplicasDigested, ResultJudged
 from resilio_hpc.launch.protocol.disk_seen import DiskSeen
-from resilio_hpc.launch.protocol.drill_messages import Strike
+from resilio_hpc.launch.protocol.drill_messages import DrillStrike
 from resilio_hpc.launch.protocol.environment_seen import EnvironmentSeen
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -89,6 +89,7 @@ __all__ = [
     "CommitStep",
     "ConfirmStop",
     "DiskSeen",
+    "DrillStrike",
     "End",
     "EndProbe",
     "EnvironmentSeen",
@@ -138,7 +139,6 @@ __all__ = [
     "StepPersisted",
     "StopAnswer",
     "StoreOpened",
-    "Strike",
     "Struct",
     "TerminateRanks",
     "ToAgent",

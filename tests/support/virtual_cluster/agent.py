@@ -277,7 +277,7 @@ class VirtualAgent(Process):
             sights = tuple(training.sight(rank) for rank in local.ranks.values())
             self._world.after(0.1, lambda: self.event(lambda: self.core.ranks.ranks_seen(number, sights)))
 
-    def strike(self, message: m.Strike) -> None:
+    def strike(self, message: m.DrillStrike) -> None:
         raise AssertionError("the faults of virtual hosts are the world's")
 
     def probe(self, message: m.BeginProbe | m.EndProbe) -> None:

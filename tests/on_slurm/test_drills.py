@@ -1,0 +1,86 @@
+"""``resilio drill run`` on a dev cluster that is there, and a campaign that is interrupted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.drills.campaign import PoissonCampaign
+from resilio_hpc.drills.campaign_file import CampaignFile
+from resilio_hpc.drills.campaign_plan import CampaignPlan
+from resilio_hpc.drills.campaign_result import StruckFault
+from resilio_hpc.report.chain.why import read_why
+from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S
+
+
+def drill(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "resilio_hpc.cli.main", "drill", "run", *words]
+    return subprocess.run(argv, capture_output=True, text=True, env=scrubbed(), timeout=4 * PATIENCE_S)
+
+
+def files(cluster: DevCluster) -> set[Path]:
+    return {path for node in cluster.nodes for path in cluster.layout.nvme(node).iterdir()} | set(
+        cluster.shared.iterdir()
+    )
+
+
+def test_a_drill_leaves_its_evidence_and_the_cluster_as_it_was(cluster: DevCluster, tmp_path: Path) -> None:
+    before = files(cluster)
+    done = drill(
+        "node-power-cut-no-spare", "--cluster", cluster.name, "--yes", "--no-torch", "--json", "--evidence",
+        str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(done.stdout)
+    assert record["passed"] and record["recovery_s"] > 0.0 and record["state"].startswith("right: ")
+    folder = Path(record["evidence"])
+    kept = json.loads((folder / "drill.json").read_text())
+    assert kept["name"] == "node power cut, no spare" and len(kept["acts_at"]) == 1
+    assert "was lost" in read_why(folder / kept["run"], time.time()).text
+    assert list((folder / "nvme").glob("*/*/*")), "no stamps were kept"
+    assert not [path for path in folder.rglob("*") if path.name in ("checkpoints", "secret")]
+    assert files(cluster) == before
+    assert set(cluster.node_states().values()) == {"idle"}
+
+
+def test_a_cluster_that_is_in_use_or_too_small_is_left_alone(cluster: DevCluster) -> None:
+    cluster.submit("#!/bin/bash\nsleep 600\n", ["--output=/dev/null"])
+    done = drill("rank-sigkill", "--cluster", cluster.name, "--yes", "--no-torch")
+    assert (done.returncode, "has jobs" in done.stderr) == (2, True), done.stderr
+    done = drill("preempted-cancel", "--cluster", cluster.name, "--yes")
+    assert (done.returncode, "lacks" in done.stderr) == (2, True), done.stderr
+    done = drill("rank-sigkill", "--cluster", cluster.name)  # without a terminal
+    assert (done.returncode, "give --yes" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.slow
+def test_an_interrupted_campaign_keeps_what_it_has(cluster: DevCluster, tmp_path: Path) -> None:
+    weights = {"rank killed": 3.0, "agent killed": 1.0}
+    plan = CampaignPlan(
+        mtbf_s=3.0, duration_s=600.0, seed=3, nodes=2, min_nodes=1, ranks=1, torch=False, weights=weights, every=10
+    )
+    file = CampaignFile(tmp_path / "results.jsonl", plan)
+    file.begin()
+
+    def struck(fault: StruckFault) -> None:
+        file.struck(fault)
+        if len([row for row in file.rows if row["kind"] == "fault"]) == 3:
+            time.sleep(8.0)  # the run recovers
+            raise KeyboardInterrupt
+
+    result = PoissonCampaign(cluster, plan, on_fault=struck).run()
+    file.ended(result)
+    assert result.interrupted and result.passed, result.wrong
+    assert len(result.faults) == 3 and result.lives >= 2
+    assert result.faults[-1].recovery_s is not None
+    assert result.compared > 0 and result.twin_goodput is not None
+    assert 0.0 < result.goodput < 1.0 and result.ledger_goodput == pytest.approx(result.goodput, abs=0.15)
+    again = CampaignFile(tmp_path / "results.jsonl", plan)
+    assert again.part == 1 and again.left_s == pytest.approx(600.0 - result.seconds)
