@@ -91,7 +91,25 @@ def fence_before_steps(who: Fenced) -> None:
             _hook = register_optimizer_step_pre_hook(_before_step)
 
 
-def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Fence before the optimizer changes anything. Torch's own do so after they have called a closure for the first
+    time: the forward and backward pass of PyTorch Lightning, for example.
+    """
+    named = "closure" in kwargs
+    closure = kwargs["closure"] if named else next(iter(args[1:]), None)
+    if closure is None or not type(optimizer).__module__.startswith("torch.optim."):
+        _fence_all()
+        return None
+
+    def evaluate() -> Any:
+        value = closure()
+        _fence_all()
+        return value
+
+    return (args, {**kwargs, "closure": evaluate}) if named else ((args[0], evaluate, *args[2:]), kwargs)
+
+
+def _fence_all() -> None:
     with _lock:
         waiting = list(_fenced)
     for who in waiting:

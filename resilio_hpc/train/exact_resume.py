@@ -12,7 +12,8 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.core.errors import UsageError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_ITERATIONS = 3
 
 
-def warm_up_ddp(model: torch.nn.Module, forward_backward: Callable[[], object]) -> int:
+def warm_up_ddp(model: torch.nn.Module, forward_backward: Callable[[], object] | None = None) -> int:
     """Make every step of this process use the same gradient buckets, and leave no other trace.
 
     Call it on **all** ranks in **every** life, after a fresh start too (a run that restarts from step 0 then repeats
@@ -43,6 +44,10 @@ def warm_up_ddp(model: torch.nn.Module, forward_backward: Callable[[], object]) 
         return 0
     if (model.find_unused_parameters and not model.static_graph) or _has_rebuilt_buckets(model):
         return 0
+    if forward_backward is None:
+        if model.static_graph:
+            return 0  # the graph that it would record is not the model's
+        forward_backward = partial(_zero_gradients, model)
     with _without_trace(model):
         for passes in range(1, _MOST_ITERATIONS + 1):
             forward_backward()
@@ -55,6 +60,28 @@ def warm_up_ddp(model: torch.nn.Module, forward_backward: Callable[[], object]) 
         f"warm_up_ddp: DDP did not rebuild its gradient buckets after {_MOST_ITERATIONS} passes, so this run cannot "
         "resume exactly; forward_backward must call the DDP-wrapped model and backward(), not within no_sync()"
     )
+
+
+def _zero_gradients(model: torch.nn.Module) -> None:
+    """Make a pass whose gradients are zero, and become ready from the last parameter to the first."""
+    module: Any = model.module
+    parameters = [one for one in module.parameters() if one.requires_grad]
+
+    def forward() -> torch.Tensor:
+        total = (parameters[0] * 0).sum()
+        for parameter in parameters[1:]:
+            total = total + (parameter * 0).sum()
+        return total
+
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        model().backward()
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 def _has_rebuilt_buckets(model: torch.nn.Module) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, NoReturn, Protocol
+from typing import NoReturn
 
 from resilio_hpc.ckpt.coordination import agent_link
 from resilio_hpc.core import gloo_groups
@@ -28,28 +28,17 @@ from resilio_hpc.core.rank_link import (
     SaveAt,
     SaveLastStep,
     Section,
-    StepsPlanned,
     StopAt,
     StopConfirmed,
     Stopped,
 )
 from resilio_hpc.train.agreed_stop import AgreedStop, leave_signals_to_the_agent
-from resilio_hpc.train.compared_replicas import sweep_of
 from resilio_hpc.train.last_step import LastStep, StepHolder, the_last_step
 from resilio_hpc.train.logged_values import LoggedValues
 from resilio_hpc.train.place import forget_place, place_in, raise_missing
+from resilio_hpc.train.step_loop import Save, StepLoop, Waitable
 
 
-class Waitable(Protocol):
-    """The result of a save, if any; ``ckpt.SaveHandle`` is one."""
-
-    def wait(self, stage: Literal["committed"]) -> object:
-        """Return when the checkpoint is committed; raise when it never will be: SaveRefused if it may be made again."""
-
-
-Save = Callable[[int], Waitable | None]
-
-CHECKPOINT = "checkpoint"  # the section of saves between steps
 _PATIENCE_S = 10.0  # before a user is told what the end of training waits for
 _LOOK_S = 0.05
 
@@ -102,31 +91,13 @@ class Run:
         ``save=checkpoint.saver(state)`` a failure costs the step that it interrupts, and not those since the last save.
         Where ranks hold the same tensors, a difference of them is known within ``compare_within`` steps (0: never).
         """
-        saved_at, handle = -1, None
-        if self._link is not None and self.rank == 0:
-            self._link.offer(StepsPlanned(start, total))
-        stop = start < total and self._stop_here(start)
-        holder = self._holder_of(save)
-        if holder is not None and start < total:
-            self._hold(holder, start)
-        sweep = sweep_of(holder, self._link, self, compare_within)
+        loop = StepLoop(self, save, every, compare_within)
+        stop = loop.begin(start, total, is_over=start >= total)
         while start < total and not stop:
-            self._doing = start + 1
             yield start
             start += 1
-            if holder is not None:
-                self._hold(holder, start)  # first: a rank may be killed while it saves
-            if sweep is not None:
-                sweep.at_boundary(start)
-            self._report(start)
-            stop = start < total and self._stop_here(start)
-            is_due = (every and start % every == 0) or start == self._save_at
-            if save is not None and is_due and not stop:
-                with self.section(CHECKPOINT):
-                    saved_at, handle = start, save(start)
-        if save is not None and (saved_at != start or handle is not None):
-            self.save_last(start, save, handle if saved_at == start else None)
-        self.finish(start)
+            stop = loop.boundary(start, is_last=start == total)
+        loop.end(start)
         if stop:
             raise SystemExit(0)
 

@@ -1,0 +1,135 @@
+"""Where a ``torch.utils.data.DataLoader`` is in its epoch, so that a restart goes on with the next batch.
+
+A loader draws its order when an iteration begins: from the global random number generators, or from its own. The
+position is the state of these at that moment, and the number of batches that were taken since. To go on, the iteration
+is begun again in the same state, and what was taken is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from resilio_hpc.ckpt.state.rng import rng_state, set_rng_state
+
+
+class LoaderPosition:
+    """The position in one loader, for loops that iterate over it themselves, as ``iter(loader)``.
+
+    A loader with ``state_dict()`` and ``load_state_dict()`` of its own (torchdata's StatefulDataLoader) keeps its
+    position itself. Loaders of other kinds begin in no known state: their batches are counted alone.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        """Take note of the loader's iterations from here on."""
+        self.loader = loader
+        self.is_own = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._begun: Any = None  # the generators when this iteration began
+        self._pending: tuple[int, Any] | None = None  # batches to pass over, in the iteration that begins next
+        self._to_replay = 0
+        self._now: Any = None  # the global generators, to be put back when these are passed over
+        self._place = "" if self.is_own else _index_place(loader)
+        if self._place:
+            inner = getattr(loader, self._place)
+            loader.__dict__[self._place] = _Indices(inner.inner if type(inner) is _Indices else inner, self._begin)
+
+    def state(self, taken: int) -> dict[str, Any]:
+        """Return the position after ``taken`` batches of this iteration."""
+        if self.is_own:
+            return {"own": self.loader.state_dict(), "taken": taken}
+        return {"begun": self._begun, "taken": taken, "generators": self._generators()}
+
+    def load(self, state: dict[str, Any], between: bool = False) -> None:
+        """Have the iteration that begins next go on from there. ``between``: it is a new one."""
+        if self.is_own:
+            if "own" in state:
+                self.loader.load_state_dict(state["own"])
+            return
+        self._set_generators(state["generators"])
+        self._pending = None if between else (state["taken"], state["begun"])
+
+    def pass_over(self, take: Callable[[], object]) -> None:
+        """After the iteration began: take batches that were taken before, and put the global generators back."""
+        replayed, self._to_replay = self._to_replay, 0
+        for _ in range(replayed):
+            take()
+        if self._now is not None:
+            set_rng_state(self._now)
+            self._now = None
+
+    def begin_other(self) -> None:
+        """Begin an iteration of a loader of another kind, whose beginning is not seen."""
+        if not self._place and not self.is_own and self._pending is not None:
+            (self._to_replay, _), self._pending, self._now = self._pending, None, rng_state()
+
+    # -- within the loader -----------------------------------------------------------------------------------------
+
+    def _begin(self, inner: Any) -> Iterator[Any]:
+        """Begin an iteration over the indices of batches. The loader has drawn nothing for it yet."""
+        if self._pending is None:
+            self._begun = {"random": rng_state(), "generators": self._generators()}
+            return iter(inner)
+        (taken, begun), self._pending = self._pending, None
+        now = rng_state()
+        if begun is not None:
+            set_rng_state(begun["random"])
+            self._set_generators(begun["generators"])
+            self._begun = begun
+        if self._is_replayed():
+            self._to_replay, self._now = taken, now
+            return iter(inner)
+        return _passed(iter(inner), taken, now)
+
+    def _is_replayed(self) -> bool:
+        """Return whether batches are taken again: what workers, or an iterable, hand out depends on those before."""
+        from torch.utils.data import IterableDataset
+
+        return self.loader.num_workers > 0 or isinstance(self.loader.dataset, IterableDataset)
+
+    def _own_generators(self) -> list[Any]:
+        sampler = getattr(self.loader, "sampler", None)
+        batches = getattr(self.loader, "batch_sampler", None)
+        owners = (self.loader, sampler, batches, getattr(batches, "sampler", None))
+        found = [getattr(owner, "generator", None) for owner in owners]
+        return list({id(one): one for one in found if hasattr(one, "get_state")}.values())
+
+    def _generators(self) -> list[bytes]:
+        return [one.get_state().numpy().tobytes() for one in self._own_generators()]
+
+    def _set_generators(self, states: list[bytes]) -> None:
+        import torch
+
+        for one, state in zip(self._own_generators(), states, strict=True):
+            one.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+class _Indices:
+    """A loader's batch sampler, or sampler, whose iterations are seen as they begin."""
+
+    def __init__(self, inner: Any, begin: Callable[[Any], Iterator[Any]]) -> None:
+        self.inner, self._begin = inner, begin
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin(self.inner)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+
+def _passed(indices: Iterator[Any], taken: int, now: Any) -> Iterator[Any]:
+    for _ in range(taken):
+        next(indices, None)
+    set_rng_state(now)
+    yield from indices
+
+
+def _index_place(loader: Any) -> str:
+    """Return the attribute of a DataLoader that gives the indices of its batches; "" for other loaders."""
+    from torch.utils.data import DataLoader
+
+    if not isinstance(loader, DataLoader):
+        return ""
+    return "sampler" if loader.batch_sampler is None else "batch_sampler"
