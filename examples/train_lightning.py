@@ -28,7 +28,13 @@ class Sine(pl.LightningModule):
         super().__init__()
         self.args = args
         self.net = nn.Sequential(
-            nn.Linear(1, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
+            nn.Linear(1, 32),
+            nn.BatchNorm1d(32),
+            nn.Tanh(),
+            nn.Dropout(0.1),
+            nn.Linear(32, 32),
+            nn.Tanh(),
+            nn.Linear(32, 1),
         )
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
@@ -78,8 +84,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     pl.seed_everything(1 + int(os.environ.get("RANK", "0")))
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = pl.Trainer(
-        accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), strategy="ddp" if "RANK" in os.environ else "auto",
+        accelerator="cpu", devices=ranks, strategy="ddp" if "RANK" in os.environ else "auto",
         max_epochs=args.epochs, accumulate_grad_batches=args.accumulate, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[ResilioCallback(every=args.every)],  # <-
     )  # fmt: skip

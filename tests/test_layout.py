@@ -29,6 +29,7 @@ FLOORS: dict[str, set[str]] = {
     "metrics": UPPER | {"diagnose"},
     "launch": UPPER | {"diagnose", "watch", "metrics"},
     "train": UPPER | {"diagnose"},
+    "frameworks": UPPER | {"train"},
     "report": UPPER | {"diagnose"},
     "devtools": UPPER | {"train", "report"},
     "drills": UPPER | {"launch", "train", "report", "devtools"},

@@ -92,8 +92,9 @@ def fence_before_steps(who: Fenced) -> None:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    """Fence before the optimizer changes anything. Torch's own do so after they have called a closure for the first
-    time: the forward and backward pass of PyTorch Lightning, for example.
+    """Fence before the optimizer changes anything.
+
+    Torch's own do so after they have called a closure for the first time: Lightning's forward and backward pass.
     """
     named = "closure" in kwargs
     closure = kwargs["closure"] if named else next(iter(args[1:]), None)

@@ -143,19 +143,19 @@ class ResilioCallback(_callback_base()):  # type: ignore[misc]
             self._run.log(self._state.completed + 1, loss=loss)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """What follows, other callbacks' saves among it, is no step."""
+        """Enter a section: other callbacks' saves follow."""
         self._enter_section("end of epoch")
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Steps again."""
+        """Leave the section: steps again."""
         self._leave_section()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Validation is no step."""
+        """Enter a section: validation is no step."""
         self._enter_section("validation")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Validation is over."""
+        """Leave the section, and keep what was found."""
         self._leave_section()
         if self._state is not None and not trainer.sanity_checking:
             self._state.keep_metrics()

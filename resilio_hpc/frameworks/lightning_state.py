@@ -72,8 +72,7 @@ class LightningState:
         added: dict[str, Any] = {}
         askers = [one for one in (*trainer.callbacks, module) if _has_own_hook(one, "on_save_checkpoint")]
         if askers:
-            base = trainer.current_epoch, trainer.global_step, "", module.state_dict(), {}, callbacks
-            added = dict(zip(_BASE, base, strict=True))
+            added = self._base({}, callbacks)
             self.is_asking = True
             try:
                 for one in askers:
@@ -83,6 +82,12 @@ class LightningState:
             added = {key: value for key, value in added.items() if key not in _BASE}
         data = trainer.datamodule.state_dict() if trainer.datamodule is not None else {}
         return {"callbacks": callbacks, "added": added, "datamodule": data}
+
+    def _base(self, loops: Any, callbacks: Any) -> dict[str, Any]:
+        """Return what hooks expect in a checkpoint of Lightning besides what they add."""
+        trainer = self.trainer
+        values = trainer.current_epoch, trainer.global_step, "", trainer.lightning_module.state_dict(), loops, callbacks
+        return dict(zip(_BASE, values, strict=True))
 
     # -- going on --------------------------------------------------------------------------------------------------
 
@@ -95,17 +100,18 @@ class LightningState:
         self._is_epoch_end = found["is_epoch_end"]
         trainer.fit_loop.load_state_dict(found["loops"])
         self._metrics = dict(found["metrics"])
-        known = {name: torch.tensor(value, device=trainer.strategy.root_device) for name, value in self._metrics.items()}
+        known = {
+            name: torch.tensor(value, device=trainer.strategy.root_device) for name, value in self._metrics.items()
+        }
         trainer._logger_connector._callback_metrics.update(known)
         warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         module = trainer.lightning_module
         for one in trainer.callbacks:
             if one.state_key in found["callbacks"]:
                 one.load_state_dict(copy.deepcopy(found["callbacks"][one.state_key]))
-        base = trainer.current_epoch, found["global_step"], "", module.state_dict(), found["loops"], found["callbacks"]
         for one in (*trainer.callbacks, module):
             if _has_own_hook(one, "on_load_checkpoint"):
-                added = {**dict(zip(_BASE, base, strict=True)), **found["added"]}
+                added = {**self._base(found["loops"], found["callbacks"]), **found["added"]}
                 one.on_load_checkpoint(added) if one is module else one.on_load_checkpoint(trainer, module, added)
         if trainer.datamodule is not None and found["datamodule"]:
             trainer.datamodule.load_state_dict(found["datamodule"])

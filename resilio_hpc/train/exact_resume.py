@@ -68,7 +68,7 @@ def _zero_gradients(model: torch.nn.Module) -> None:
     parameters = [one for one in module.parameters() if one.requires_grad]
 
     def forward() -> torch.Tensor:
-        total = (parameters[0] * 0).sum()
+        total: torch.Tensor = (parameters[0] * 0).sum()
         for parameter in parameters[1:]:
             total = total + (parameter * 0).sum()
         return total

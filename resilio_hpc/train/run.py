@@ -38,7 +38,6 @@ from resilio_hpc.train.logged_values import LoggedValues
 from resilio_hpc.train.place import forget_place, place_in, raise_missing
 from resilio_hpc.train.step_loop import Save, StepLoop, Waitable
 
-
 _PATIENCE_S = 10.0  # before a user is told what the end of training waits for
 _LOOK_S = 0.05
 

@@ -402,7 +402,7 @@ def test_the_optimizers_first_step_makes_parts_and_records_go_on_being_made_befo
 
 @pytest.mark.parametrize("named", [True, False])
 def test_the_passes_of_a_closure_are_no_part_of_the_optimizers_step(rank: Rank, named: bool) -> None:
-    """PyTorch Lightning hands forward and backward pass to ``step``: a peer that is lost in them costs this step only."""
+    """PyTorch Lightning hands both passes to ``step``: a peer that is lost in them costs this step only."""
     rank.saver.hold(4)
     before = rank.weight()
     found: list[object] = []

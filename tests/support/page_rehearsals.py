@@ -155,6 +155,7 @@ wait_for committed run
         },
     ),
     "faq": Rehearsal(),
+    "frameworks": Rehearsal(elsewhere={"resilio-launch": "tests/frameworks"}),
     "hangs": Rehearsal(
         prepare=_WITH_TRAIN
         + "mkdir runs; resilio-launch --run-dir runs/large --nproc-per-node 1 --no-torch train.py >/dev/null 2>&1\n",

@@ -1,0 +1,31 @@
+#!/bin/sh
+# .venv-frameworks: the frameworks that resilio_hpc.frameworks adapts to, by name, from the package index that pip is set
+# to. `make test-all` calls it. The environment lies on top of .venv, so torch is not installed again, and other tests see
+# nothing of it. What cannot be had is left out with one line; its tests are then skipped and say so.
+set -u
+cd "$(dirname "$0")/.."
+. scripts/logged.sh
+
+pip() { .venv/bin/python -m pip --python .venv-frameworks/bin/python "$@" --disable-pip-version-check --no-input -c constraints.txt; }
+
+# framework STAMP PACKAGE==VERSION…
+framework() {
+    stamp=.setup/framework-$1.stamp
+    shift
+    [ "$(cat "$stamp" 2>/dev/null)" != "$base $*" ] || return 0
+    logged frameworks "installing $*" pip install "$@" || say "$* cannot be had here; its tests are skipped"
+    echo "$base $*" >"$stamp"
+}
+
+base=$(echo "$PWD" | cat - constraints.txt | sha256sum | cut -d ' ' -f 1)
+if [ "$(cat .venv-frameworks/base 2>/dev/null)" != "$base" ]; then
+    logged frameworks "making .venv-frameworks" .venv/bin/python -m venv --without-pip --clear .venv-frameworks || exit 0
+    packages=$(.venv/bin/python -c 'import site; print(site.getsitepackages()[0])')
+    own=$(.venv-frameworks/bin/python -c 'import site; print(site.getsitepackages()[0])')
+    echo "import site; site.addsitedir('$packages')" >"$own/base.pth"
+    echo "$base" >.venv-frameworks/base
+    rm -f .setup/framework-*.stamp
+fi
+framework lightning lightning==2.6.6
+framework transformers transformers==5.24.0 accelerate==1.15.0
+framework torchdata torchdata==0.11.0

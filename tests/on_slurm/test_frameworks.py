@@ -1,0 +1,57 @@
+"""A framework's script in a chain of real jobs: stopped before the time limit, gone on from in the next job."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from resilio_hpc.core.ledger import read_ledger
+from resilio_hpc.devtools.devcluster import DevCluster
+from tests.support.environments import ROOT
+from tests.support.frameworks.runs import PYTHON, need_framework
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """#!/bin/bash
+#SBATCH --chdir=/shared/{name} --output=/shared/{name}/output.txt --open-mode=append
+#SBATCH --nodes=1 --no-kill --time=10
+export OMP_NUM_THREADS=1
+exec {python} -m resilio_hpc.cli.resilio_launch --chain --run-dir /shared/{name}/run --nproc-per-node 2 {script}
+"""
+EXAMPLES = {"lightning": ("lightning", "train_lightning.py --epochs 3 --every 1000 --step-seconds 0.1")}
+
+
+def jobs_of(cluster: DevCluster, example: str, name: str, end_first: bool) -> tuple[dict[str, object], list[int]]:
+    """Run the chain to its end. Returns what the script wrote, and the steps that its jobs began from."""
+    folder = cluster.shared / name
+    folder.mkdir()
+    script = f"{ROOT}/examples/{example} --hash-file /shared/{name}/end.json"
+    first = cluster.submit(SCRIPT.format(name=name, python=PYTHON, script=script))
+
+    def events(kind: str) -> list[dict[str, object]]:
+        ledger = folder / "run" / "ledger"
+        return [one.fields for one in read_ledger(ledger) if one.kind == kind] if ledger.exists() else []
+
+    def said() -> str:
+        output = folder / "output.txt"
+        return output.read_text()[-3000:] if output.exists() else ""
+
+    until(lambda: events("first_step"), "a first step", said, poll_s=0.2)
+    if end_first:
+        cluster.end_at_time_limit(first, 20)
+    until((folder / "end.json").exists, "the end of training", said, poll_s=0.2)
+    until(lambda: not cluster.run("ctl", ["squeue", "-h"]).stdout, "an empty queue", said, poll_s=0.2)
+    end: dict[str, object] = json.loads((folder / "end.json").read_text())
+    return end, [int(str(one.get("restored", -1))) for one in events("first_step")]
+
+
+@pytest.mark.parametrize("framework", EXAMPLES)
+def test_a_chain_over_a_time_limit_ends_with_the_same_bits(cluster: DevCluster, framework: str) -> None:
+    module, example = EXAMPLES[framework]
+    need_framework(module)
+    undisturbed, _ = jobs_of(cluster, example.replace("0.1", "0"), f"{framework}-whole", False)
+    end, starts = jobs_of(cluster, example, f"{framework}-chain", True)
+    assert len(starts) == 2 and starts[0] == -1 < starts[1]
+    assert end == undisturbed

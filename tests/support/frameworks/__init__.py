@@ -1,0 +1,1 @@
+"""Support of the tests with real frameworks."""
