@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
 
+from resilio_hpc.ckpt.coordination.agent_link import AgentLink
 from resilio_hpc.core.rank_link import StepsPlanned
 from resilio_hpc.train.compared_replicas import sweep_of
-
-if TYPE_CHECKING:
-    from resilio_hpc.train.run import Run
+from resilio_hpc.train.last_step import StepHolder
+from resilio_hpc.train.validation.replica_groups import ReplicaPlace
 
 
 class Waitable(Protocol):
@@ -24,6 +25,31 @@ Save = Callable[[int], Waitable | None]
 CHECKPOINT = "checkpoint"  # the section of saves between steps
 
 
+class StepKeeper(ReplicaPlace, Protocol):
+    """What keeps account of this process's steps: ``train.Run``."""
+
+    _link: AgentLink | None
+    _doing: int
+    _save_at: int
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Do something beside the steps."""
+
+    def save_last(self, completed: int, save: Save, handle: Waitable | None = None) -> None:
+        """Save before leaving."""
+
+    def finish(self, completed: int) -> None:
+        """Leave training on purpose."""
+
+    def _holder_of(self, save: object) -> StepHolder | None: ...
+
+    def _hold(self, holder: StepHolder, step: int) -> None: ...
+
+    def _report(self, completed: int) -> None: ...
+
+    def _stop_here(self, completed: int) -> bool: ...
+
+
 class StepLoop:
     """One loop over steps: ``begin``, ``boundary`` after each step, ``end``.
 
@@ -31,7 +57,7 @@ class StepLoop:
     its ``boundary``.
     """
 
-    def __init__(self, run: Run, save: Save | None, every: int, compare_within: int = 100) -> None:
+    def __init__(self, run: StepKeeper, save: Save | None, every: int, compare_within: int = 100) -> None:
         """As ``Run.steps``."""
         self._run, self._save, self._every = run, save, every
         self._compare_within = compare_within
