@@ -398,33 +398,3 @@ def test_the_optimizers_first_step_makes_parts_and_records_go_on_being_made_befo
     finally:
         dist.destroy_process_group()
         overlap._fenced.discard(saver)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_the_passes_of_a_closure_are_no_part_of_the_optimizers_step(rank: Rank, named: bool) -> None:
-    """PyTorch Lightning hands both passes to ``step``: a peer that is lost in them costs this step only."""
-    rank.saver.hold(4)
-    before = rank.weight()
-    found: list[object] = []
-
-    def closure() -> None:
-        rank.optimizer.zero_grad()
-        rank.work()
-        found.append(rank.saver.save_held())
-
-    rank.optimizer.step(closure=closure) if named else rank.optimizer.step(closure)
-    assert found == [4] and rank.saved(4)["model"]["weight"].flatten().tolist() == before != rank.weight()
-    with pytest.raises(NotHeld, match="an optimizer's step had begun"):
-        rank.saver.save_held()
-
-
-def test_an_optimizer_of_another_kind_may_change_parameters_before_its_closure(rank: Rank) -> None:
-    class Early(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            with pytest.raises(NotHeld):
-                rank.saver.save_held()
-            return super().step(closure)
-
-    rank.optimizer = Early(rank.model.parameters(), lr=0.1)
-    rank.saver.hold(4)
-    rank.optimizer.step(rank.work)

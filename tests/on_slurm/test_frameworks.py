@@ -20,7 +20,7 @@ SCRIPT = """#!/bin/bash
 export OMP_NUM_THREADS=1
 exec {python} -m resilio_hpc.cli.resilio_launch --chain --run-dir /shared/{name}/run --nproc-per-node 2 {script}
 """
-EXAMPLES = {"lightning": ("lightning", "train_lightning.py --epochs 3 --every 1000 --step-seconds 0.1")}
+EXAMPLES = {"lightning": ("lightning", "train_lightning.py --epochs 3 --every 1000 --step-seconds 0.5")}
 
 
 def jobs_of(cluster: DevCluster, example: str, name: str, end_first: bool) -> tuple[dict[str, object], list[int]]:
@@ -51,7 +51,7 @@ def jobs_of(cluster: DevCluster, example: str, name: str, end_first: bool) -> tu
 def test_a_chain_over_a_time_limit_ends_with_the_same_bits(cluster: DevCluster, framework: str) -> None:
     module, example = EXAMPLES[framework]
     need_framework(module)
-    undisturbed, _ = jobs_of(cluster, example.replace("0.1", "0"), f"{framework}-whole", False)
+    undisturbed, _ = jobs_of(cluster, example.replace("0.5", "0"), f"{framework}-whole", False)
     end, starts = jobs_of(cluster, example, f"{framework}-chain", True)
     assert len(starts) == 2 and starts[0] == -1 < starts[1]
     assert end == undisturbed
