@@ -39,7 +39,7 @@ def test_the_passes_of_a_closure_are_no_part_of_the_step(named: bool) -> None:
     optimizer = torch.optim.SGD([weight.parameter], lr=0.25)
     loss = optimizer.step(closure=weight.closure) if named else optimizer.step(weight.closure)
     assert weight.notes == [("passes", 1.0), ("fence", 1.0)]
-    assert float(loss) == 2.0 and float(weight.parameter.detach()[0]) == 0.5
+    assert float(loss.detach()) == 2.0 and float(weight.parameter.detach()[0]) == 0.5
     weight.notes.clear()
     optimizer.step()
     assert weight.notes == [("fence", 0.5)]
@@ -49,7 +49,7 @@ def test_a_closure_that_is_called_again_finds_the_fence_passed() -> None:
     weight = Weight()
     torch.optim.LBFGS([weight.parameter], lr=0.1, max_iter=3).step(weight.closure)
     assert [what for what, _ in weight.notes][:2] == ["passes", "fence"]
-    before_fence = [value for what, value in weight.notes if what == "fence"][0]
+    before_fence = next(value for what, value in weight.notes if what == "fence")
     assert before_fence == 1.0 and float(weight.parameter.detach()[0]) != 1.0
 
 
