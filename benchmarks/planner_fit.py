@@ -11,7 +11,7 @@ from resilio_hpc.autoparallel.base.efficiency import Bounds, Efficiency, bounds,
 from resilio_hpc.autoparallel.cost.cost import iteration
 from resilio_hpc.autoparallel.measure.calibrate import Vector, jacobian
 from resilio_hpc.autoparallel.measure.nearby import CLUSTER, EXPERTS
-from resilio_hpc.autoparallel.measure.predict import problem
+from resilio_hpc.autoparallel.measure.unstated import problem
 from resilio_hpc.autoparallel.measure.rows import Case
 
 ROBUST = 1.5  # residuals beyond this many standard deviations pull no harder (Huber)

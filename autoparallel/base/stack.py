@@ -19,10 +19,12 @@ class Settings(Generic[Number, Flag, Real]):
     ``precision``: bits of the operands of matrix products; ``row_scales``: fp8 with a scale per row.
     ``flash``: fused attention, 1 and 2 the versions of FlashAttention, 3 cuDNN's and Transformer Engine's kernels.
     ``fused``: elementwise kernels are fused. ``causal``: the attention kernel skips masked tiles.
-    ``overlap_dp``: gradients are reduced behind the last backward pass.
+    ``overlap_dp``: 1: gradients are reduced behind the last backward pass; 2: and parameters gathered behind the first
+    forward pass, layer by layer.
     ``overlap_tp``: tensor-parallel communication beside products, 0 never, 1 in the backward pass, 2 in both.
     ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
     ``grad_bytes``: bytes per element of reduced gradients; ``both_grads``: half-precision ones are kept beside them.
+    ``adds_in_product``: the product that gives a weight's gradient adds it to those of earlier micro-batches.
     ``gather_whole``: ZeRO-3 gathers tensor by tensor, each over one rail at a time.
     ``overlap_ep``: with an interleaved pipeline, expert-parallel communication runs beside another chunk's compute.
     ``balanced``: routing is forced to load all experts alike, as it is in benchmarks.
@@ -47,10 +49,11 @@ class Settings(Generic[Number, Flag, Real]):
     flash: Number = default(3)
     fused: Flag = default(True)
     causal: Flag = default(True)
-    overlap_dp: Flag = default(True)
+    overlap_dp: Number = default(1)
     overlap_tp: Number = default(1)
     scatter_p2p: Flag = default(True)
     grad_bytes: Number = default(4)
+    adds_in_product: Flag = default(False)
     gather_whole: Flag = default(False)
     dispatch_once: Flag = default(False)
     fused_experts: Flag = default(False)

@@ -12,7 +12,7 @@ from resilio_hpc.autoparallel.base.hardware import Machines
 from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
 from resilio_hpc.autoparallel.base.stack import Stacks
 from resilio_hpc.autoparallel.cost.collectives import Groups, all_reduce, all_to_all, gather, groups, transfer
-from resilio_hpc.autoparallel.cost.schedule import pipeline_time
+from resilio_hpc.autoparallel.cost.schedule import StageSeconds, pipeline_time
 from resilio_hpc.autoparallel.model import operators
 from resilio_hpc.autoparallel.model.operators import Work
 from resilio_hpc.autoparallel.model.transformer import Transformers
@@ -117,14 +117,24 @@ def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) 
     return _Layer(work.layer, tensor, expert, context, total - device, total)
 
 
-def _gradients(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
-    """Seconds of the data-parallel reduction of one stage's gradients (and gathering of parameters, ZeRO-1)."""
+def _gradients(problem: Problem, group: Groups, efficiency: Efficiency, layers: Column, layer: _Layer, forward: Column) -> Column:
+    """Seconds of the data-parallel reduction of one stage's gradients, and gathering of parameters (ZeRO-1), not hidden.
+
+    Where the software overlaps, gradients are reduced behind the last backward pass; with ``overlap_dp`` 2 parameters
+    are gathered behind the first forward pass, and of either what a layer moves is left at the end.
+    """
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
     held = held_parameters(problem)
     size, machines = held * stacks.grad_bytes, problem.machines
-    scattered = gather(size, group.dp, machines, efficiency) + gather(held * 2.0, group.dp, machines, efficiency)
-    time = np.where(layouts.zero >= 1, scattered, all_reduce(size, group.dp, machines, efficiency))
-    return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, time)
+    scatter, gathering = gather(size, group.dp, machines, efficiency), gather(held * 2.0, group.dp, machines, efficiency)
+    whole = np.where(layouts.zero >= 1, scatter + gathering, all_reduce(size, group.dp, machines, efficiency))
+    behind = efficiency.dp_overlap * layers * layer.total
+    once = np.maximum(whole - np.where(stacks.overlap_dp > 0, 0.6 * behind, 0.0), 0.1 * whole)
+    last = 1 / np.maximum(layers, 1)
+    parts = np.maximum(scatter - (1 - forward) * behind, last * scatter)
+    parts = parts + np.maximum(gathering - forward * behind, last * gathering)
+    exposed = np.where((stacks.overlap_dp > 1) & (layouts.zero >= 1), parts, once)
+    return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, exposed)
 
 
 def stage_layers(problem: Problem) -> tuple[Column, Column]:
@@ -163,10 +173,9 @@ def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     slowest = np.maximum(layers * layer.total, ends * layer.total + head) + step
     total = models.layers * layer.total + layouts.pp * step + head
     count = layouts.micro_batches
-    pipeline = pipeline_time(slowest, np.maximum(total, slowest), count, layouts.vpp, layouts.zero_bubble)
-    reduction = _gradients(problem, group, efficiency)
-    hidden = np.where(stacks.overlap_dp > 0, efficiency.dp_overlap * layers * layer.total * 0.6, 0.0)
-    exposed = np.maximum(reduction - hidden, 0.1 * reduction)
+    stage = StageSeconds(slowest, np.maximum(total, slowest), work.forward, work.weights)
+    pipeline = pipeline_time(stage, count, layouts.pp, layouts.vpp, layouts.schedule)
+    exposed = _gradients(problem, group, efficiency, layers, layer, work.forward)
     optimizer = operators.optimizer_time(held_parameters(problem), layouts, machines, efficiency)
     fixed = efficiency.host_step_us * 1e-6
     nodes = np.maximum(layouts.num_gpus / machines.node_gpus, 1)

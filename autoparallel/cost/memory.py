@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from resilio_hpc.autoparallel.base.columns import Column, Columns
-from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
+from resilio_hpc.autoparallel.base.layout import Layouts, Recompute, Schedule
 from resilio_hpc.autoparallel.cost.cost import Problem, stage_layers
+from resilio_hpc.autoparallel.cost.schedule import in_flight
 
 WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
 CONTEXT = 1.2e9  # CUDA context and loaded kernels; seen by nvidia-smi only
@@ -78,6 +79,7 @@ def _state_bytes(problem: Problem) -> tuple[Column, Column]:
     weights, grads = 2.0 * np.ones_like(optimizer), stacks.grad_bytes + 2 * stacks.both_grads
     sharded_all = np.where(stacks.fp32_weights > 0, 16.0, weights + grads + optimizer)
     whole = np.where(zero >= 3, 0.0, weights + np.where(zero >= 2, 0.0, grads))
+    whole = whole * np.where(layouts.schedule == Schedule.DUALPIPE, 2, 1)  # a rank is a stage of both directions
     sharded = np.where(zero >= 3, sharded_all, np.where(zero >= 2, grads + optimizer, optimizer))
     replicas = np.where(zero >= 1, layouts.dp * layouts.cp, 1)
     alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * _expert_tp(problem))
@@ -140,15 +142,6 @@ def _checkpointed(problem: Problem) -> Column:
     return tokens * 2 * (models.hidden / whole + split / layouts.tp + last)
 
 
-def _in_flight(problem: Problem, after: Column) -> Column:
-    """Micro-batches whose activations a stage with so many after it holds at once, in units of all its layers."""
-    layouts = problem.layouts
-    vpp = layouts.vpp
-    chunks = 2 * after + (vpp - 1) * layouts.pp + 1
-    held = np.where(vpp > 1, np.minimum(chunks, layouts.micro_batches * vpp) / vpp, after + 1)
-    return np.minimum(held, layouts.micro_batches)
-
-
 def _activations(problem: Problem, layers: Column, after: Column) -> _Activations:
     layouts, stacks = problem.layouts, problem.stacks
     full, stored = _layer_activations(problem)
@@ -156,11 +149,12 @@ def _activations(problem: Problem, layers: Column, after: Column) -> _Activation
     each = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.ALTERNATE], [stored, some], full
     )
+    held = in_flight(after, layouts.micro_batches, layouts.pp, layouts.vpp, layouts.schedule)
     sent = np.where((stacks.keeps_outputs > 0) & (after > 0), layouts.vpp * stored, 0.0)
     working = np.where(layouts.recompute == Recompute.NONE, 0.0, full)
     # of attention and MLP, where sequence parallelism has sharded them
     again = np.where((stacks.keeps_gathered > 0) & (layouts.sequence_parallel > 0), 2 * (layouts.tp - 1) * stored, 0.0)
-    return _Activations(_in_flight(problem, after) * (layers * each + sent), working + again)
+    return _Activations(held * (layers * each + sent), working + again)
 
 
 def _head(problem: Problem) -> tuple[Column, Column]:

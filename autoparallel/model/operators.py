@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
@@ -24,17 +26,23 @@ KERNEL_S = 3e-6  # ramp and tail of one kernel, CUDA launch-to-launch on the dev
 class Work:
     """Seconds per micro-batch on one GPU, forward, backward, recomputation: of a layer, of both ends of the model.
 
-    ``host``: the host's seconds per layer.
+    ``forward``: share of a layer's time in its forward pass; ``weights``: in products that give gradients of weights,
+    which nothing of this micro-batch waits for. ``host``: the host's seconds per layer.
     """
 
     layer: Column
     head: Column
     host: Column
+    forward: Column
+    weights: Column
 
 
 @dataclass(frozen=True)
 class _Rates:
-    """Rates that this software reaches on this machine."""
+    """Rates that this software reaches on this machine.
+
+    ``gradient``: bytes that a product moves per gradient of a weight.
+    """
 
     products: Column
     attention: Column
@@ -44,6 +52,7 @@ class _Rates:
     wave: float
     depth: float
     misaligned: float
+    gradient: Column
 
 
 def _by_arch(machines: Machines, volta: float, ampere: float, hopper: float, blackwell: float) -> Column:
@@ -51,7 +60,7 @@ def _by_arch(machines: Machines, volta: float, ampere: float, hopper: float, bla
     return np.asarray(values[machines.arch.astype(int)])
 
 
-def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates:
+def _rates(machines: Machines, layouts: Layouts, stacks: Stacks, efficiency: Efficiency) -> _Rates:
     part = _by_arch(
         machines, efficiency.gemm_volta, efficiency.gemm_ampere, efficiency.gemm_hopper, efficiency.gemm_blackwell
     )
@@ -81,24 +90,30 @@ def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates
         wave=efficiency.wave,
         depth=efficiency.depth,
         misaligned=efficiency.misaligned,
+        gradient=np.where(_adds_in_product(layouts, stacks), 2.0 * stacks.grad_bytes, 2.0),
     )
 
 
-def _product(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> Column:
-    """Return the seconds of ``count`` products of (m, k) by (k, n) in one kernel."""
+def _product(
+    m: Column, n: Column, k: Column, count: Column | float, rates: _Rates, result: Column | float = 2
+) -> Column:
+    """Return the seconds of ``count`` products of (m, k) by (k, n) in one kernel. ``result``: bytes moved per entry."""
     waves = count * np.ceil(m / TILE) * np.ceil(n / WIDE_TILE) / rates.sms
     reach = waves / (waves + rates.wave) * k / (k + rates.depth)
     aligned = (np.mod(n, ALIGNED) == 0) & (np.mod(k, ALIGNED) == 0)
     reach = reach * np.where(aligned, 1.0, rates.misaligned)
     compute = 2 * count * m * n * k / (rates.products * reach)
-    traffic = 2 * count * (m * n + m * k + k * n) / rates.memory
+    traffic = count * (result * m * n + 2 * (m * k + k * n)) / rates.memory
     return np.maximum(compute, traffic) + KERNEL_S
 
 
-def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> tuple[Column, Column]:
-    """Return the seconds of a linear layer: forward, and backward (gradients of its input and of its weights)."""
-    forward = _product(m, n, k, count, rates)
-    return forward, _product(m, k, n, count, rates) + _product(k, n, m, count, rates)
+_Linear: TypeAlias = tuple[Column, Column, Column]
+
+
+def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> _Linear:
+    """Return the seconds of a linear layer: forward, gradients of its input, gradients of its weights."""
+    weights = _product(k, n, m, count, rates, rates.gradient)
+    return _product(m, n, k, count, rates), _product(m, k, n, count, rates), weights
 
 
 def _attention(
@@ -146,8 +161,8 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
 
 def _layer_products(
     models: Transformers, layouts: Layouts, stacks: Stacks, rates: _Rates, efficiency: Efficiency
-) -> tuple[Column, Column]:
-    """Return the seconds of all linear layers of an average layer: forward and backward."""
+) -> _Linear:
+    """Return the seconds of all linear layers of an average layer, as ``_linear``."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
     tp = layouts.tp
     parts = [
@@ -169,7 +184,11 @@ def _layer_products(
         with_shared = models.moe_share * (models.shared_ffn > 0)
         parts.append((_linear(tokens, models.matrices * shared, models.hidden, 1, rates), with_shared))
         parts.append((_linear(tokens, models.hidden, shared, 1, rates), with_shared))
-    return sum(f * w for (f, _), w in parts), sum(b * w for (_, b), w in parts)  # type: ignore[return-value]
+    return tuple(sum(times[part] * share for times, share in parts) for part in range(3))  # type: ignore[return-value]
+
+
+def _adds_in_product(layouts: Layouts, stacks: Stacks) -> NDArray[np.bool_]:
+    return np.asarray((stacks.adds_in_product > 0) & (layouts.micro_batches > 1) & (layouts.zero < 3))
 
 
 def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Column:
@@ -178,14 +197,16 @@ def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Col
     FSDP first lays the layer's gradients side by side and casts them for the reduction.
     """
     held = (models.layer_parameters + models.layer_expert_parameters / layouts.ep) / layouts.tp
-    added = np.where(layouts.micro_batches > 1, held * (2 * stacks.grad_bytes + 2), 0.0)
+    apart = (layouts.micro_batches > 1) & ~_adds_in_product(layouts, stacks)
+    added = np.where(apart, held * (2 * stacks.grad_bytes + 2), 0.0)
     return np.where(layouts.zero >= 3, added / layouts.dp + held * (6 + stacks.grad_bytes), added)
 
 
 def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency) -> Work:
     """Return the seconds of one layer and of embedding, head and loss for one micro-batch on one GPU."""
-    rates = _rates(machines, stacks, efficiency)
-    forward, backward = _layer_products(models, layouts, stacks, rates, efficiency)
+    rates = _rates(machines, layouts, stacks, efficiency)
+    forward, inputs, weights = _layer_products(models, layouts, stacks, rates, efficiency)
+    backward = inputs + weights
     core, core_back = _attention(models, layouts, stacks, rates, efficiency)
     passes = _elementwise(models, layouts, stacks, efficiency) / rates.memory
     full = (layouts.recompute == Recompute.FULL) * 1.0
@@ -196,14 +217,15 @@ def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Sta
     layer = layer + _accumulation(models, layouts, stacks) / rates.memory
     tokens = layouts.micro_batch * models.seq / layouts.cp
     vocab = models.vocab / layouts.tp
-    logits, logits_back = _linear(tokens, vocab, models.hidden, 1, rates)
+    logits, *logits_back = _linear(tokens, vocab, models.hidden, 1, rates)
     loss = 2 * tokens * (vocab * 10 + models.hidden * 8) / rates.memory
     host = efficiency.host_us * np.where(stacks.fused > 0, 1.0, 1.3) * (1 + full / 3)
     batches = layouts.micro_batch * models.heads / layouts.tp
     refused = (stacks.flash == 0) & (np.mod(batches, 4) != 0)
     host = host * np.where(refused, efficiency.host_softmax, 1.0)
     collectives = np.where(layouts.tp > 1, (4 + 2 * full) * efficiency.host_comm_us, 0.0)
-    return Work(layer, logits + logits_back + loss, (host + collectives) * 1e-6)
+    head = logits + sum(logits_back) + loss
+    return Work(layer, head, (host + collectives) * 1e-6, (forward + passes + core) / layer, weights / layer)
 
 
 def optimizer_time(held: Column, layouts: Layouts, machines: Machines, efficiency: Efficiency) -> Column:

@@ -75,7 +75,7 @@ class Choice:
         As in the launcher, dp includes context-parallel ranks.
         """
         layout = self.layout
-        numbers = {one.name: int(getattr(layout, one.name)) for one in fields(layout) if one.name != "zero_bubble"}
+        numbers = {one.name: int(getattr(layout, one.name)) for one in fields(layout) if one.name != "schedule"}
         numbers |= {"dp": layout.dp * layout.cp, "accumulation": layout.micro_batches}
         return {name: str(value) for name, value in numbers.items()} | {"recompute": layout.recompute.name.lower()}
 

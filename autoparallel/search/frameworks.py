@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from resilio_hpc.autoparallel.base.hardware import Machine
-from resilio_hpc.autoparallel.base.layout import Recompute
+from resilio_hpc.autoparallel.base.layout import Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.measure.rows import case
 from resilio_hpc.autoparallel.search.search import Space
@@ -30,7 +30,7 @@ def space_of(framework: str) -> Space:
         zero=tuple(row["zero"]),
         recompute=tuple(Recompute[kind.upper()] for kind in row["recompute"]),
         interleaving=row.get("interleaving", True),
-        zero_bubble=row.get("zero_bubble", False),
+        schedules=tuple(Schedule[name.upper()] for name in row.get("schedules", ["one_f_one_b"])),
         sharded_pipeline=row.get("sharded_pipeline", False),
         only={name: row[name] for name in ("tp", "pp") if name in row},
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency, shipped
 from resilio_hpc.autoparallel.base.hardware import Machine, Machines
-from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stack, Stacks
 from resilio_hpc.autoparallel.cost.cost import Cost, Problem
 from resilio_hpc.autoparallel.cost.memory import Memory, memory
@@ -35,7 +35,7 @@ class Space:
     zero: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     interleaving: bool = True
-    zero_bubble: bool = False
+    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
     sharded_pipeline: bool = False
     only: Mapping[str, int] = field(default_factory=dict)
 
@@ -92,13 +92,13 @@ def _grids(
                     "sequence_parallel": [0, 1] if tp > 1 else [0],
                     "recompute": list(space.recompute),
                     "zero": list(space.zero) if dp * cp > 1 else [0],
-                    "zero_bubble": [0, 1] if space.zero_bubble and pp > 1 else [0],
+                    "schedule": list(space.schedules) if pp > 1 else [Schedule.ONE_F_ONE_B],
                 }
                 mesh: tuple[NDArray[np.int64], ...] = np.meshgrid(*axes.values(), indexing="ij")
                 grid = {name: axis.ravel().astype(float) for name, axis in zip(axes, mesh, strict=True)}
                 # interleaving needs whole rounds
                 legal = (grid["vpp"] == 1) | (np.mod(each / grid["micro_batch"], pp) == 0)
-                legal &= (grid["zero_bubble"] == 0) | (grid["vpp"] == 1)
+                legal &= (grid["schedule"] == Schedule.ONE_F_ONE_B) | (grid["vpp"] == 1)
                 # a pipeline keeps its gradients over all micro-batches
                 legal &= (grid["zero"] < 2) | (pp == 1) | (space.sharded_pipeline & (grid["zero"] == 3))
                 kept = {name: axis[legal] for name, axis in grid.items()}

@@ -32,7 +32,7 @@ def emit(kind: str, choice: Choice, model: Transformer, command: Sequence[str]) 
 
 def megatron(layout: Layout, model: Transformer) -> list[str]:
     """Return arguments of Megatron-LM."""
-    if layout.zero > 1 or layout.zero_bubble or layout.recompute == Recompute.ALTERNATE:
+    if layout.zero > 1 or layout.schedule or layout.recompute == Recompute.ALTERNATE:
         raise UsageError(f"Megatron-LM does not run {layout}: plan with --framework Megatron-Core")
     words = [
         f"--tensor-model-parallel-size={layout.tp}",
@@ -59,7 +59,7 @@ def megatron(layout: Layout, model: Transformer) -> list[str]:
 def torchtitan(layout: Layout, model: Transformer) -> list[str]:
     """Return arguments of torchtitan."""
     modes = {Recompute.NONE: "none", Recompute.FULL: "full", Recompute.ALTERNATE: "selective"}
-    if layout.zero < 2 or layout.zero_bubble or layout.recompute not in modes:
+    if layout.zero < 2 or layout.schedule or layout.recompute not in modes:
         raise UsageError(f"torchtitan does not run {layout}: plan with --framework torchtitan")
     parallel = {
         "data_parallel_replicate_degree": 1,
