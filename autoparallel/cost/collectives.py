@@ -28,11 +28,14 @@ class Groups:
     cp: CollectiveGroup
     dp: CollectiveGroup
     ep: CollectiveGroup
+    alike: CollectiveGroup
+    """Ranks with the same experts, which reduce their gradients together."""
     stage_is_local: Column
     """1 where neighbouring pipeline stages share a domain."""
 
 
-def groups(layouts: Layouts, machines: Machines) -> Groups:
+def groups(layouts: Layouts, machines: Machines, expert_tp: Column) -> Groups:
+    """Return the groups. ``expert_tp``: ranks that share an expert."""
     domain = np.minimum(machines.domain_gpus, layouts.num_gpus)
 
     def group(size: Column, inside: Column) -> CollectiveGroup:
@@ -44,6 +47,7 @@ def groups(layouts: Layouts, machines: Machines) -> Groups:
         cp=group(layouts.cp, layouts.tp),
         dp=group(layouts.dp * layouts.cp, layouts.tp),
         ep=group(layouts.ep, layouts.tp),
+        alike=group(np.maximum(inner * layouts.dp / (layouts.ep * expert_tp), 1), layouts.ep * expert_tp),
         stage_is_local=(2 * inner * layouts.dp <= domain).astype(float),
     )
 

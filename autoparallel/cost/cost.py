@@ -9,9 +9,9 @@ import numpy as np
 from resilio_hpc.autoparallel.base.columns import Column, Columns
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.base.hardware import Machines
-from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
+from resilio_hpc.autoparallel.base.layout import Layouts, Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stacks
-from resilio_hpc.autoparallel.cost.collectives import Groups, all_reduce, all_to_all, gather, groups, transfer
+from resilio_hpc.autoparallel.cost.collectives import CollectiveGroup, Groups, all_reduce, all_to_all, gather, groups, transfer
 from resilio_hpc.autoparallel.cost.schedule import StageSeconds, pipeline_time
 from resilio_hpc.autoparallel.model import operators
 from resilio_hpc.autoparallel.model.operators import Work
@@ -77,12 +77,15 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     routed = activations * models.topk / np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
     once = problem.stacks.dispatch_once > 0
     inner = routed * np.where(once, _distinct(models.topk, group.ep.size), 1.0)
-    outer = routed * np.where(once, _distinct(models.topk, group.ep.size / group.ep.local), 1.0)
+    places = group.ep.size / group.ep.local
+    places = np.where(models.route_nodes > 0, np.minimum(places, models.route_nodes), places)
+    outer = routed * np.where(once, _distinct(models.topk, places), 1.0)
     exchange = all_to_all(inner, outer, group.ep, machines, efficiency)
     expert = (2 + again) * 2 * models.moe_share * exchange
     keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
     context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
-    hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * (layouts.vpp > 1)
+    beside = (layouts.vpp > 1) | (layouts.schedule == Schedule.DUALPIPE)  # another micro-batch's compute
+    hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * beside
     return tensor * exposed, expert * (1 - hidden), context
 
 
@@ -117,6 +120,13 @@ def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) 
     return _Layer(work.layer, tensor, expert, context, total - device, total)
 
 
+def expert_tp(problem: Problem) -> Column:
+    """Return the tensor-parallel ranks that share an expert: a whole group, or what expert parallelism leaves of it."""
+    layouts = problem.layouts
+    left = np.floor(layouts.tp * layouts.dp * layouts.cp / layouts.ep)
+    return np.where(problem.stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
+
+
 def _gradients(problem: Problem, group: Groups, efficiency: Efficiency, layers: Column, layer: _Layer, forward: Column) -> Column:
     """Seconds of the data-parallel reduction of one stage's gradients, and gathering of parameters (ZeRO-1), not hidden.
 
@@ -124,10 +134,19 @@ def _gradients(problem: Problem, group: Groups, efficiency: Efficiency, layers: 
     are gathered behind the first forward pass, and of either what a layer moves is left at the end.
     """
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
-    held = held_parameters(problem)
-    size, machines = held * stacks.grad_bytes, problem.machines
-    scatter, gathering = gather(size, group.dp, machines, efficiency), gather(held * 2.0, group.dp, machines, efficiency)
-    whole = np.where(layouts.zero >= 1, scatter + gathering, all_reduce(size, group.dp, machines, efficiency))
+    dense, experts = held_parameters(problem)
+    machines = problem.machines
+
+    def times(held: Column, ranks: CollectiveGroup) -> tuple[Column, Column, Column]:
+        size = held * stacks.grad_bytes
+        gathering = gather(held * 2.0, ranks, machines, efficiency)
+        return gather(size, ranks, machines, efficiency), gathering, all_reduce(size, ranks, machines, efficiency)
+
+    scatter, gathering, reduced = times(dense, group.dp)
+    if np.any(experts > 0):
+        some = [np.where(experts > 0, time, 0.0) for time in times(experts, group.alike)]
+        scatter, gathering, reduced = scatter + some[0], gathering + some[1], reduced + some[2]
+    whole = np.where(layouts.zero >= 1, scatter + gathering, reduced)
     behind = efficiency.dp_overlap * layers * layer.total
     once = np.maximum(whole - np.where(stacks.overlap_dp > 0, 0.6 * behind, 0.0), 0.1 * whole)
     last = 1 / np.maximum(layers, 1)
@@ -149,19 +168,19 @@ def stage_layers(problem: Problem) -> tuple[Column, Column]:
     return most, most - counted
 
 
-def held_parameters(problem: Problem) -> Column:
-    """Return the parameters of the fullest pipeline stage on one GPU before sharding over dp."""
+def held_parameters(problem: Problem) -> tuple[Column, Column]:
+    """Return the parameters of the fullest pipeline stage on one GPU before sharding: outside experts, and of them."""
     models, layouts = problem.models, problem.layouts
     most, ends = stage_layers(problem)
-    layer = models.layer_parameters + models.layer_expert_parameters / layouts.ep
     embeddings = np.where(layouts.pp > 1, 1, np.where(models.tied > 0, 1, 2)) * models.embedding_parameters
-    return np.maximum(most * layer, ends * layer + embeddings) / layouts.tp
+    dense = np.maximum(most * models.layer_parameters, ends * models.layer_parameters + embeddings)
+    return dense / layouts.tp, most * models.layer_expert_parameters / (layouts.ep * expert_tp(problem))
 
 
 def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     """Return the seconds of one iteration of every row."""
     models, layouts, machines, stacks = problem.models, problem.layouts, problem.machines, problem.stacks
-    group = groups(layouts, machines)
+    group = groups(layouts, machines, expert_tp(problem))
     work = operators.work(models, layouts, machines, stacks, efficiency)
     layer = _layer(problem, work, group, efficiency)
     layers, ends = stage_layers(problem)
@@ -176,7 +195,7 @@ def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     stage = StageSeconds(slowest, np.maximum(total, slowest), work.forward, work.weights)
     pipeline = pipeline_time(stage, count, layouts.pp, layouts.vpp, layouts.schedule)
     exposed = _gradients(problem, group, efficiency, layers, layer, work.forward)
-    optimizer = operators.optimizer_time(held_parameters(problem), layouts, machines, efficiency)
+    optimizer = operators.optimizer_time(sum(held_parameters(problem)), layouts, machines, efficiency)
     fixed = efficiency.host_step_us * 1e-6
     nodes = np.maximum(layouts.num_gpus / machines.node_gpus, 1)
     waiting = 1 + efficiency.straggler * np.log2(nodes)

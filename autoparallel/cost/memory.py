@@ -12,7 +12,7 @@ import numpy as np
 
 from resilio_hpc.autoparallel.base.columns import Column, Columns
 from resilio_hpc.autoparallel.base.layout import Layouts, Recompute, Schedule
-from resilio_hpc.autoparallel.cost.cost import Problem, stage_layers
+from resilio_hpc.autoparallel.cost.cost import Problem, expert_tp, stage_layers
 from resilio_hpc.autoparallel.cost.schedule import in_flight
 
 WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
@@ -82,22 +82,15 @@ def _state_bytes(problem: Problem) -> tuple[Column, Column]:
     whole = whole * np.where(layouts.schedule == Schedule.DUALPIPE, 2, 1)  # a rank is a stage of both directions
     sharded = np.where(zero >= 3, sharded_all, np.where(zero >= 2, grads + optimizer, optimizer))
     replicas = np.where(zero >= 1, layouts.dp * layouts.cp, 1)
-    alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * _expert_tp(problem))
+    alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * expert_tp(problem))
     return whole + sharded / replicas, whole + sharded / np.where(zero >= 1, np.maximum(alike, 1), 1)
 
 
 def _layer_parameters(problem: Problem) -> tuple[Column, Column]:
     """Return the parameters of an average layer on one GPU before sharding: outside experts, and of experts."""
     models, layouts = problem.models, problem.layouts
-    experts = models.layer_expert_parameters / (layouts.ep * _expert_tp(problem))
+    experts = models.layer_expert_parameters / (layouts.ep * expert_tp(problem))
     return models.layer_parameters / layouts.tp, experts
-
-
-def _expert_tp(problem: Problem) -> Column:
-    """Return the tensor-parallel ranks that share an expert: a whole group, or what expert parallelism leaves of it."""
-    layouts = problem.layouts
-    left = np.floor(layouts.tp * layouts.dp * layouts.cp / layouts.ep)
-    return np.where(problem.stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
 
 
 def _layer_activations(problem: Problem) -> tuple[Column, Column]:
@@ -119,7 +112,7 @@ def _mlp(problem: Problem) -> Column:
     Ranks that share an expert gather each other's tokens for it.
     """
     models, tp = problem.models, problem.layouts.tp
-    moe, split = models.moe_share, _expert_tp(problem)
+    moe, split = models.moe_share, expert_tp(problem)
     dense = (1 - moe) * models.ffn + moe * models.shared_ffn
     copies = moe * models.topk / tp
     routed = copies * models.expert_ffn

@@ -16,6 +16,7 @@ from resilio_hpc.autoparallel.base.known_words import misspelt_framework, misspe
 from resilio_hpc.autoparallel.base.layout import Layout, Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.measure.cells import Cells
+from resilio_hpc.autoparallel.model.families import family
 from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
@@ -95,6 +96,7 @@ def _model(cells: Cells) -> Transformer:
         shared_ffn=_number_in(r"\+(\d+) shared", mlp) * ffn if experts else 0,
         dense_layers=dense,
         window=_number_in(r"sliding window (\d+)", mlp),
+        **family(cells.text("model")),
     )
 
 
@@ -211,6 +213,7 @@ def _stack(cells: Cells, framework: str) -> Stack:
         precision=bits,
         row_scales="rowwise" in precision,
         fused_experts=_fused_experts(cells, framework, precision),
+        fused_clamp=_fused_clamp(cells, framework),
         **_overlaps(cells, framework),
         both_grads="deepspeed" in framework and precision.startswith("bf16"),
         grad_bytes=_gradient_bytes(stack, framework, precision),
@@ -232,6 +235,13 @@ def _fused_experts(cells: Cells, framework: str, precision: str) -> bool:
     since = str(_rule(framework).get("fused_experts_since", ""))
     found = re.search(r"\b(\d\d\.\d\d)(?:\.\d+)? nemo container", f"{framework} {cells.text('source').lower()}")
     return bool(since and found and found[1] >= since and ("mx" in precision))
+
+
+def _fused_clamp(cells: Cells, framework: str) -> bool:
+    """Return whether this release has one kernel for the clamped activation."""
+    found = re.search(r"\b(\d\d\.\d\d(?:\.\d+)?) nemo container", f"{framework} {cells.text('source').lower()}")
+    slow = str(_rule(framework).get("slow_clamp", ""))
+    return bool(found and found[1] != slow and _fused_experts(cells, framework, cells.text("precision").lower()))
 
 
 def _gradient_bytes(stack: Stack, framework: str, precision: str) -> int:

@@ -149,6 +149,9 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
     moe = models.moe_share
     widths = (1 - moe) * models.ffn + moe * (models.topk * models.expert_ffn + models.shared_ffn)
     activation = (1 + models.matrices) * widths / layouts.tp
+    # bias (2 widths in, 2 out), two clamps, a sigmoid of a product, two more products, a sum: each a kernel of its own
+    apart = (models.plain_experts > 0) & (stacks.fused_clamp == 0)
+    activation = activation + np.where(apart, 20 * moe * models.topk * models.expert_ffn / layouts.tp, 0.0)
     # fused: of the passes over routed tokens only the exchange is left, there and back; of the activation the products'
     # own
     fused = stacks.fused_experts > 0
