@@ -31,6 +31,7 @@ class Settings(Generic[Number, Flag, Real]):
     ``fine_recompute``: what does not fit is recomputed operator by operator, cheap ones first: norms, activations.
     ``dispatch_once``: a token goes once to a node and once to a GPU, whatever the number of its experts there (DeepEP).
     ``fused_experts``: grouped products quantise and activate in their own kernels, dispatch sorts by expert (HybridEP).
+    ``graphs``: where nodes share an NVLink domain, CUDA graphs launch attention and routing of mixtures of experts.
     ``fused_clamp``: there is one kernel for the experts of ``plain_experts`` (see ``transformer.py``).
     ``fp32_weights``: weights are kept in fp32, and in half precision only while in use (FSDP mixed precision).
     ``loss_bytes``: bytes per logit at the peak; ``parallel_loss_bytes``: where tp > 1 (0: the same);
@@ -58,6 +59,7 @@ class Settings(Generic[Number, Flag, Real]):
     gather_whole: Flag = default(False)
     dispatch_once: Flag = default(False)
     fused_experts: Flag = default(False)
+    graphs: Flag = default(False)
     fused_clamp: Flag = default(False)
     overlap_ep: Flag = default(False)
     balanced: Flag = default(False)

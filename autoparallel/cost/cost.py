@@ -115,7 +115,10 @@ def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) 
     sharding = _sharding(problem, group, efficiency)
     # a collective starts when the last of its ranks has launched it, so slow launches do not hide it
     moving = tensor + expert + context
-    device = norm(work.layer, work.host, efficiency.host_norm) + moving
+    models = problem.models
+    # the host reads how many tokens each expert gets before it launches their products: it cannot run ahead
+    waits = (models.moe_share > 0.5) & ~operators.captured(models, problem.machines, problem.stacks)
+    device = np.where(waits, work.layer + work.host, norm(work.layer, work.host, efficiency.host_norm)) + moving
     total = norm(device, sharding, efficiency.fsdp_norm)
     return _Layer(work.layer, tensor, expert, context, total - device, total)
 

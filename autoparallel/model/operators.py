@@ -223,12 +223,18 @@ def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Sta
     logits, *logits_back = _linear(tokens, vocab, models.hidden, 1, rates)
     loss = 2 * tokens * (vocab * 10 + models.hidden * 8) / rates.memory
     host = efficiency.host_us * np.where(stacks.fused > 0, 1.0, 1.3) * (1 + full / 3)
+    host = host * np.where(captured(models, machines, stacks), 0.5, 1.0)  # experts, whose sizes vary, are not captured
     batches = layouts.micro_batch * models.heads / layouts.tp
     refused = (stacks.flash == 0) & (np.mod(batches, 4) != 0)
     host = host * np.where(refused, efficiency.host_softmax, 1.0)
     collectives = np.where(layouts.tp > 1, (4 + 2 * full) * efficiency.host_comm_us, 0.0)
     head = logits + sum(logits_back) + loss
     return Work(layer, head, (host + collectives) * 1e-6, (forward + passes + core) / layer, weights / layer)
+
+
+def captured(models: Transformers, machines: Machines, stacks: Stacks) -> NDArray[np.bool_]:
+    """Return where CUDA graphs launch what they can of layers with experts."""
+    return np.asarray((stacks.graphs > 0) & (models.experts > 0) & (machines.domain_gpus > machines.node_gpus))
 
 
 def optimizer_time(held: Column, layouts: Layouts, machines: Machines, efficiency: Efficiency) -> Column:
