@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -24,6 +25,7 @@ class Arch(IntEnum):
     AMPERE = 1
     HOPPER = 2
     BLACKWELL = 3
+    CDNA = 4  # AMD MI300 and later; no table of measurements was fitted
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def machine(name: str) -> Machine:
     """Return the GPU of this name, as people or tables write it (``A100-SXM-80GB``, ``h100``, ``NVIDIA H200``)."""
     known = machines()
     plain = name.upper().split("(")[0].replace("NVIDIA", "").replace("TESLA", "").strip(" -_").replace("_", "-")
+    plain = re.sub(r"^(AMD|INSTINCT|[ -])+", "", plain)
     if "A100" in plain and "40" in plain:
         plain = "A100-40GB"
     elif "H100" in plain and "96" in plain:

@@ -159,25 +159,35 @@ def _gradients(problem: Problem, group: Groups, efficiency: Efficiency, layers: 
     return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, exposed)
 
 
-def stage_layers(problem: Problem) -> tuple[Column, Column]:
-    """Return the layers of the fullest stage in the middle of the pipeline, and of its first and last stage.
+@dataclass(frozen=True)
+class StageLayers:
+    """Layers of pipeline stages: the fullest in the middle, the first and the last one."""
 
-    Embedding and loss head count as a layer each where that makes the stages even: "type:transformer|embedding" of
-    DeepSpeed, --account-for-embedding-in-pipeline-split of Megatron-Core, the 126 layers of Llama 3 (arXiv:2407.21783).
+    most: Column
+    first: Column
+    last: Column
+
+
+def stage_layers(problem: Problem) -> StageLayers:
+    """Return how layers are spread: evenly; where that leaves a remainder, the ends have fewer.
+
+    They hold embedding and loss head: "type:transformer|embedding" of DeepSpeed, --account-for-embedding-in-pipeline-split
+    and --pipeline-model-parallel-layout of Megatron-Core, first_stage_less_layers of torchtitan, the 126 layers of Llama 3
+    (arXiv:2407.21783).
     """
-    layers, parts = problem.models.layers, problem.layouts.pp * problem.layouts.vpp
-    most = np.ceil(layers / parts) * problem.layouts.vpp
-    counted = (np.mod(layers, parts) > 0) & (np.mod(layers + 2, parts) == 0) & (problem.layouts.pp > 1)
-    return most, most - counted
+    layers, pp = problem.models.layers + problem.models.mtp, problem.layouts.pp
+    most = np.ceil(layers / pp)
+    missing = most * pp - layers
+    return StageLayers(most, most - ((missing > 1) & (pp > 1)), most - ((missing > 0) & (pp > 1)))
 
 
 def held_parameters(problem: Problem) -> tuple[Column, Column]:
     """Return the parameters of the fullest pipeline stage on one GPU before sharding: outside experts, and of them."""
     models, layouts = problem.models, problem.layouts
-    most, ends = stage_layers(problem)
+    held = stage_layers(problem)
     embeddings = np.where(layouts.pp > 1, 1, np.where(models.tied > 0, 1, 2)) * models.embedding_parameters
-    dense = np.maximum(most * models.layer_parameters, ends * models.layer_parameters + embeddings)
-    return dense / layouts.tp, most * models.layer_expert_parameters / (layouts.ep * expert_tp(problem))
+    dense = np.maximum(held.most * models.layer_parameters, held.first * models.layer_parameters + embeddings)
+    return dense / layouts.tp, held.most * models.layer_expert_parameters / (layouts.ep * expert_tp(problem))
 
 
 def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
@@ -186,14 +196,15 @@ def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     group = groups(layouts, machines, expert_tp(problem))
     work = operators.work(models, layouts, machines, stacks, efficiency)
     layer = _layer(problem, work, group, efficiency)
-    layers, ends = stage_layers(problem)
+    held = stage_layers(problem)
+    layers, last = held.most, held.last
     pieces = np.where(stacks.scatter_p2p > 0, layouts.tp, 1)
     size = layouts.micro_batch * models.seq / layouts.cp * models.hidden * 2 / pieces
     step = np.where(layouts.pp > 1, 2 * layouts.vpp * transfer(size, group.stage_is_local, machines, efficiency), 0.0)
     micro = efficiency.host_micro_us * 1e-6
-    head = norm(work.head, np.array([micro]), 4.0)
-    slowest = np.maximum(layers * layer.total, ends * layer.total + head) + step
-    total = models.layers * layer.total + layouts.pp * step + head
+    head = norm(work.head, np.array([micro]), 4.0) * (1 + models.mtp)
+    slowest = np.maximum(layers * layer.total, last * layer.total + head) + step
+    total = (models.layers + models.mtp) * layer.total + layouts.pp * step + head
     count = layouts.micro_batches
     stage = StageSeconds(slowest, np.maximum(total, slowest), work.forward, work.weights)
     pipeline = pipeline_time(stage, count, layouts.pp, layouts.vpp, layouts.schedule)

@@ -26,11 +26,12 @@ FRAGMENTS = 0.05  # the part of it that cannot be given back: gaps in segments i
 class Memory(Columns):
     """Bytes that PyTorch has allocated at the peak, as columns. ``first``: of the fuller of the first two stages.
 
-    ``gaps``: cached beside these, and unusable for anything else; ``cached``: part of the peak that the allocator keeps
+    ``states``: of the first stage. ``gaps``: cached beside these, and unusable for anything else; ``cached``: part of the peak that the allocator keeps
     unused while there is room; ``buckets``: of communication libraries.
     """
 
     states: Column
+    last_states: Column
     activations: Column
     head: Column
     first: Column
@@ -200,27 +201,32 @@ def memory(problem: Problem) -> Memory:
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
     dense, experts = _layer_parameters(problem)
     dense_bytes, expert_bytes = _state_bytes(problem)
-    most, layers = stage_layers(problem)
+    held = stage_layers(problem)
     layer = dense * dense_bytes + experts * expert_bytes
     end = np.where((layouts.pp == 1) & (models.tied == 0), 2, 1) * models.embedding_parameters / layouts.tp
     unit = _unit(problem, dense + experts)
-    states = layers * layer + end * dense_bytes + _gathered(problem, layers, unit, end)
+    at_first, at_last = (
+        layers * layer + end * dense_bytes + _gathered(problem, layers, unit, end) for layers in (held.first, held.last)
+    )
     head, gap = _head(problem)
     reducing = np.where(layouts.zero >= 3, (2 + stacks.grad_bytes) * unit, 0.0)
-    first, last = _activations(problem, layers, layouts.pp - 1), _activations(problem, layers, 0 * layouts.pp)
+    first = _activations(problem, held.first, layouts.pp - 1)
+    last = _activations(problem, held.last, 0 * layouts.pp)
     working = first.working + reducing
-    fullest = states + first.kept + np.where(layouts.pp == 1, np.maximum(head, working), working)
-    if np.any(most > layers):  # the second stage has a layer in place of the embedding
-        second = _activations(problem, most, np.maximum(layouts.pp - 2, 0))
-        fuller = most * layer + _gathered(problem, most, unit, 0 * end) + second.kept + working
-        fullest = np.where(most > layers, np.maximum(fullest, fuller), fullest)
+    fullest = at_first + first.kept + np.where(layouts.pp == 1, np.maximum(head, working), working)
+    if np.any(held.most > held.first) or np.any(layouts.schedule > Schedule.GPIPE):
+        # a stage in the middle has a layer in place of the embedding
+        second = _activations(problem, held.most, np.maximum(layouts.pp - 2, 0))
+        fuller = held.most * layer + _gathered(problem, held.most, unit, 0 * end) + second.kept + working
+        fullest = np.where(layouts.pp > 2, np.maximum(fullest, fuller), fullest)
     return Memory(
-        states=states,
+        states=at_first,
+        last_states=at_last,
         activations=np.maximum(first.kept + working, last.kept),
         head=head,
         first=WORKSPACE + fullest,
-        last=WORKSPACE + states + last.kept + np.maximum(head, working),
+        last=WORKSPACE + at_last + last.kept + np.maximum(head, working),
         gaps=_gathering(problem, unit, end) + np.where(layouts.pp == 1, gap, 0.0),
-        cached=np.where(stacks.expandable > 0, FRAGMENTS, CACHED) * np.ones_like(states),
-        buckets=stacks.buckets * (stacks.grad_bytes + 2) + CHANNELS * _group_kinds(layouts) * np.ones_like(states),
+        cached=np.where(stacks.expandable > 0, FRAGMENTS, CACHED) * np.ones_like(at_first),
+        buckets=stacks.buckets * (stacks.grad_bytes + 2) + CHANNELS * _group_kinds(layouts) * np.ones_like(at_first),
     )

@@ -56,7 +56,7 @@ def case(row: Mapping[str, str]) -> Case:
     if layout.tp > model.heads:
         raise UsageError(f"tp = {layout.tp} does not divide {model.heads} heads")
     machine, stack = _machine(cells), _stack(cells, framework)
-    refuse_precision(machine, stack.precision, f"precision = {cells.text('precision')[:40]}")
+    refuse_precision(machine, stack.precision, f"precision {cells.text('precision')[:40]}")
     return Case(model, layout, machine, stack, framework, tuple(cells.assumed), unstated)
 
 

@@ -55,15 +55,16 @@ class _Rates:
     gradient: Column
 
 
-def _by_arch(machines: Machines, volta: float, ampere: float, hopper: float, blackwell: float) -> Column:
-    values: Column = np.array([volta, ampere, hopper, blackwell])
+def _by_arch(machines: Machines, *by_arch: float) -> Column:
+    values: Column = np.array(by_arch)
     return np.asarray(values[machines.arch.astype(int)])
 
 
 def _rates(machines: Machines, layouts: Layouts, stacks: Stacks, efficiency: Efficiency) -> _Rates:
     part = _by_arch(
-        machines, efficiency.gemm_volta, efficiency.gemm_ampere, efficiency.gemm_hopper, efficiency.gemm_blackwell
-    )
+        machines, efficiency.gemm_volta, efficiency.gemm_ampere, efficiency.gemm_hopper, efficiency.gemm_blackwell,
+        efficiency.gemm_cdna,
+    )  # fmt: skip
     clocks = np.sqrt((machines.power - IDLE_POWER) / (1 - IDLE_POWER))
     plain = machines.bf16 * part * clocks
     eight = np.where(machines.fp8 > 0, machines.fp8 * part * clocks * efficiency.fp8, plain)
@@ -77,8 +78,9 @@ def _rates(machines: Machines, layouts: Layouts, stacks: Stacks, efficiency: Eff
         efficiency.flash_ampere,
         efficiency.flash_hopper,
         efficiency.flash_blackwell,
+        efficiency.flash_cdna,
     )
-    newer = _by_arch(machines, 0.0, 0.0, efficiency.cudnn_hopper, 0.0)
+    newer = _by_arch(machines, 0.0, 0.0, efficiency.cudnn_hopper, 0.0, 0.0)
     flash = np.where(stacks.flash >= 3, np.maximum(flash, newer), flash)
     flash = np.where(stacks.flash <= 1, flash * efficiency.flash_one, flash)
     return _Rates(

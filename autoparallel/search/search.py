@@ -66,6 +66,15 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+def _chunks(layers: int, pp: int, space: Space) -> list[int]:
+    """Return numbers of chunks per stage; embedding and loss head may count as a layer each (``cost.stage_layers``)."""
+    if pp == 1 or not space.interleaving:
+        return [1]
+    whole = [count // pp for count in (layers, layers + 2) if count % pp == 0]
+    found = {d for inside in whole for d in divisors(inside) if pp * d <= layers}
+    return sorted(found or {d for d in (1, 2, 4) if pp * d <= layers})
+
+
 def _grids(
     model: Transformer, gpus: int, global_batch: int, space: Space, largest_tp: int
 ) -> Iterator[dict[str, Column]]:
@@ -80,9 +89,7 @@ def _grids(
                     continue
                 each = global_batch // dp
                 micro = [d for d in divisors(each) if d <= space.micro_batch and space.may("micro_batch", d)]
-                inside = model.layers // pp
-                chunks = [d for d in divisors(inside) if pp > 1 and space.interleaving and inside * pp == model.layers]
-                chunks = [d for d in chunks or [1] if space.may("vpp", d)]
+                chunks = [d for d in _chunks(model.layers, pp, space) if space.may("vpp", d)]
                 experts = [d for d in divisors(dp * cp * tp) if model.experts % d == 0] if model.experts else [1]
                 experts = [d for d in experts if space.may("ep", d)]
                 axes = {
