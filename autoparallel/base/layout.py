@@ -45,6 +45,7 @@ class Dimensions(Generic[Number, Flag, Kind, Order]):
     """The one list of what makes a layout. GPUs: tp · pp · dp · cp; expert parallelism (ep) lies inside dp · cp · tp.
 
     ``zero``: what is sharded over dp: 1 optimizer, 2 and gradients, 3 and parameters (FSDP).
+    ``replicas``: groups of ranks that each shard for themselves (HSDP); they lie inside dp.
     Group order from the inside of a node outwards: tp, cp, dp, pp. ``title``: what a person calls a dimension in which
     two layouts for the same GPUs differ.
     """
@@ -60,6 +61,7 @@ class Dimensions(Generic[Number, Flag, Kind, Order]):
     sequence_parallel: Flag = default(False, title="sequence parallelism")
     recompute: Kind = default(Recompute.NONE, title="recomputation")
     zero: Number = default(0, title="ZeRO stage")
+    replicas: Number = default(1, title="sharding")
     schedule: Order = default(Schedule.ONE_F_ONE_B, title="schedule")
 
 
@@ -82,7 +84,9 @@ class Layout(Dimensions[int, bool, Recompute, Schedule]):
     def __str__(self) -> str:
         parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}", f"mb{self.micro_batch}"]
         parts += [
-            f"{name}{value}" for name, value in (("cp", self.cp), ("ep", self.ep), ("vpp", self.vpp)) if value > 1
+            f"{name}{value}"
+            for name, value in (("cp", self.cp), ("ep", self.ep), ("vpp", self.vpp), ("rep", self.replicas))
+            if value > 1
         ]
         parts += ["sp"] * self.sequence_parallel + [f"zero{self.zero}"] * (self.zero > 0)
         parts += [self.schedule.name.lower()] * (self.schedule != Schedule.ONE_F_ONE_B)
@@ -113,7 +117,8 @@ class Layouts(Dimensions[Column, Column, Column, Column], Columns):
 
 # -- a layout as text: what ``str(layout)`` prints, read again ---------------------------------------------------------
 
-_NAMES = {"tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "cp": "cp", "ep": "ep", "vpp": "vpp", "zero": "zero"}
+_NAMES = {"tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "cp": "cp", "ep": "ep", "vpp": "vpp", "zero": "zero",
+          "rep": "replicas"}  # fmt: skip
 _NUMBER = re.compile(r"([a-z]+)=?(\d{1,9})")
 EXAMPLE = "tp8-pp4-dp2-mb1-sp-zero1-recompute-full"
 

@@ -28,6 +28,9 @@ class Groups:
     cp: CollectiveGroup
     dp: CollectiveGroup
     ep: CollectiveGroup
+    shard: CollectiveGroup
+    """Ranks that share one copy of what ZeRO shards; ``replicas``: ranks with the same shard."""
+    replicas: CollectiveGroup
     alike: CollectiveGroup
     """Ranks with the same experts, which reduce their gradients together."""
     stage_is_local: Column
@@ -46,6 +49,8 @@ def groups(layouts: Layouts, machines: Machines, expert_tp: Column) -> Groups:
         tp=group(layouts.tp, np.ones(1)),
         cp=group(layouts.cp, layouts.tp),
         dp=group(layouts.dp * layouts.cp, layouts.tp),
+        shard=group(layouts.dp * layouts.cp / layouts.replicas, layouts.tp),
+        replicas=group(layouts.replicas, inner * layouts.dp / layouts.replicas),
         ep=group(layouts.ep, layouts.tp),
         alike=group(np.maximum(inner * layouts.dp / (layouts.ep * expert_tp), 1), layouts.ep * expert_tp),
         stage_is_local=(2 * inner * layouts.dp <= domain).astype(float),

@@ -103,11 +103,15 @@ def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column
     models, layouts = problem.models, problem.layouts
     experts = models.layer_expert_parameters / layouts.ep
     size = (models.layer_parameters + experts) / layouts.tp * 2
-    once = gather(size, group.dp, problem.machines, efficiency)
-    across = group.dp.size > group.dp.local
+    once = gather(size, group.shard, problem.machines, efficiency)
+    across = group.shard.size > group.shard.local
     slow = np.where((problem.stacks.gather_whole > 0) & across, efficiency.zero3_rails, 1.0)
     times = np.where(layouts.pp > 1, 2 / layouts.micro_batches, 3.0)
-    return np.where(layouts.zero >= 3, times * once / slow, 0.0)
+    # HSDP: the shards' gradients are then summed over the replicas
+    shard = size / 2 * problem.stacks.grad_bytes / group.shard.size
+    summed = all_reduce(shard, group.replicas, problem.machines, efficiency)
+    summed = np.where(layouts.pp > 1, summed / layouts.micro_batches, summed)
+    return np.where(layouts.zero >= 3, times * once / slow + summed, 0.0)
 
 
 def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) -> _Layer:

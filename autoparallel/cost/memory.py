@@ -82,9 +82,9 @@ def _state_bytes(problem: Problem) -> tuple[Column, Column]:
     whole = np.where(zero >= 3, 0.0, weights + np.where(zero >= 2, 0.0, grads))
     whole = whole * np.where(layouts.schedule == Schedule.DUALPIPE, 2, 1)  # a rank is a stage of both directions
     sharded = np.where(zero >= 3, sharded_all, np.where(zero >= 2, grads + optimizer, optimizer))
-    replicas = np.where(zero >= 1, layouts.dp * layouts.cp, 1)
-    alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * expert_tp(problem))
-    return whole + sharded / replicas, whole + sharded / np.where(zero >= 1, np.maximum(alike, 1), 1)
+    ranks = np.where(zero >= 1, layouts.dp * layouts.cp / layouts.replicas, 1)
+    alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * expert_tp(problem)) / layouts.replicas
+    return whole + sharded / ranks, whole + sharded / np.where(zero >= 1, np.maximum(alike, 1), 1)
 
 
 def _layer_parameters(problem: Problem) -> tuple[Column, Column]:

@@ -241,7 +241,7 @@ def captured(models: Transformers, machines: Machines, stacks: Stacks) -> NDArra
 
 def optimizer_time(held: Column, layouts: Layouts, machines: Machines, efficiency: Efficiency) -> Column:
     """Return the seconds of Adam over a GPU's parameters: 30 bytes per parameter, and the norm of its gradients."""
-    share = np.where(layouts.zero >= 1, layouts.dp * layouts.cp, 1)
+    share = np.where(layouts.zero >= 1, layouts.dp * layouts.cp / layouts.replicas, 1)
     return (
         held
         * (30 / share + 4 / np.where(layouts.zero >= 2, share, 1))

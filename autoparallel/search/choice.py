@@ -91,7 +91,9 @@ class Choice:
     def sbatch_options(self) -> dict[str, str]:
         """Return the options by the keys of ``resilio submit``."""
         offer = self.offer
-        gpus = f"{offer.gpu}:{offer.shape.ranks_per_node}" if offer.gpu else str(offer.shape.ranks_per_node)
+        # without a cluster, the name of the GPU is the planner's, which Slurm need not know
+        known = offer.gpu and offer.partition
+        gpus = f"{offer.gpu}:{offer.shape.ranks_per_node}" if known else str(offer.shape.ranks_per_node)
         options = {"nodes": str(offer.shape.nodes), "gpus_per_node": gpus}
         if PART in offer.marks:
             options["exclusive"] = "false"

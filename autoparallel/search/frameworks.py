@@ -33,6 +33,7 @@ def space_of(framework: str) -> Space:
         interleaving=row.get("interleaving", True),
         schedules=tuple(Schedule[name.upper()] for name in row.get("schedules", ["one_f_one_b"])),
         sharded_pipeline=row.get("sharded_pipeline", False),
+        replicas=row.get("replicas", False),
         only={name: row[name] for name in ("tp", "pp") if name in row},
     )
 

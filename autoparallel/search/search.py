@@ -23,20 +23,21 @@ CHUNK = 16_384  # rows at once: the columns of a chunk stay in the processor's c
 
 @dataclass(frozen=True)
 class Space:
-    """The layouts to look at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values.
+    """The layouts to look at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values (no cp: all).
 
-    ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp). ``sharded_pipeline``: ZeRO-3 may be
+    ``replicas``: ZeRO-3 may shard within groups of whole nodes (HSDP). ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp). ``sharded_pipeline``: ZeRO-3 may be
     combined with pipeline parallelism.
     """
 
     micro_batch: int = 16
     tp: int = 64
-    cp: tuple[int, ...] = (1,)
+    cp: tuple[int, ...] = ()
     zero: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     interleaving: bool = True
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
     sharded_pipeline: bool = False
+    replicas: bool = False
     only: Mapping[str, int] = field(default_factory=dict)
 
     def may(self, name: str, value: int) -> bool:
@@ -66,6 +67,20 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+SHORTEST = 4096  # tokens of a sequence on one rank, below which cutting it further is not looked at
+
+
+def context_degrees(model: Transformer, space: Space) -> list[int]:
+    """Return context-parallel degrees: those that are given, or powers of two with long enough pieces.
+
+    A rank has two pieces of a sequence, from both ends, so that causal masks leave all ranks equal work.
+    """
+    if space.cp:
+        return [d for d in space.cp if d == 1 or model.seq % (2 * d) == 0]
+    most = max(1, model.seq // SHORTEST)
+    return [1 << k for k in range(most.bit_length()) if k == 0 or model.seq % (2 << k) == 0]
+
+
 def _chunks(layers: int, pp: int, space: Space) -> list[int]:
     """Return numbers of chunks per stage; embedding and loss head may count as a layer each (``cost.stage_layers``)."""
     if pp == 1 or not space.interleaving:
@@ -75,14 +90,32 @@ def _chunks(layers: int, pp: int, space: Space) -> list[int]:
     return sorted(found or {d for d in (1, 2, 4) if pp * d <= layers})
 
 
+def _replicas(dp: int, inside: int, node_gpus: int) -> list[int]:
+    """Return the numbers of groups that shard for themselves, each on whole nodes."""
+    return [d for d in divisors(dp) if d == 1 or (dp // d * inside) % node_gpus == 0]
+
+
+def tensor_degrees(model: Transformer, gpus: int, space: Space, largest: int) -> list[int]:
+    """Return tensor-parallel degrees that divide heads, groups of keys and MLP, as frameworks want."""
+    keys = model.kv_heads or model.heads
+    return [
+        d
+        for d in divisors(gpus)
+        if d <= min(space.tp, largest)
+        and model.heads % d == 0
+        and (keys == 1 or keys % d == 0)
+        and model.ffn % d == 0
+        and space.may("tp", d)
+    ]
+
+
 def _grids(
-    model: Transformer, gpus: int, global_batch: int, space: Space, largest_tp: int
+    model: Transformer, gpus: int, global_batch: int, space: Space, machine: Machine
 ) -> Iterator[dict[str, Column]]:
     """Yield the columns of all layouts of one (tp, cp, pp), by name; the global batch is the same for all."""
-    for tp in (
-        d for d in divisors(gpus) if d <= min(space.tp, largest_tp) and model.heads % d == 0 and space.may("tp", d)
-    ):
-        for cp in (d for d in space.cp if (gpus // tp) % d == 0 and model.seq % d == 0):
+    node_gpus = machine.node_gpus
+    for tp in tensor_degrees(model, gpus, space, machine.domain_gpus):
+        for cp in (d for d in context_degrees(model, space) if (gpus // tp) % d == 0):
             for pp in (d for d in divisors(gpus // tp // cp) if d <= model.layers and space.may("pp", d)):
                 dp = gpus // tp // cp // pp
                 if global_batch % dp:
@@ -92,6 +125,7 @@ def _grids(
                 chunks = [d for d in _chunks(model.layers, pp, space) if space.may("vpp", d)]
                 experts = [d for d in divisors(dp * cp * tp) if model.experts % d == 0] if model.experts else [1]
                 experts = [d for d in experts if space.may("ep", d)]
+                copies = _replicas(dp, tp * cp, node_gpus) if space.replicas else [1]
                 axes = {
                     "micro_batch": micro,
                     "vpp": chunks,
@@ -99,6 +133,7 @@ def _grids(
                     "sequence_parallel": [0, 1] if tp > 1 else [0],
                     "recompute": list(space.recompute),
                     "zero": list(space.zero) if dp * cp > 1 else [0],
+                    "replicas": copies,
                     "schedule": list(space.schedules) if pp > 1 else [Schedule.ONE_F_ONE_B],
                 }
                 mesh: tuple[NDArray[np.int64], ...] = np.meshgrid(*axes.values(), indexing="ij")
@@ -108,6 +143,7 @@ def _grids(
                 legal &= (grid["schedule"] == Schedule.ONE_F_ONE_B) | (grid["vpp"] == 1)
                 # a pipeline keeps its gradients over all micro-batches
                 legal &= (grid["zero"] < 2) | (pp == 1) | (space.sharded_pipeline & (grid["zero"] == 3))
+                legal &= (grid["replicas"] == 1) | (grid["zero"] == 3)
                 kept = {name: axis[legal] for name, axis in grid.items()}
                 same = {"tp": tp, "pp": pp, "dp": dp, "cp": cp}
                 yield kept | {name: np.full(kept["vpp"].size, float(value)) for name, value in same.items()}
@@ -115,7 +151,7 @@ def _grids(
 
 def enumerate_layouts(model: Transformer, machine: Machine, gpus: int, global_batch: int, space: Space) -> Layouts:
     """Return every layout of the space, as columns."""
-    grids = list(_grids(model, gpus, global_batch, space, machine.domain_gpus))
+    grids = list(_grids(model, gpus, global_batch, space, machine))
     if not grids:
         return Layouts.of([])
     columns = {name: np.concatenate([grid[name] for grid in grids]) for name in grids[0]}

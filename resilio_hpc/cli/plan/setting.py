@@ -79,7 +79,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
                         help="GPUs of a node, with --gpu alone (the usual machine's: 8, GB200 4)")  # fmt: skip
     parser.add_argument("--partition", default="", metavar="P[,P]", help="ask Slurm, for these partitions")
     parser.add_argument("--inventory", type=Path, metavar="FILE", help="JSON or TOML in place of Slurm's answer")
-    parser.add_argument("--cp", type=int, default=1, metavar="N", help="context parallel degree (1)")
+    parser.add_argument("--cp", type=int, default=0, metavar="N", help="only layouts with this context parallel degree")
     for name in PINS:
         flag = name.replace("_", "-")
         parser.add_argument(f"--{flag}", type=int, default=0, metavar="N", help=f"only layouts with this {flag}")
@@ -124,7 +124,7 @@ def _length_note(options: argparse.Namespace, seq: int) -> tuple[str, ...]:
         return ()
     if options.megatron is not None:
         return (f"sequences of {seq:,} tokens are assumed, Megatron's default: --seq N says how long yours are",)
-    what = "the longest that the model takes" if options.module is None else "as in the inputs of --module"
+    what = "the longest that the model takes"
     return (f"sequences of {seq:,} tokens are assumed, {what}: --seq N says how long yours are",)
 
 
@@ -239,10 +239,11 @@ def _space(options: argparse.Namespace) -> Space:
     """Return the framework's layouts within the user's limits."""
     space = space_of(options.framework)
     only = {name: getattr(options, name) for name in PINS if getattr(options, name)}
-    for name, value in (*only.items(), ("cp", options.cp)):
-        if value < 1:
+    given = {name: getattr(options, name) for name in (*PINS, "cp")}
+    for name, value in given.items():
+        if value < 0:
             raise UsageError(f"--{name.replace('_', '-')} {value} is not possible, it must be 1 or more")
-        if space.only.get(name, value) != value:
+        if value and space.only.get(name, value) != value:
             raise UsageError(f"--{name} {value}: {options.framework} has {name} = {space.only[name]} alone")
     if options.zero is not None and options.zero not in space.zero:
         stages = ", ".join(map(str, space.zero))
@@ -251,7 +252,7 @@ def _space(options: argparse.Namespace) -> Space:
     return replace(
         space,
         only={**space.only, **only},
-        cp=(options.cp,),
+        cp=(options.cp,) if options.cp else (),
         micro_batch=max(space.micro_batch, options.micro_batch),
         zero=space.zero if options.zero is None else (options.zero,),
         recompute=space.recompute if kind is None else (kind,),
