@@ -22,6 +22,7 @@ class Settings(Generic[Number, Flag, Real]):
     ``overlap_dp``: 1: gradients are reduced behind the last backward pass; 2: and parameters gathered behind the first
     forward pass, layer by layer.
     ``overlap_tp``: tensor-parallel communication beside products, 0 never, 1 in the backward pass, 2 in both.
+    ``overlap_p2p``: with an interleaved pipeline, transfers run beside another chunk's compute.
     ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
     ``grad_bytes``: bytes per element of reduced gradients; ``both_grads``: half-precision ones are kept beside them.
     ``adds_in_product``: the product that gives a weight's gradient adds it to those of earlier micro-batches.
@@ -32,6 +33,8 @@ class Settings(Generic[Number, Flag, Real]):
     ``dispatch_once``: a token goes once to a node and once to a GPU, whatever the number of its experts there (DeepEP).
     ``fused_experts``: grouped products quantise and activate in their own kernels, dispatch sorts by expert (HybridEP).
     ``graphs``: where nodes share an NVLink domain, CUDA graphs launch attention and routing of mixtures of experts.
+    ``fp8_dispatch``: tokens go to experts in fp8, and come back in half precision.
+    ``lean``: norms, up-projections of latent attention and activations are computed again; experts' inputs kept in fp8.
     ``fused_clamp``: there is one kernel for the experts of ``plain_experts`` (see ``transformer.py``).
     ``fp32_weights``: weights are kept in fp32, and in half precision only while in use (FSDP mixed precision).
     ``loss_bytes``: bytes per logit at the peak; ``parallel_loss_bytes``: where tp > 1 (0: the same);
@@ -53,6 +56,7 @@ class Settings(Generic[Number, Flag, Real]):
     causal: Flag = default(True)
     overlap_dp: Number = default(1)
     overlap_tp: Number = default(1)
+    overlap_p2p: Flag = default(False)
     scatter_p2p: Flag = default(True)
     grad_bytes: Number = default(4)
     adds_in_product: Flag = default(False)
@@ -60,6 +64,8 @@ class Settings(Generic[Number, Flag, Real]):
     dispatch_once: Flag = default(False)
     fused_experts: Flag = default(False)
     graphs: Flag = default(False)
+    fp8_dispatch: Flag = default(False)
+    lean: Flag = default(False)
     fused_clamp: Flag = default(False)
     overlap_ep: Flag = default(False)
     balanced: Flag = default(False)

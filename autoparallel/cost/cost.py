@@ -75,6 +75,7 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     spread = 2 * gather(activations, group.tp, machines, efficiency)
     tensor = (2 + again) * 2 * np.where(layouts.sequence_parallel > 0, spread, reduced)
     routed = activations * models.topk / np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
+    routed = routed * np.where(problem.stacks.fp8_dispatch > 0, 0.75, 1.0)
     once = problem.stacks.dispatch_once > 0
     inner = routed * np.where(once, _distinct(models.topk, group.ep.size), 1.0)
     places = group.ep.size / group.ep.local
@@ -120,9 +121,10 @@ def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) 
     # a collective starts when the last of its ranks has launched it, so slow launches do not hide it
     moving = tensor + expert + context
     models = problem.models
-    # the host reads how many tokens each expert gets before it launches their products: it cannot run ahead
-    waits = (models.moe_share > 0.5) & ~operators.captured(models, problem.machines, problem.stacks)
-    device = np.where(waits, work.layer + work.host, norm(work.layer, work.host, efficiency.host_norm)) + moving
+    # in the forward pass the host reads how many tokens each expert gets before it launches their products: the device
+    # waits for these launches
+    waits = models.moe_share * ~operators.captured(models, problem.machines, problem.stacks)
+    device = norm(work.layer, work.host, efficiency.host_norm) + waits * work.host / 3 + moving
     total = norm(device, sharding, efficiency.fsdp_norm)
     return _Layer(work.layer, tensor, expert, context, total - device, total)
 
@@ -194,6 +196,17 @@ def held_parameters(problem: Problem) -> tuple[Column, Column]:
     return dense / layouts.tp, held.most * models.layer_expert_parameters / (layouts.ep * expert_tp(problem))
 
 
+def _transfers(problem: Problem, size: Column, group: Groups, stage: Column, efficiency: Efficiency) -> Column:
+    """Return the seconds of one micro-batch's transfers from one stage to the next and back, as far as they show.
+
+    With an interleaved pipeline, what a chunk sends moves while the stage works on another one.
+    """
+    layouts = problem.layouts
+    once = transfer(size, group.stage_is_local, problem.machines, efficiency)
+    beside = np.where(problem.stacks.overlap_p2p * (layouts.vpp > 1), stage / layouts.vpp / 2, 0.0)
+    return 2 * layouts.vpp * np.maximum(once - beside, 0.0)
+
+
 def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     """Return the seconds of one iteration of every row."""
     models, layouts, machines, stacks = problem.models, problem.layouts, problem.machines, problem.stacks
@@ -204,7 +217,7 @@ def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     layers, last = held.most, held.last
     pieces = np.where(stacks.scatter_p2p > 0, layouts.tp, 1)
     size = layouts.micro_batch * models.seq / layouts.cp * models.hidden * 2 / pieces
-    step = np.where(layouts.pp > 1, 2 * layouts.vpp * transfer(size, group.stage_is_local, machines, efficiency), 0.0)
+    step = np.where(layouts.pp > 1, _transfers(problem, size, group, layers * layer.total, efficiency), 0.0)
     micro = efficiency.host_micro_us * 1e-6
     head = norm(work.head, np.array([micro]), 4.0) * (1 + models.mtp)
     slowest = np.maximum(layers * layer.total, last * layer.total + head) + step

@@ -158,6 +158,8 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
     # own
     fused = stacks.fused_experts > 0
     passes = np.where(fused, efficiency.dispatch / 3, efficiency.dispatch)
+    # with one expert on a rank nothing is sorted by expert: only what comes in and goes out is permuted
+    passes = np.where(~fused & (models.experts <= layouts.ep), passes / 2, passes)
     routed = moe * models.topk * passes * models.hidden / layouts.tp
     casts = np.where((stacks.precision <= 8) & ~fused, 1.25, 1.0)
     total: Column = (norms + inner + activation) * efficiency.elementwise + routed
@@ -219,6 +221,7 @@ def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Sta
     again = np.where(stacks.fine_recompute > 0, passes, (forward + passes + core) / 2)
     layer = (1 + full) * (forward + passes + core) + selective * core + backward + core_back + 1.5 * passes
     layer = layer + (layouts.recompute == Recompute.ALTERNATE) * again
+    layer = layer + (stacks.lean > 0) * passes
     layer = layer + _accumulation(models, layouts, stacks) / rates.memory
     tokens = layouts.micro_batch * models.seq / layouts.cp
     vocab = models.vocab / layouts.tp

@@ -34,6 +34,7 @@ def space_of(framework: str) -> Space:
         schedules=tuple(Schedule[name.upper()] for name in row.get("schedules", ["one_f_one_b"])),
         sharded_pipeline=row.get("sharded_pipeline", False),
         replicas=row.get("replicas", False),
+        sequence_parallel=row.get("sequence_parallel", True),
         only={name: row[name] for name in ("tp", "pp") if name in row},
     )
 

@@ -38,6 +38,7 @@ class Space:
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
     sharded_pipeline: bool = False
     replicas: bool = False
+    sequence_parallel: bool = True
     only: Mapping[str, int] = field(default_factory=dict)
 
     def may(self, name: str, value: int) -> bool:
@@ -130,7 +131,7 @@ def _grids(
                     "micro_batch": micro,
                     "vpp": chunks,
                     "ep": experts,
-                    "sequence_parallel": [0, 1] if tp > 1 else [0],
+                    "sequence_parallel": [0, 1] if tp > 1 and space.sequence_parallel else [0],
                     "recompute": list(space.recompute),
                     "zero": list(space.zero) if dp * cp > 1 else [0],
                     "replicas": copies,
