@@ -11,7 +11,15 @@ from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.base.hardware import Machines
 from resilio_hpc.autoparallel.base.layout import Layouts, Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stacks
-from resilio_hpc.autoparallel.cost.collectives import CollectiveGroup, Groups, all_reduce, all_to_all, gather, groups, transfer
+from resilio_hpc.autoparallel.cost.collectives import (
+    CollectiveGroup,
+    Groups,
+    all_reduce,
+    all_to_all,
+    gather,
+    groups,
+    transfer,
+)
 from resilio_hpc.autoparallel.cost.schedule import StageSeconds, pipeline_time
 from resilio_hpc.autoparallel.model import operators
 from resilio_hpc.autoparallel.model.operators import Work
@@ -136,7 +144,9 @@ def expert_tp(problem: Problem) -> Column:
     return np.where(problem.stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
 
 
-def _gradients(problem: Problem, group: Groups, efficiency: Efficiency, layers: Column, layer: _Layer, forward: Column) -> Column:
+def _gradients(
+    problem: Problem, group: Groups, efficiency: Efficiency, layers: Column, layer: _Layer, forward: Column
+) -> Column:
     """Seconds of the data-parallel reduction of one stage's gradients, and gathering of parameters (ZeRO-1), not hidden.
 
     Where the software overlaps, gradients are reduced behind the last backward pass; with ``overlap_dp`` 2 parameters
@@ -226,7 +236,7 @@ def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     stage = StageSeconds(slowest, np.maximum(total, slowest), work.forward, work.weights)
     pipeline = pipeline_time(stage, count, layouts.pp, layouts.vpp, layouts.schedule)
     exposed = _gradients(problem, group, efficiency, layers, layer, work.forward)
-    optimizer = operators.optimizer_time(sum(held_parameters(problem)), layouts, machines, efficiency)
+    optimizer = operators.optimizer_time(np.add(*held_parameters(problem)), layouts, machines, efficiency)
     fixed = efficiency.host_step_us * 1e-6
     nodes = np.maximum(layouts.num_gpus / machines.node_gpus, 1)
     waiting = 1 + efficiency.straggler * np.log2(nodes)

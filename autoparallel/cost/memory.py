@@ -108,7 +108,9 @@ def _layer_activations(problem: Problem) -> tuple[Column, Column]:
     # inputs of attention and MLP; attention's result and what it multiplied; inputs of the experts' two products in fp8
     moe = models.moe_share
     lean = 2 * 2 * models.hidden / whole + 2 * models.attention_width / layouts.tp
-    lean = lean + (moe * models.topk * (models.hidden + 2 * models.expert_ffn) + (1 - moe) * 2 * models.ffn) / layouts.tp
+    lean = (
+        lean + (moe * models.topk * (models.hidden + 2 * models.expert_ffn) + (1 - moe) * 2 * models.ffn) / layouts.tp
+    )
     lean = lean + moe * 2 * models.shared_ffn / layouts.tp
     kept = np.where(stacks.lean > 0, lean, all_kept)
     return tokens * kept, tokens * 2 * models.hidden / whole

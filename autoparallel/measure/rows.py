@@ -214,7 +214,7 @@ def _stack(cells: Cells, framework: str) -> Stack:
         row_scales="rowwise" in precision,
         fused_experts=_fused_experts(cells, framework, precision),
         fused_clamp=_fused_clamp(cells, framework),
-        **_overlaps(cells, framework),
+        **_overlaps(cells, framework),  # type: ignore[arg-type]
         both_grads="deepspeed" in framework and precision.startswith("bf16"),
         grad_bytes=_gradient_bytes(stack, framework, precision),
     )

@@ -228,6 +228,8 @@ def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Sta
     logits, *logits_back = _linear(tokens, vocab, models.hidden, 1, rates)
     loss = 2 * tokens * (vocab * 10 + models.hidden * 8) / rates.memory
     host = efficiency.host_us * np.where(stacks.fused > 0, 1.0, 1.3) * (1 + full / 3)
+    # router, sorting there and back, quantising per expert: about as many launches again as a dense layer has
+    host = host * (1 + models.moe_share)
     host = host * np.where(captured(models, machines, stacks), 0.5, 1.0)  # experts, whose sizes vary, are not captured
     batches = layouts.micro_batch * models.heads / layouts.tp
     refused = (stacks.flash == 0) & (np.mod(batches, 4) != 0)

@@ -168,7 +168,9 @@ def _replicas(training: Training, machine: Machine, gpus: int) -> Iterator[int]:
     for tp in tensor_degrees(model, gpus, space, machine.domain_gpus):
         for pp in divisors(gpus // tp):
             if pp <= model.layers and space.may("pp", pp):
-                yield from (gpus // tp // pp // cp for cp in context_degrees(model, space) if (gpus // tp // pp) % cp == 0)
+                yield from (
+                    gpus // tp // pp // cp for cp in context_degrees(model, space) if (gpus // tp // pp) % cp == 0
+                )
 
 
 def _near(value: int, step: int) -> str:

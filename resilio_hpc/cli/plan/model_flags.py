@@ -10,7 +10,9 @@ from resilio_hpc.core.errors import UsageError
 def model_flags(model: TransformerModel, costed: Transformer) -> list[str]:
     """Return the arguments that build this model. Raises UsageError for what Megatron-LM cannot build by arguments."""
     if model.parallel_mlp or model.embedding_norm or model.embedding_width != model.hidden or model.norms > 2:
-        raise UsageError(f"--emit megatron: Megatron-LM's arguments do not describe {model.name}; --emit env has its layout")
+        raise UsageError(
+            f"--emit megatron: Megatron-LM's arguments do not describe {model.name}; --emit env has its layout"
+        )
     learned = model.positions > 0
     words = {
         "num-layers": model.layers,
@@ -56,4 +58,6 @@ def precision_flags(precision: str) -> list[str]:
     recipe = {"fp8": "tensorwise", "fp8 rowwise": "tensorwise", "mxfp8": "mxfp8"}.get(precision)
     if precision in ("nvfp4", "fp4"):
         return ["--bf16", "--fp4-format=e2m1", "--fp4-recipe=nvfp4"]
-    return ["--bf16", *(["--fp8-format=hybrid", f"--fp8-recipe={recipe}"] if recipe else [])] if precision != "fp32" else []
+    if precision == "fp32":
+        return []
+    return ["--bf16", *(["--fp8-format=hybrid", f"--fp8-recipe={recipe}"] if recipe else [])]

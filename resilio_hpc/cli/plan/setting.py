@@ -124,8 +124,11 @@ def _length_note(options: argparse.Namespace, seq: int) -> tuple[str, ...]:
         return ()
     if options.megatron is not None:
         return (f"sequences of {seq:,} tokens are assumed, Megatron's default: --seq N says how long yours are",)
-    what = "the longest that the model takes"
-    return (f"sequences of {seq:,} tokens are assumed, {what}: --seq N says how long yours are",)
+    if not Path(options.model).exists():  # a preset, whose table is shown by --list
+        return ()
+    return (
+        f"sequences of {seq:,} tokens are assumed, the longest of {options.model}: --seq N says how long yours are",
+    )
 
 
 def as_measured(
