@@ -52,6 +52,11 @@ class Machine:
     source: str = ""
 
 
+_SUFFIX = re.compile(
+    r"$|[^A-Z0-9]|SXM|PCI|NVL|\d*GB|HBM"
+)  # what may follow a GPU's name: a form of it, no other letter
+
+
 @cache
 def machines() -> Mapping[str, Machine]:
     """Return the shipped GPUs by name."""
@@ -73,9 +78,7 @@ def machine(name: str) -> Machine:
         plain = "H100-96GB"
     elif "PCI" in plain:
         plain = plain.split("-")[0].split(" ")[0] + "-PCIE"
-    candidates = sorted(
-        (key for key in known if plain.startswith(key) and not plain[len(key) :][:1].isdigit()), key=len
-    )
+    candidates = sorted((key for key in known if plain.startswith(key) and _SUFFIX.match(plain[len(key) :])), key=len)
     if not candidates:
         near = difflib.get_close_matches(plain, known, 3, 0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""

@@ -124,7 +124,10 @@ EXAMPLE = "tp8-pp4-dp2-mb1-sp-zero1-recompute-full"
 
 
 def parse_layout(text: str, global_batch: int) -> Layout:
-    """Parse ``tp8-pp4-dp2-mb1-vpp2-sp-zero1-recompute-full``, with ``zbh1``, ``dualpipe``, or with commas and ``=``. Raises UsageError."""
+    """Parse ``tp8-pp4-dp2-mb1-vpp2-sp-zero1-recompute-full``, also with commas and ``=``. Raises UsageError.
+
+    A schedule other than 1F1B is a word of its own, such as ``dualpipe``.
+    """
     values: dict[str, int] = {}
     recompute, flags, orders = Recompute.NONE, set[str](), list[Schedule]()
     words = [word for word in re.split(r"[-,\s]+", text.strip().lower()) if word]

@@ -147,7 +147,7 @@ def expert_tp(problem: Problem) -> Column:
 def _gradients(
     problem: Problem, group: Groups, efficiency: Efficiency, layers: Column, layer: _Layer, forward: Column
 ) -> Column:
-    """Seconds of the data-parallel reduction of one stage's gradients, and gathering of parameters (ZeRO-1), not hidden.
+    """Seconds of one stage's reduction of gradients and gathering of parameters (ZeRO-1), as far as they show.
 
     Where the software overlaps, gradients are reduced behind the last backward pass; with ``overlap_dp`` 2 parameters
     are gathered behind the first forward pass, and of either what a layer moves is left at the end.
@@ -187,9 +187,9 @@ class StageLayers:
 def stage_layers(problem: Problem) -> StageLayers:
     """Return how layers are spread: evenly; where that leaves a remainder, the ends have fewer.
 
-    They hold embedding and loss head: "type:transformer|embedding" of DeepSpeed, --account-for-embedding-in-pipeline-split
-    and --pipeline-model-parallel-layout of Megatron-Core, first_stage_less_layers of torchtitan, the 126 layers of Llama 3
-    (arXiv:2407.21783).
+    They hold embedding and loss head: "type:transformer|embedding" of DeepSpeed,
+    --account-for-embedding-in-pipeline-split and --pipeline-model-parallel-layout of Megatron-Core,
+    first_stage_less_layers of torchtitan, the 126 layers of Llama 3 (arXiv:2407.21783).
     """
     layers, pp = problem.models.layers + problem.models.mtp, problem.layouts.pp
     most = np.ceil(layers / pp)

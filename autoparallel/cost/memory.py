@@ -26,8 +26,8 @@ FRAGMENTS = 0.05  # the part of it that cannot be given back: gaps in segments i
 class Memory(Columns):
     """Bytes that PyTorch has allocated at the peak, as columns. ``first``: of the fuller of the first two stages.
 
-    ``states``: of the first stage. ``gaps``: cached beside these, and unusable for anything else; ``cached``: part of the peak that the allocator keeps
-    unused while there is room; ``buckets``: of communication libraries.
+    ``states``: of the first stage. ``gaps``: cached beside these, and unusable for anything else; ``cached``: part of
+    the peak that the allocator keeps unused while there is room; ``buckets``: of communication libraries.
     """
 
     states: Column

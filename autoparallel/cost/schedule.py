@@ -55,8 +55,8 @@ def bubble(forward: Column, weights: Column, pp: Column, schedule: Column) -> Co
 def in_flight(after: Column, micro_batches: Column, pp: Column, vpp: Column, schedule: Column) -> Column:
     """Micro-batches whose activations a stage with ``after`` stages behind it holds, in units of all its layers.
 
-    1F1B warms up with one more than there are stages behind; GPipe holds all. Zero-bubble schedules keep a
-    micro-batch until the gradients of its weights: p of them on every stage, ZB-2p 2p (arXiv:2401.10241). DualPipe: p + 1.
+    1F1B warms up with one more than there are stages behind; GPipe holds all. Zero-bubble schedules keep a micro-batch
+    until the gradients of its weights: p of them on every stage, ZB-2p 2p (arXiv:2401.10241). DualPipe: p + 1.
     """
     chunks = 2 * after + (vpp - 1) * pp + 1
     usual = np.where(vpp > 1, np.minimum(chunks, micro_batches * vpp) / vpp, after + 1)

@@ -134,7 +134,8 @@ def _stages(held: Memory, layout: Layout, layers: int) -> tuple[StageMemory, ...
     step = (first - last) / (flight[0] - flight[-1]) if flight[0] > flight[-1] else 0.0
     return tuple(
         StageMemory(
-            held_layers, (at_last if stage == layout.pp - 1 else states) + WORKSPACE, last + step * (flight[stage] - flight[-1]),
+            held_layers, (at_last if stage == layout.pp - 1 else states) + WORKSPACE,
+            last + step * (flight[stage] - flight[-1]),
             head if stage == layout.pp - 1 else 0.0, other,
         )
         for stage, held_layers in enumerate(layers_of(layers, layout.pp))

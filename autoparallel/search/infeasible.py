@@ -104,11 +104,13 @@ def _no_layout(training: Training, machine: Machine, gpus: int, node_gpus: int) 
     """Return that the batch cannot be shared, or that the given degrees are impossible."""
     space, model = training.space, training.model
     tp = space.only.get("tp", 1)
+    if model.heads % tp:
+        return f"tp {tp} does not divide {model.heads} attention heads: it can be {_words(divisors(model.heads))}"
     keys = model.kv_heads or model.heads
     if keys > 1 and keys % tp:
         return f"tp {tp} does not divide {keys} groups of keys: it can be {_words(divisors(keys))}"
-    if model.heads % tp:
-        return f"tp {tp} does not divide {model.heads} attention heads: it can be {_words(divisors(model.heads))}"
+    if model.ffn % tp:
+        return f"tp {tp} does not divide the MLP's width of {model.ffn}"
     fixed = 1
     for name in ("tp", "pp"):
         fixed *= space.only.get(name, 1)

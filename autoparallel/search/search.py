@@ -25,8 +25,8 @@ CHUNK = 16_384  # rows at once: the columns of a chunk stay in the processor's c
 class Space:
     """The layouts to look at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values (no cp: all).
 
-    ``replicas``: ZeRO-3 may shard within groups of whole nodes (HSDP). ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp). ``sharded_pipeline``: ZeRO-3 may be
-    combined with pipeline parallelism.
+    ``sharded_pipeline``: ZeRO-3 may be combined with pipeline parallelism. ``replicas``: ZeRO-3 may shard within groups
+    of whole nodes (HSDP). ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp).
     """
 
     micro_batch: int = 16

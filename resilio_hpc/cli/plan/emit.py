@@ -102,7 +102,7 @@ def pipeline_layout(layout: Layout, layers: int) -> str:
     """
     most = -(-layers // layout.pp)
     missing = most * layout.pp - layers
-    fewer = {stage for stage in [layout.pp - 1, 0, *range(1, layout.pp - 1)][:missing]}
+    fewer = [layout.pp - 1, 0, *range(1, layout.pp - 1)][:missing]
     held = [most - (stage in fewer) for stage in range(layout.pp)]
     chunks = [
         held[stage] // layout.vpp + (chunk < held[stage] % layout.vpp)

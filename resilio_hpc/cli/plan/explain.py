@@ -42,10 +42,10 @@ def main(argv: Sequence[str]) -> int:
     setting.check_model(options)
     description, model = setting.described(options)
     layout = parse_layout(options.layout, options.global_batch)
-    if not 0 <= options.per_node <= 1024:
+    if options.per_node is not None and not 1 <= options.per_node <= 1024:
         raise UsageError(f"--per-node {options.per_node}: a node has 1 to 1024 GPUs")
     machine, stack = machine_and_stack(
-        options.gpu, options.per_node, options.framework, options.precision, options.interconnect
+        options.gpu, options.per_node or 0, options.framework, options.precision, options.interconnect
     )
     known, nearby = calibration_of(options.calibration)
     calibrated = options.calibration is not None
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("layout", metavar="LAYOUT", help=f"such as {EXAMPLE}")
     parser.add_argument("--model", metavar="MODEL", help="a preset, or Hugging Face's config.json")
     parser.add_argument("--gpu", required=True, metavar="TYPE", help="h100, a100-40gb, …")
-    parser.add_argument("--per-node", type=int, default=0, metavar="N", help="GPUs of a node (the usual machine's)")
+    parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a node (the usual machine's)")
     setting.add_model(parser)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the picture")

@@ -75,11 +75,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add options for the source of GPUs, and for the layouts to look at."""
     parser.add_argument("--gpus", default="", metavar="N|A-B", help="GPUs, or a range where the run may be resized")
     parser.add_argument("--gpu", default="", metavar="TYPE", help="h100, a100-40gb, …; alone: no cluster is asked")
-    parser.add_argument("--per-node", type=int, default=0, metavar="N",
+    parser.add_argument("--per-node", type=int, metavar="N",
                         help="GPUs of a node, with --gpu alone (the usual machine's: 8, GB200 4)")  # fmt: skip
     parser.add_argument("--partition", default="", metavar="P[,P]", help="ask Slurm, for these partitions")
     parser.add_argument("--inventory", type=Path, metavar="FILE", help="JSON or TOML in place of Slurm's answer")
-    parser.add_argument("--cp", type=int, default=0, metavar="N", help="only layouts with this context parallel degree")
+    parser.add_argument("--cp", type=int, metavar="N", help="only layouts with this context parallel degree")
     for name in PINS:
         flag = name.replace("_", "-")
         parser.add_argument(f"--{flag}", type=int, default=0, metavar="N", help=f"only layouts with this {flag}")
@@ -200,7 +200,7 @@ def _inventory(options: argparse.Namespace, request: OfferRequest) -> Inventory:
     if request.gpu and not request.partitions:
         if not request.most:
             raise UsageError("--gpus N: how many? (--partition P or --inventory FILE takes what the cluster has)")
-        if not 0 <= options.per_node <= 1024:
+        if options.per_node is not None and not 1 <= options.per_node <= 1024:
             raise UsageError(f"--per-node {options.per_node}: a node has 1 to 1024 GPUs")
         each = options.per_node or known_machine(request.gpu).node_gpus
         return assumed(request.most, min(each, request.most), request.gpu)
@@ -244,7 +244,7 @@ def _space(options: argparse.Namespace) -> Space:
     only = {name: getattr(options, name) for name in PINS if getattr(options, name)}
     given = {name: getattr(options, name) for name in (*PINS, "cp")}
     for name, value in given.items():
-        if value < 0:
+        if value is not None and value < (name == "cp"):
             raise UsageError(f"--{name.replace('_', '-')} {value} is not possible, it must be 1 or more")
         if value and space.only.get(name, value) != value:
             raise UsageError(f"--{name} {value}: {options.framework} has {name} = {space.only[name]} alone")
