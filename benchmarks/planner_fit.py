@@ -11,8 +11,8 @@ from resilio_hpc.autoparallel.base.efficiency import Bounds, Efficiency, bounds,
 from resilio_hpc.autoparallel.cost.cost import iteration
 from resilio_hpc.autoparallel.measure.calibrate import Vector, jacobian
 from resilio_hpc.autoparallel.measure.nearby import CLUSTER, EXPERTS
-from resilio_hpc.autoparallel.measure.predict import problem
 from resilio_hpc.autoparallel.measure.rows import Case
+from resilio_hpc.autoparallel.measure.unstated import problem
 
 ROBUST = 1.5  # residuals beyond this many standard deviations pull no harder (Huber)
 ROWS_PER_FILE = 40  # a file weighs at most as much as this many rows of its own

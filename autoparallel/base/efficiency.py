@@ -22,6 +22,7 @@ class Efficiency:
     gemm_ampere: float
     gemm_hopper: float
     gemm_blackwell: float
+    gemm_cdna: float
     fp8: float
     fp4: float
     rows: float
@@ -33,6 +34,7 @@ class Efficiency:
     flash_hopper: float
     cudnn_hopper: float
     flash_blackwell: float
+    flash_cdna: float
     memory: float
     elementwise: float
     eager: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -24,6 +25,7 @@ class Arch(IntEnum):
     AMPERE = 1
     HOPPER = 2
     BLACKWELL = 3
+    CDNA = 4  # AMD MI300 and later; no table of measurements was fitted
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Machine:
     source: str = ""
 
 
+_SUFFIX = re.compile(
+    r"$|[^A-Z0-9]|SXM|PCI|NVL|\d*GB|HBM"
+)  # what may follow a GPU's name: a form of it, no other letter
+
+
 @cache
 def machines() -> Mapping[str, Machine]:
     """Return the shipped GPUs by name."""
@@ -64,15 +71,14 @@ def machine(name: str) -> Machine:
     """Return the GPU of this name, as people or tables write it (``A100-SXM-80GB``, ``h100``, ``NVIDIA H200``)."""
     known = machines()
     plain = name.upper().split("(")[0].replace("NVIDIA", "").replace("TESLA", "").strip(" -_").replace("_", "-")
+    plain = re.sub(r"^(AMD|INSTINCT|[ -])+", "", plain)
     if "A100" in plain and "40" in plain:
         plain = "A100-40GB"
     elif "H100" in plain and "96" in plain:
         plain = "H100-96GB"
     elif "PCI" in plain:
         plain = plain.split("-")[0].split(" ")[0] + "-PCIE"
-    candidates = sorted(
-        (key for key in known if plain.startswith(key) and not plain[len(key) :][:1].isdigit()), key=len
-    )
+    candidates = sorted((key for key in known if plain.startswith(key) and _SUFFIX.match(plain[len(key) :])), key=len)
     if not candidates:
         near = difflib.get_close_matches(plain, known, 3, 0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""

@@ -16,6 +16,7 @@ from resilio_hpc.core.json_fields import printable
 Number = TypeVar("Number")
 Flag = TypeVar("Flag")
 Kind = TypeVar("Kind")
+Order = TypeVar("Order")
 
 
 class Recompute(IntEnum):
@@ -27,11 +28,24 @@ class Recompute(IntEnum):
     ALTERNATE = 3  # every second layer, or as much of every layer (torchtitan "selective")
 
 
+class Schedule(IntEnum):
+    """The order of forward and backward passes in a pipeline; ``schedule.py`` has their times."""
+
+    ONE_F_ONE_B = 0  # interleaved where vpp > 1 (arXiv:2104.04473)
+    GPIPE = 1  # all forward passes first (arXiv:1811.06965)
+    ZBH1 = 2  # gradients of weights fill the bubble, memory of 1F1B (arXiv:2401.10241)
+    ZB1P = 3  # the same, order found by a program
+    ZB2P = 4  # with twice the activations
+    ZBV = 5  # two chunks in a V
+    DUALPIPE = 6  # from both ends (arXiv:2412.19437)
+
+
 @dataclass(frozen=True)
-class Dimensions(Generic[Number, Flag, Kind]):
+class Dimensions(Generic[Number, Flag, Kind, Order]):
     """The one list of what makes a layout. GPUs: tp · pp · dp · cp; expert parallelism (ep) lies inside dp · cp · tp.
 
     ``zero``: what is sharded over dp: 1 optimizer, 2 and gradients, 3 and parameters (FSDP).
+    ``replicas``: groups of ranks that each shard for themselves (HSDP); they lie inside dp.
     Group order from the inside of a node outwards: tp, cp, dp, pp. ``title``: what a person calls a dimension in which
     two layouts for the same GPUs differ.
     """
@@ -47,14 +61,15 @@ class Dimensions(Generic[Number, Flag, Kind]):
     sequence_parallel: Flag = default(False, title="sequence parallelism")
     recompute: Kind = default(Recompute.NONE, title="recomputation")
     zero: Number = default(0, title="ZeRO stage")
-    zero_bubble: Flag = default(False, title="schedule")
+    replicas: Number = default(1, title="sharding")
+    schedule: Order = default(Schedule.ONE_F_ONE_B, title="schedule")
 
 
 TITLES = {one.name: one.metadata["title"] for one in fields(Dimensions) if one.metadata}
 
 
 @dataclass(frozen=True)
-class Layout(Dimensions[int, bool, Recompute]):
+class Layout(Dimensions[int, bool, Recompute, Schedule]):
     """One parallel layout."""
 
     @property
@@ -69,14 +84,17 @@ class Layout(Dimensions[int, bool, Recompute]):
     def __str__(self) -> str:
         parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}", f"mb{self.micro_batch}"]
         parts += [
-            f"{name}{value}" for name, value in (("cp", self.cp), ("ep", self.ep), ("vpp", self.vpp)) if value > 1
+            f"{name}{value}"
+            for name, value in (("cp", self.cp), ("ep", self.ep), ("vpp", self.vpp), ("rep", self.replicas))
+            if value > 1
         ]
-        parts += ["sp"] * self.sequence_parallel + [f"zero{self.zero}"] * (self.zero > 0) + ["zb"] * self.zero_bubble
+        parts += ["sp"] * self.sequence_parallel + [f"zero{self.zero}"] * (self.zero > 0)
+        parts += [self.schedule.name.lower()] * (self.schedule != Schedule.ONE_F_ONE_B)
         return "-".join([*parts, f"recompute-{self.recompute.name.lower()}"])
 
 
 @dataclass(frozen=True)
-class Layouts(Dimensions[Column, Column, Column], Columns):
+class Layouts(Dimensions[Column, Column, Column, Column], Columns):
     """Layouts as columns."""
 
     def __len__(self) -> int:
@@ -84,8 +102,9 @@ class Layouts(Dimensions[Column, Column, Column], Columns):
 
     def row(self, index: int) -> Layout:
         values = {f.name: int(np.broadcast_to(getattr(self, f.name), (len(self),))[index]) for f in fields(self)}
-        flags = {name: bool(values.pop(name)) for name in ("sequence_parallel", "zero_bubble")}
-        return Layout(**{**values, "recompute": Recompute(values["recompute"])}, **flags)  # type: ignore[arg-type]
+        sharded = bool(values.pop("sequence_parallel"))
+        kinds = {"recompute": Recompute(values.pop("recompute")), "schedule": Schedule(values.pop("schedule"))}
+        return Layout(**values, **kinds, sequence_parallel=sharded)  # type: ignore[arg-type]
 
     @property
     def num_gpus(self) -> Column:
@@ -98,20 +117,26 @@ class Layouts(Dimensions[Column, Column, Column], Columns):
 
 # -- a layout as text: what ``str(layout)`` prints, read again ---------------------------------------------------------
 
-_NAMES = {"tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "cp": "cp", "ep": "ep", "vpp": "vpp", "zero": "zero"}
+_NAMES = {"tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "cp": "cp", "ep": "ep", "vpp": "vpp", "zero": "zero",
+          "rep": "replicas"}  # fmt: skip
 _NUMBER = re.compile(r"([a-z]+)=?(\d{1,9})")
 EXAMPLE = "tp8-pp4-dp2-mb1-sp-zero1-recompute-full"
 
 
 def parse_layout(text: str, global_batch: int) -> Layout:
-    """Parse ``tp8-pp4-dp2-mb1-vpp2-sp-zero1-zb-recompute-full``, or with commas and ``=``. Raises UsageError."""
+    """Parse ``tp8-pp4-dp2-mb1-vpp2-sp-zero1-recompute-full``, also with commas and ``=``. Raises UsageError.
+
+    A schedule other than 1F1B is a word of its own, such as ``dualpipe``.
+    """
     values: dict[str, int] = {}
-    recompute, flags = Recompute.NONE, set[str]()
+    recompute, flags, orders = Recompute.NONE, set[str](), list[Schedule]()
     words = [word for word in re.split(r"[-,\s]+", text.strip().lower()) if word]
     for place, word in enumerate(words):
         number = _NUMBER.fullmatch(word)
-        if word in ("sp", "zb", "recompute"):
+        if word in ("sp", "recompute"):
             flags.add(word)
+        elif word.upper() in Schedule.__members__ and not orders:
+            orders.append(Schedule[word.upper()])
         elif place and words[place - 1] == "recompute" and word.upper() in Recompute.__members__:
             recompute = Recompute[word.upper()]
         elif number and number[1] in _NAMES and number[1] not in values:
@@ -124,6 +149,6 @@ def parse_layout(text: str, global_batch: int) -> Layout:
         raise UsageError(f"layout {printable(repr(text), 80)}: degrees are 1 or more, zero is 0 to 3")
     numbers = {_NAMES[name]: value for name, value in values.items()}
     return Layout(
-        **numbers, global_batch=global_batch, sequence_parallel="sp" in flags, zero_bubble="zb" in flags,
-        recompute=recompute,
+        **numbers, global_batch=global_batch, sequence_parallel="sp" in flags,
+        schedule=orders[0] if orders else Schedule.ONE_F_ONE_B, recompute=recompute,
     )  # fmt: skip

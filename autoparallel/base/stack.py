@@ -19,16 +19,23 @@ class Settings(Generic[Number, Flag, Real]):
     ``precision``: bits of the operands of matrix products; ``row_scales``: fp8 with a scale per row.
     ``flash``: fused attention, 1 and 2 the versions of FlashAttention, 3 cuDNN's and Transformer Engine's kernels.
     ``fused``: elementwise kernels are fused. ``causal``: the attention kernel skips masked tiles.
-    ``overlap_dp``: gradients are reduced behind the last backward pass.
+    ``overlap_dp``: 1: gradients are reduced behind the last backward pass; 2: and parameters gathered behind the first
+    forward pass, layer by layer.
     ``overlap_tp``: tensor-parallel communication beside products, 0 never, 1 in the backward pass, 2 in both.
+    ``overlap_p2p``: with an interleaved pipeline, transfers run beside another chunk's compute.
     ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
     ``grad_bytes``: bytes per element of reduced gradients; ``both_grads``: half-precision ones are kept beside them.
+    ``adds_in_product``: the product that gives a weight's gradient adds it to those of earlier micro-batches.
     ``gather_whole``: ZeRO-3 gathers tensor by tensor, each over one rail at a time.
     ``overlap_ep``: with an interleaved pipeline, expert-parallel communication runs beside another chunk's compute.
     ``balanced``: routing is forced to load all experts alike, as it is in benchmarks.
     ``fine_recompute``: what does not fit is recomputed operator by operator, cheap ones first: norms, activations.
     ``dispatch_once``: a token goes once to a node and once to a GPU, whatever the number of its experts there (DeepEP).
     ``fused_experts``: grouped products quantise and activate in their own kernels, dispatch sorts by expert (HybridEP).
+    ``graphs``: where nodes share an NVLink domain, CUDA graphs launch attention and routing of mixtures of experts.
+    ``fp8_dispatch``: tokens go to experts in fp8, and come back in half precision.
+    ``lean``: norms, up-projections of latent attention and activations are computed again; experts' inputs kept in fp8.
+    ``fused_clamp``: there is one kernel for the experts of ``plain_experts`` (see ``transformer.py``).
     ``fp32_weights``: weights are kept in fp32, and in half precision only while in use (FSDP mixed precision).
     ``loss_bytes``: bytes per logit at the peak; ``parallel_loss_bytes``: where tp > 1 (0: the same);
     ``loss_gap_bytes``: freed meanwhile, too small a gap for what comes next.
@@ -47,13 +54,19 @@ class Settings(Generic[Number, Flag, Real]):
     flash: Number = default(3)
     fused: Flag = default(True)
     causal: Flag = default(True)
-    overlap_dp: Flag = default(True)
+    overlap_dp: Number = default(1)
     overlap_tp: Number = default(1)
+    overlap_p2p: Flag = default(False)
     scatter_p2p: Flag = default(True)
     grad_bytes: Number = default(4)
+    adds_in_product: Flag = default(False)
     gather_whole: Flag = default(False)
     dispatch_once: Flag = default(False)
     fused_experts: Flag = default(False)
+    graphs: Flag = default(False)
+    fp8_dispatch: Flag = default(False)
+    lean: Flag = default(False)
+    fused_clamp: Flag = default(False)
     overlap_ep: Flag = default(False)
     balanced: Flag = default(False)
     fine_recompute: Flag = default(False)

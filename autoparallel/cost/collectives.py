@@ -28,11 +28,17 @@ class Groups:
     cp: CollectiveGroup
     dp: CollectiveGroup
     ep: CollectiveGroup
+    shard: CollectiveGroup
+    """Ranks that share one copy of what ZeRO shards; ``replicas``: ranks with the same shard."""
+    replicas: CollectiveGroup
+    alike: CollectiveGroup
+    """Ranks with the same experts, which reduce their gradients together."""
     stage_is_local: Column
     """1 where neighbouring pipeline stages share a domain."""
 
 
-def groups(layouts: Layouts, machines: Machines) -> Groups:
+def groups(layouts: Layouts, machines: Machines, expert_tp: Column) -> Groups:
+    """Return the groups. ``expert_tp``: ranks that share an expert."""
     domain = np.minimum(machines.domain_gpus, layouts.num_gpus)
 
     def group(size: Column, inside: Column) -> CollectiveGroup:
@@ -43,7 +49,10 @@ def groups(layouts: Layouts, machines: Machines) -> Groups:
         tp=group(layouts.tp, np.ones(1)),
         cp=group(layouts.cp, layouts.tp),
         dp=group(layouts.dp * layouts.cp, layouts.tp),
+        shard=group(layouts.dp * layouts.cp / layouts.replicas, layouts.tp),
+        replicas=group(layouts.replicas, inner * layouts.dp / layouts.replicas),
         ep=group(layouts.ep, layouts.tp),
+        alike=group(np.maximum(inner * layouts.dp / (layouts.ep * expert_tp), 1), layouts.ep * expert_tp),
         stage_is_local=(2 * inner * layouts.dp <= domain).astype(float),
     )
 

@@ -9,10 +9,18 @@ import numpy as np
 from resilio_hpc.autoparallel.base.columns import Column, Columns
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.base.hardware import Machines
-from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
+from resilio_hpc.autoparallel.base.layout import Layouts, Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stacks
-from resilio_hpc.autoparallel.cost.collectives import Groups, all_reduce, all_to_all, gather, groups, transfer
-from resilio_hpc.autoparallel.cost.schedule import pipeline_time
+from resilio_hpc.autoparallel.cost.collectives import (
+    CollectiveGroup,
+    Groups,
+    all_reduce,
+    all_to_all,
+    gather,
+    groups,
+    transfer,
+)
+from resilio_hpc.autoparallel.cost.schedule import StageSeconds, pipeline_time
 from resilio_hpc.autoparallel.model import operators
 from resilio_hpc.autoparallel.model.operators import Work
 from resilio_hpc.autoparallel.model.transformer import Transformers
@@ -75,14 +83,18 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     spread = 2 * gather(activations, group.tp, machines, efficiency)
     tensor = (2 + again) * 2 * np.where(layouts.sequence_parallel > 0, spread, reduced)
     routed = activations * models.topk / np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
+    routed = routed * np.where(problem.stacks.fp8_dispatch > 0, 0.75, 1.0)
     once = problem.stacks.dispatch_once > 0
     inner = routed * np.where(once, _distinct(models.topk, group.ep.size), 1.0)
-    outer = routed * np.where(once, _distinct(models.topk, group.ep.size / group.ep.local), 1.0)
+    places = group.ep.size / group.ep.local
+    places = np.where(models.route_nodes > 0, np.minimum(places, models.route_nodes), places)
+    outer = routed * np.where(once, _distinct(models.topk, places), 1.0)
     exchange = all_to_all(inner, outer, group.ep, machines, efficiency)
     expert = (2 + again) * 2 * models.moe_share * exchange
     keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
     context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
-    hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * (layouts.vpp > 1)
+    beside = (layouts.vpp > 1) | (layouts.schedule == Schedule.DUALPIPE)  # another micro-batch's compute
+    hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * beside
     return tensor * exposed, expert * (1 - hidden), context
 
 
@@ -100,11 +112,15 @@ def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column
     models, layouts = problem.models, problem.layouts
     experts = models.layer_expert_parameters / layouts.ep
     size = (models.layer_parameters + experts) / layouts.tp * 2
-    once = gather(size, group.dp, problem.machines, efficiency)
-    across = group.dp.size > group.dp.local
+    once = gather(size, group.shard, problem.machines, efficiency)
+    across = group.shard.size > group.shard.local
     slow = np.where((problem.stacks.gather_whole > 0) & across, efficiency.zero3_rails, 1.0)
     times = np.where(layouts.pp > 1, 2 / layouts.micro_batches, 3.0)
-    return np.where(layouts.zero >= 3, times * once / slow, 0.0)
+    # HSDP: the shards' gradients are then summed over the replicas
+    shard = size / 2 * problem.stacks.grad_bytes / group.shard.size
+    summed = all_reduce(shard, group.replicas, problem.machines, efficiency)
+    summed = np.where(layouts.pp > 1, summed / layouts.micro_batches, summed)
+    return np.where(layouts.zero >= 3, times * once / slow + summed, 0.0)
 
 
 def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) -> _Layer:
@@ -112,62 +128,115 @@ def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) 
     sharding = _sharding(problem, group, efficiency)
     # a collective starts when the last of its ranks has launched it, so slow launches do not hide it
     moving = tensor + expert + context
-    device = norm(work.layer, work.host, efficiency.host_norm) + moving
+    models = problem.models
+    # in the forward pass the host reads how many tokens each expert gets before it launches their products: the device
+    # waits for these launches
+    waits = models.moe_share * ~operators.captured(models, problem.machines, problem.stacks)
+    device = norm(work.layer, work.host, efficiency.host_norm) + waits * work.host / 3 + moving
     total = norm(device, sharding, efficiency.fsdp_norm)
     return _Layer(work.layer, tensor, expert, context, total - device, total)
 
 
-def _gradients(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
-    """Seconds of the data-parallel reduction of one stage's gradients (and gathering of parameters, ZeRO-1)."""
-    models, layouts, stacks = problem.models, problem.layouts, problem.stacks
-    held = held_parameters(problem)
-    size, machines = held * stacks.grad_bytes, problem.machines
-    scattered = gather(size, group.dp, machines, efficiency) + gather(held * 2.0, group.dp, machines, efficiency)
-    time = np.where(layouts.zero >= 1, scattered, all_reduce(size, group.dp, machines, efficiency))
-    return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, time)
+def expert_tp(problem: Problem) -> Column:
+    """Return the tensor-parallel ranks that share an expert: a whole group, or what expert parallelism leaves of it."""
+    layouts = problem.layouts
+    left = np.floor(layouts.tp * layouts.dp * layouts.cp / layouts.ep)
+    return np.where(problem.stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
 
 
-def stage_layers(problem: Problem) -> tuple[Column, Column]:
-    """Return the layers of the fullest stage in the middle of the pipeline, and of its first and last stage.
+def _gradients(
+    problem: Problem, group: Groups, efficiency: Efficiency, layers: Column, layer: _Layer, forward: Column
+) -> Column:
+    """Seconds of one stage's reduction of gradients and gathering of parameters (ZeRO-1), as far as they show.
 
-    Embedding and loss head count as a layer each where that makes the stages even: "type:transformer|embedding" of
-    DeepSpeed, --account-for-embedding-in-pipeline-split of Megatron-Core, the 126 layers of Llama 3 (arXiv:2407.21783).
+    Where the software overlaps, gradients are reduced behind the last backward pass; with ``overlap_dp`` 2 parameters
+    are gathered behind the first forward pass, and of either what a layer moves is left at the end.
     """
-    layers, parts = problem.models.layers, problem.layouts.pp * problem.layouts.vpp
-    most = np.ceil(layers / parts) * problem.layouts.vpp
-    counted = (np.mod(layers, parts) > 0) & (np.mod(layers + 2, parts) == 0) & (problem.layouts.pp > 1)
-    return most, most - counted
+    models, layouts, stacks = problem.models, problem.layouts, problem.stacks
+    dense, experts = held_parameters(problem)
+    machines = problem.machines
+
+    def times(held: Column, ranks: CollectiveGroup) -> tuple[Column, Column, Column]:
+        size = held * stacks.grad_bytes
+        gathering = gather(held * 2.0, ranks, machines, efficiency)
+        return gather(size, ranks, machines, efficiency), gathering, all_reduce(size, ranks, machines, efficiency)
+
+    scatter, gathering, reduced = times(dense, group.dp)
+    if np.any(experts > 0):
+        some = [np.where(experts > 0, time, 0.0) for time in times(experts, group.alike)]
+        scatter, gathering, reduced = scatter + some[0], gathering + some[1], reduced + some[2]
+    whole = np.where(layouts.zero >= 1, scatter + gathering, reduced)
+    behind = efficiency.dp_overlap * layers * layer.total
+    once = np.maximum(whole - np.where(stacks.overlap_dp > 0, 0.6 * behind, 0.0), 0.1 * whole)
+    last = 1 / np.maximum(layers, 1)
+    parts = np.maximum(scatter - (1 - forward) * behind, last * scatter)
+    parts = parts + np.maximum(gathering - forward * behind, last * gathering)
+    exposed = np.where((stacks.overlap_dp > 1) & (layouts.zero >= 1), parts, once)
+    return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, exposed)
 
 
-def held_parameters(problem: Problem) -> Column:
-    """Return the parameters of the fullest pipeline stage on one GPU before sharding over dp."""
+@dataclass(frozen=True)
+class StageLayers:
+    """Layers of pipeline stages: the fullest in the middle, the first and the last one."""
+
+    most: Column
+    first: Column
+    last: Column
+
+
+def stage_layers(problem: Problem) -> StageLayers:
+    """Return how layers are spread: evenly; where that leaves a remainder, the ends have fewer.
+
+    They hold embedding and loss head: "type:transformer|embedding" of DeepSpeed,
+    --account-for-embedding-in-pipeline-split and --pipeline-model-parallel-layout of Megatron-Core,
+    first_stage_less_layers of torchtitan, the 126 layers of Llama 3 (arXiv:2407.21783).
+    """
+    layers, pp = problem.models.layers + problem.models.mtp, problem.layouts.pp
+    most = np.ceil(layers / pp)
+    missing = most * pp - layers
+    return StageLayers(most, most - ((missing > 1) & (pp > 1)), most - ((missing > 0) & (pp > 1)))
+
+
+def held_parameters(problem: Problem) -> tuple[Column, Column]:
+    """Return the parameters of the fullest pipeline stage on one GPU before sharding: outside experts, and of them."""
     models, layouts = problem.models, problem.layouts
-    most, ends = stage_layers(problem)
-    layer = models.layer_parameters + models.layer_expert_parameters / layouts.ep
+    held = stage_layers(problem)
     embeddings = np.where(layouts.pp > 1, 1, np.where(models.tied > 0, 1, 2)) * models.embedding_parameters
-    return np.maximum(most * layer, ends * layer + embeddings) / layouts.tp
+    dense = np.maximum(held.most * models.layer_parameters, held.first * models.layer_parameters + embeddings)
+    return dense / layouts.tp, held.most * models.layer_expert_parameters / (layouts.ep * expert_tp(problem))
+
+
+def _transfers(problem: Problem, size: Column, group: Groups, stage: Column, efficiency: Efficiency) -> Column:
+    """Return the seconds of one micro-batch's transfers from one stage to the next and back, as far as they show.
+
+    With an interleaved pipeline, what a chunk sends moves while the stage works on another one.
+    """
+    layouts = problem.layouts
+    once = transfer(size, group.stage_is_local, problem.machines, efficiency)
+    beside = np.where(problem.stacks.overlap_p2p * (layouts.vpp > 1), stage / layouts.vpp / 2, 0.0)
+    return 2 * layouts.vpp * np.maximum(once - beside, 0.0)
 
 
 def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     """Return the seconds of one iteration of every row."""
     models, layouts, machines, stacks = problem.models, problem.layouts, problem.machines, problem.stacks
-    group = groups(layouts, machines)
+    group = groups(layouts, machines, expert_tp(problem))
     work = operators.work(models, layouts, machines, stacks, efficiency)
     layer = _layer(problem, work, group, efficiency)
-    layers, ends = stage_layers(problem)
+    held = stage_layers(problem)
+    layers, last = held.most, held.last
     pieces = np.where(stacks.scatter_p2p > 0, layouts.tp, 1)
     size = layouts.micro_batch * models.seq / layouts.cp * models.hidden * 2 / pieces
-    step = np.where(layouts.pp > 1, 2 * layouts.vpp * transfer(size, group.stage_is_local, machines, efficiency), 0.0)
+    step = np.where(layouts.pp > 1, _transfers(problem, size, group, layers * layer.total, efficiency), 0.0)
     micro = efficiency.host_micro_us * 1e-6
-    head = norm(work.head, np.array([micro]), 4.0)
-    slowest = np.maximum(layers * layer.total, ends * layer.total + head) + step
-    total = models.layers * layer.total + layouts.pp * step + head
+    head = norm(work.head, np.array([micro]), 4.0) * (1 + models.mtp)
+    slowest = np.maximum(layers * layer.total, last * layer.total + head) + step
+    total = (models.layers + models.mtp) * layer.total + layouts.pp * step + head
     count = layouts.micro_batches
-    pipeline = pipeline_time(slowest, np.maximum(total, slowest), count, layouts.vpp, layouts.zero_bubble)
-    reduction = _gradients(problem, group, efficiency)
-    hidden = np.where(stacks.overlap_dp > 0, efficiency.dp_overlap * layers * layer.total * 0.6, 0.0)
-    exposed = np.maximum(reduction - hidden, 0.1 * reduction)
-    optimizer = operators.optimizer_time(held_parameters(problem), layouts, machines, efficiency)
+    stage = StageSeconds(slowest, np.maximum(total, slowest), work.forward, work.weights)
+    pipeline = pipeline_time(stage, count, layouts.pp, layouts.vpp, layouts.schedule)
+    exposed = _gradients(problem, group, efficiency, layers, layer, work.forward)
+    optimizer = operators.optimizer_time(np.add(*held_parameters(problem)), layouts, machines, efficiency)
     fixed = efficiency.host_step_us * 1e-6
     nodes = np.maximum(layouts.num_gpus / machines.node_gpus, 1)
     waiting = 1 + efficiency.straggler * np.log2(nodes)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from resilio_hpc.autoparallel.base.columns import Column, Columns
-from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
-from resilio_hpc.autoparallel.cost.cost import Problem, stage_layers
+from resilio_hpc.autoparallel.base.layout import Layouts, Recompute, Schedule
+from resilio_hpc.autoparallel.cost.cost import Problem, expert_tp, stage_layers
+from resilio_hpc.autoparallel.cost.schedule import in_flight
 
 WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
 CONTEXT = 1.2e9  # CUDA context and loaded kernels; seen by nvidia-smi only
@@ -25,11 +26,12 @@ FRAGMENTS = 0.05  # the part of it that cannot be given back: gaps in segments i
 class Memory(Columns):
     """Bytes that PyTorch has allocated at the peak, as columns. ``first``: of the fuller of the first two stages.
 
-    ``gaps``: cached beside these, and unusable for anything else; ``cached``: part of the peak that the allocator keeps
-    unused while there is room; ``buckets``: of communication libraries.
+    ``states``: of the first stage. ``gaps``: cached beside these, and unusable for anything else; ``cached``: part of
+    the peak that the allocator keeps unused while there is room; ``buckets``: of communication libraries.
     """
 
     states: Column
+    last_states: Column
     activations: Column
     head: Column
     first: Column
@@ -78,24 +80,18 @@ def _state_bytes(problem: Problem) -> tuple[Column, Column]:
     weights, grads = 2.0 * np.ones_like(optimizer), stacks.grad_bytes + 2 * stacks.both_grads
     sharded_all = np.where(stacks.fp32_weights > 0, 16.0, weights + grads + optimizer)
     whole = np.where(zero >= 3, 0.0, weights + np.where(zero >= 2, 0.0, grads))
+    whole = whole * np.where(layouts.schedule == Schedule.DUALPIPE, 2, 1)  # a rank is a stage of both directions
     sharded = np.where(zero >= 3, sharded_all, np.where(zero >= 2, grads + optimizer, optimizer))
-    replicas = np.where(zero >= 1, layouts.dp * layouts.cp, 1)
-    alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * _expert_tp(problem))
-    return whole + sharded / replicas, whole + sharded / np.where(zero >= 1, np.maximum(alike, 1), 1)
+    ranks = np.where(zero >= 1, layouts.dp * layouts.cp / layouts.replicas, 1)
+    alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * expert_tp(problem)) / layouts.replicas
+    return whole + sharded / ranks, whole + sharded / np.where(zero >= 1, np.maximum(alike, 1), 1)
 
 
 def _layer_parameters(problem: Problem) -> tuple[Column, Column]:
     """Return the parameters of an average layer on one GPU before sharding: outside experts, and of experts."""
     models, layouts = problem.models, problem.layouts
-    experts = models.layer_expert_parameters / (layouts.ep * _expert_tp(problem))
+    experts = models.layer_expert_parameters / (layouts.ep * expert_tp(problem))
     return models.layer_parameters / layouts.tp, experts
-
-
-def _expert_tp(problem: Problem) -> Column:
-    """Return the tensor-parallel ranks that share an expert: a whole group, or what expert parallelism leaves of it."""
-    layouts = problem.layouts
-    left = np.floor(layouts.tp * layouts.dp * layouts.cp / layouts.ep)
-    return np.where(problem.stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
 
 
 def _layer_activations(problem: Problem) -> tuple[Column, Column]:
@@ -108,7 +104,16 @@ def _layer_activations(problem: Problem) -> tuple[Column, Column]:
     attention = 2 * (models.qkv_width + models.attention_width) / layouts.tp
     scores = np.where(stacks.flash > 0, 0.0, 5 * models.heads * models.seen_keys / layouts.tp)
     scores = np.where(layouts.recompute == Recompute.SELECTIVE, 0.0, scores)
-    return tokens * (inputs + attention + _mlp(problem) + scores), tokens * 2 * models.hidden / whole
+    all_kept = inputs + attention + _mlp(problem) + scores
+    # inputs of attention and MLP; attention's result and what it multiplied; inputs of the experts' two products in fp8
+    moe = models.moe_share
+    lean = 2 * 2 * models.hidden / whole + 2 * models.attention_width / layouts.tp
+    lean = (
+        lean + (moe * models.topk * (models.hidden + 2 * models.expert_ffn) + (1 - moe) * 2 * models.ffn) / layouts.tp
+    )
+    lean = lean + moe * 2 * models.shared_ffn / layouts.tp
+    kept = np.where(stacks.lean > 0, lean, all_kept)
+    return tokens * kept, tokens * 2 * models.hidden / whole
 
 
 def _mlp(problem: Problem) -> Column:
@@ -117,7 +122,7 @@ def _mlp(problem: Problem) -> Column:
     Ranks that share an expert gather each other's tokens for it.
     """
     models, tp = problem.models, problem.layouts.tp
-    moe, split = models.moe_share, _expert_tp(problem)
+    moe, split = models.moe_share, expert_tp(problem)
     dense = (1 - moe) * models.ffn + moe * models.shared_ffn
     copies = moe * models.topk / tp
     routed = copies * models.expert_ffn
@@ -140,15 +145,6 @@ def _checkpointed(problem: Problem) -> Column:
     return tokens * 2 * (models.hidden / whole + split / layouts.tp + last)
 
 
-def _in_flight(problem: Problem, after: Column) -> Column:
-    """Micro-batches whose activations a stage with so many after it holds at once, in units of all its layers."""
-    layouts = problem.layouts
-    vpp = layouts.vpp
-    chunks = 2 * after + (vpp - 1) * layouts.pp + 1
-    held = np.where(vpp > 1, np.minimum(chunks, layouts.micro_batches * vpp) / vpp, after + 1)
-    return np.minimum(held, layouts.micro_batches)
-
-
 def _activations(problem: Problem, layers: Column, after: Column) -> _Activations:
     layouts, stacks = problem.layouts, problem.stacks
     full, stored = _layer_activations(problem)
@@ -156,11 +152,12 @@ def _activations(problem: Problem, layers: Column, after: Column) -> _Activation
     each = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.ALTERNATE], [stored, some], full
     )
+    held = in_flight(after, layouts.micro_batches, layouts.pp, layouts.vpp, layouts.schedule)
     sent = np.where((stacks.keeps_outputs > 0) & (after > 0), layouts.vpp * stored, 0.0)
     working = np.where(layouts.recompute == Recompute.NONE, 0.0, full)
     # of attention and MLP, where sequence parallelism has sharded them
     again = np.where((stacks.keeps_gathered > 0) & (layouts.sequence_parallel > 0), 2 * (layouts.tp - 1) * stored, 0.0)
-    return _Activations(_in_flight(problem, after) * (layers * each + sent), working + again)
+    return _Activations(held * (layers * each + sent), working + again)
 
 
 def _head(problem: Problem) -> tuple[Column, Column]:
@@ -213,27 +210,32 @@ def memory(problem: Problem) -> Memory:
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
     dense, experts = _layer_parameters(problem)
     dense_bytes, expert_bytes = _state_bytes(problem)
-    most, layers = stage_layers(problem)
+    held = stage_layers(problem)
     layer = dense * dense_bytes + experts * expert_bytes
     end = np.where((layouts.pp == 1) & (models.tied == 0), 2, 1) * models.embedding_parameters / layouts.tp
     unit = _unit(problem, dense + experts)
-    states = layers * layer + end * dense_bytes + _gathered(problem, layers, unit, end)
+    at_first, at_last = (
+        layers * layer + end * dense_bytes + _gathered(problem, layers, unit, end) for layers in (held.first, held.last)
+    )
     head, gap = _head(problem)
     reducing = np.where(layouts.zero >= 3, (2 + stacks.grad_bytes) * unit, 0.0)
-    first, last = _activations(problem, layers, layouts.pp - 1), _activations(problem, layers, 0 * layouts.pp)
+    first = _activations(problem, held.first, layouts.pp - 1)
+    last = _activations(problem, held.last, 0 * layouts.pp)
     working = first.working + reducing
-    fullest = states + first.kept + np.where(layouts.pp == 1, np.maximum(head, working), working)
-    if np.any(most > layers):  # the second stage has a layer in place of the embedding
-        second = _activations(problem, most, np.maximum(layouts.pp - 2, 0))
-        fuller = most * layer + _gathered(problem, most, unit, 0 * end) + second.kept + working
-        fullest = np.where(most > layers, np.maximum(fullest, fuller), fullest)
+    fullest = at_first + first.kept + np.where(layouts.pp == 1, np.maximum(head, working), working)
+    if np.any(held.most > held.first) or np.any(layouts.schedule > Schedule.GPIPE):
+        # a stage in the middle has a layer in place of the embedding
+        second = _activations(problem, held.most, np.maximum(layouts.pp - 2, 0))
+        fuller = held.most * layer + _gathered(problem, held.most, unit, 0 * end) + second.kept + working
+        fullest = np.where(layouts.pp > 2, np.maximum(fullest, fuller), fullest)
     return Memory(
-        states=states,
+        states=at_first,
+        last_states=at_last,
         activations=np.maximum(first.kept + working, last.kept),
         head=head,
         first=WORKSPACE + fullest,
-        last=WORKSPACE + states + last.kept + np.maximum(head, working),
+        last=WORKSPACE + at_last + last.kept + np.maximum(head, working),
         gaps=_gathering(problem, unit, end) + np.where(layouts.pp == 1, gap, 0.0),
-        cached=np.where(stacks.expandable > 0, FRAGMENTS, CACHED) * np.ones_like(states),
-        buckets=stacks.buckets * (stacks.grad_bytes + 2) + CHANNELS * _group_kinds(layouts) * np.ones_like(states),
+        cached=np.where(stacks.expandable > 0, FRAGMENTS, CACHED) * np.ones_like(at_first),
+        buckets=stacks.buckets * (stacks.grad_bytes + 2) + CHANNELS * _group_kinds(layouts) * np.ones_like(at_first),
     )

@@ -8,17 +8,68 @@ from dataclasses import dataclass
 import numpy as np
 
 from resilio_hpc.autoparallel.base.columns import Column
+from resilio_hpc.autoparallel.base.layout import Schedule
 
 
-def pipeline_time(slowest: Column, total: Column, micro_batches: Column, vpp: Column, zero_bubble: Column) -> Column:
-    """Seconds of 1F1B or GPipe: the slowest stage without a pause, and filling and draining through the others.
+@dataclass(frozen=True)
+class StageSeconds:
+    """Seconds of one micro-batch, forward and backward: on the ``slowest`` stage, and in ``total`` over all stages.
 
-    ``slowest``: seconds of one micro-batch on the slowest stage, forward and backward; ``total``: over all stages.
-    Interleaving (vpp chunks per stage) divides the bubble by vpp (arXiv:2104.04473, 2.2); ZB-H1 leaves a third of it
-    (arXiv:2401.10241). With equal stages this is formula (3) of the Resilio paper without its transfers.
+    ``forward``: part of that in the forward pass; ``weights``: part that only gradients of weights take.
     """
-    bubble = (total - slowest) / np.maximum(vpp, 1) * np.where(zero_bubble > 0, 1 / 3, 1.0)
-    return micro_batches * slowest + bubble
+
+    slowest: Column
+    total: Column
+    forward: Column
+    weights: Column
+
+
+def pipeline_time(stage: StageSeconds, micro_batches: Column, pp: Column, vpp: Column, schedule: Column) -> Column:
+    """Seconds of an iteration: the slowest stage without a pause, and filling and draining through the others.
+
+    Interleaving (vpp chunks per stage) divides the bubble by vpp (arXiv:2104.04473, 2.2). With equal stages 1F1B is
+    formula (3) of the Resilio paper without its transfers.
+    """
+    whole = (stage.total - stage.slowest) / np.maximum(vpp, 1)
+    return micro_batches * stage.slowest + whole * bubble(stage.forward, stage.weights, pp, schedule)
+
+
+def bubble(forward: Column, weights: Column, pp: Column, schedule: Column) -> Column:
+    """Return the idle time of a schedule, as a part of 1F1B's (p - 1)(F + B + W).
+
+    ZB-H1, ZB-1p: (p - 1)(F + B - W); ZB-H2, ZB-2p: (p - 1)(F + B - 2W) (arXiv:2401.10241, table 1 and section 3). ZB-V
+    is bounded by the latter. DualPipe: (p/2 - 1)(F + B + W + B' - 3W), B' = B + W (arXiv:2412.19437, table 2).
+    """
+    inputs = 1 - forward - weights
+    both = (pp / 2 - 1) / np.maximum(pp - 1, 1) * (1 + inputs - 2 * weights)
+    parts = {
+        Schedule.ZBH1: 1 - 2 * weights,
+        Schedule.ZB1P: 1 - 2 * weights,
+        Schedule.ZB2P: 1 - 3 * weights,
+        Schedule.ZBV: 1 - 3 * weights,
+        Schedule.DUALPIPE: both,
+    }
+    return np.select([schedule == kind for kind in parts], [np.maximum(part, 0.0) for part in parts.values()], 1.0)
+
+
+def in_flight(after: Column, micro_batches: Column, pp: Column, vpp: Column, schedule: Column) -> Column:
+    """Micro-batches whose activations a stage with ``after`` stages behind it holds, in units of all its layers.
+
+    1F1B warms up with one more than there are stages behind; GPipe holds all. Zero-bubble schedules keep a micro-batch
+    until the gradients of its weights: p of them on every stage, ZB-2p 2p (arXiv:2401.10241). DualPipe: p + 1.
+    """
+    chunks = 2 * after + (vpp - 1) * pp + 1
+    usual = np.where(vpp > 1, np.minimum(chunks, micro_batches * vpp) / vpp, after + 1)
+    held = {
+        Schedule.GPIPE: micro_batches,
+        Schedule.ZBH1: pp,
+        Schedule.ZB1P: pp,
+        Schedule.ZB2P: 2 * pp,
+        Schedule.ZBV: pp,
+        Schedule.DUALPIPE: pp + 1,
+    }
+    most = np.select([schedule == kind for kind in held], list(held.values()), usual)
+    return np.minimum(most, micro_batches)
 
 
 @dataclass(frozen=True)

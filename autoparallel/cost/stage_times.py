@@ -30,10 +30,10 @@ def stage_times(
 
 def layers_of(layers: int, stages: int) -> list[int]:
     """Return how many layers each stage has; see ``cost.stage_layers``."""
-    even, more = divmod(layers, stages)
-    if more and stages > 1 and (layers + 2) % stages == 0:
-        return [even, *[even + 1] * (stages - 2), even]
-    return [even + (stage < more) for stage in range(stages)]
+    most = -(-layers // stages)
+    missing = most * stages - layers
+    fewer = [stages - 1, 0, *range(1, stages - 1)][:missing]
+    return [most - (stage in fewer) for stage in range(stages)]
 
 
 def _first(column: object) -> float:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from resilio_hpc.autoparallel.base.efficiency import Efficiency, bounds
 from resilio_hpc.autoparallel.cost.cost import iteration
 from resilio_hpc.autoparallel.measure.nearby import Nearby, covariance, features
-from resilio_hpc.autoparallel.measure.predict import problem
 from resilio_hpc.autoparallel.measure.rows import Case
+from resilio_hpc.autoparallel.measure.unstated import problem
 
 Vector = NDArray[np.float64]
 STEP = 1e-4

@@ -26,7 +26,12 @@ from resilio_hpc.core.errors import UsageError
 _RINGS = ("all-reduce", "all-gather", "reduce-scatter")
 _LARGE = 4096  # below it, a product's shape decides more than the GPU
 _ATTENTION = {
-    "attention": {Arch.AMPERE: "flash_ampere", Arch.HOPPER: "flash_hopper", Arch.BLACKWELL: "flash_blackwell"},
+    "attention": {
+        Arch.AMPERE: "flash_ampere",
+        Arch.HOPPER: "flash_hopper",
+        Arch.BLACKWELL: "flash_blackwell",
+        Arch.CDNA: "flash_cdna",
+    },
     "attention-cudnn": {Arch.HOPPER: "cudnn_hopper"},
 }
 

@@ -12,16 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
-from resilio_hpc.autoparallel.base.hardware import Machines
-from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
-from resilio_hpc.autoparallel.base.stack import Stacks
 from resilio_hpc.autoparallel.cost.cost import Cost, Problem
 from resilio_hpc.autoparallel.cost.memory import Memory, memory
 from resilio_hpc.autoparallel.measure.measured import apply_each
 from resilio_hpc.autoparallel.measure.nearby import Nearby, costed
 from resilio_hpc.autoparallel.measure.profile import Profile
 from resilio_hpc.autoparallel.measure.rows import Case, case
-from resilio_hpc.autoparallel.model.transformer import Transformers
+from resilio_hpc.autoparallel.measure.unstated import filled, problem
 from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
@@ -35,7 +32,6 @@ COLUMNS = (
     "pred_note",
 )
 GIB = 2**30
-LEAST_FIRST = (Recompute.NONE, Recompute.SELECTIVE, Recompute.ALTERNATE, Recompute.FULL)
 
 
 @dataclass(frozen=True)
@@ -47,18 +43,8 @@ class ParsedRows:
     notes: dict[int, str]
 
 
-def problem(cases: Sequence[Case]) -> Problem:
-    """Return the cases as columns."""
-    return Problem(
-        Transformers.of([c.model for c in cases]),
-        Layouts.of([c.layout for c in cases]),
-        Machines.of([c.machine for c in cases]),
-        Stacks.of([c.stack for c in cases]),
-    )
-
-
 def read(rows: Sequence[Mapping[str, str]]) -> ParsedRows:
-    """Return the rows as cases; without a word on recomputation or ZeRO, as little of them as fits into the GPU."""
+    """Return the rows as cases; what they leave open is the fastest that fits into the GPU (``unstated.py``)."""
     done = ParsedRows([], [], {})
     for number, row in enumerate(rows):
         try:
@@ -66,33 +52,7 @@ def read(rows: Sequence[Mapping[str, str]]) -> ParsedRows:
             done.index.append(number)
         except UsageError as error:
             done.notes[number] = str(error)
-    return replace(done, cases=_filled(done.cases))
-
-
-def _filled(cases: list[Case]) -> list[Case]:
-    """Set missing recomputation to the least that fits, and missing ZeRO to stage 1 where that helps."""
-    filled = list(cases)
-    waiting = [number for number, found in enumerate(cases) if found.open_recompute or found.open_zero]
-    for kind in LEAST_FIRST:
-        for zero in (0, 1):
-            for number in waiting:
-                filled[number] = _filled_with(cases[number], kind, zero)
-            fits = _fits(problem([filled[number] for number in waiting])) if waiting else ()
-            waiting = [number for number, enough in zip(waiting, fits, strict=True) if not enough]
-    return filled
-
-
-def _filled_with(found: Case, kind: Recompute, zero: int) -> Case:
-    layout, assumed = found.layout, found.assumed
-    if found.open_recompute:
-        layout, assumed = replace(layout, recompute=kind), (*assumed, f"recompute={kind.name.lower()}")
-    if found.open_zero:
-        layout, assumed = replace(layout, zero=zero), (*assumed, f"zero={zero}")
-    return replace(found, layout=layout, assumed=assumed)
-
-
-def _fits(asked: Problem) -> NDArray[np.bool_]:
-    return np.asarray(memory(asked).device <= asked.machines.memory)
+    return replace(done, cases=filled(done.cases))
 
 
 @cache

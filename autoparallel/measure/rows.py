@@ -13,14 +13,15 @@ from importlib.resources import files
 
 from resilio_hpc.autoparallel.base.hardware import Machine, machine
 from resilio_hpc.autoparallel.base.known_words import misspelt_framework, misspelt_precision
-from resilio_hpc.autoparallel.base.layout import Layout, Recompute
+from resilio_hpc.autoparallel.base.layout import Layout, Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stack
+from resilio_hpc.autoparallel.measure.cells import Cells
+from resilio_hpc.autoparallel.model.families import family
 from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 DEFAULT_VOCAB = 51200  # GPT-2's, padded by Megatron
-LARGEST = 10**12
 # of a rail's rate, NCCL's share through Omni-Path without GPUDirect: one group measured 5.06 of 12.5 GB/s (bigscience
 # experiments/bandwidth, nodes of 8 A100)
 OMNIPATH = 0.4
@@ -28,7 +29,10 @@ OMNIPATH = 0.4
 
 @dataclass(frozen=True)
 class Case:
-    """One row, understood. ``assumed``: defaults that were used; ``open_…``: recomputation or ZeRO is not stated."""
+    """One row, understood. ``assumed``: defaults that were used.
+
+    ``open``: parts of the layout that the row does not state and that tuning decides (``unstated.py``).
+    """
 
     model: Transformer
     layout: Layout
@@ -36,39 +40,7 @@ class Case:
     stack: Stack
     framework: str
     assumed: tuple[str, ...] = field(default=())
-    open_recompute: bool = False
-    open_zero: bool = False
-
-
-class Cells:
-    """The cells of one row: numbers checked, defaults noted."""
-
-    def __init__(self, row: Mapping[str, str]) -> None:
-        self.row = row
-        self.assumed: list[str] = []
-
-    def text(self, name: str) -> str:
-        return (self.row.get(name) or "").strip()
-
-    def stated(self, name: str) -> bool:
-        """Return whether the cell holds a value from its source."""
-        return bool(self.text(name)) and name not in re.split("[;,]", self.text("not_stated"))
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        """Return a positive whole number, or the default; UsageError without either."""
-        text = self.text(name)
-        if not text:
-            if default is None:
-                raise UsageError(f"{name} is empty")
-            self.assumed.append(f"{name}={default}")
-            return default
-        try:
-            value = float(text)
-        except ValueError:
-            raise UsageError(f"{name} = {text[:40]!r} is no number") from None
-        if not 1 <= value <= LARGEST or value != int(value):
-            raise UsageError(f"{name} = {text[:40]!r} is no whole number from 1 to {LARGEST:g}")
-        return int(value)
+    open: frozenset[str] = frozenset()
 
 
 def case(row: Mapping[str, str]) -> Case:
@@ -78,13 +50,14 @@ def case(row: Mapping[str, str]) -> Case:
     framework = cells.text("framework").lower()
     _refuse_misspelt("framework", framework, misspelt_framework(framework))
     _refuse_misspelt("precision", cells.text("precision"), misspelt_precision(cells.text("precision")))
-    layout, stated = _layout(cells, model, framework)
+    layout, unstated = _layout(cells, model, framework)
     if layout.pp * layout.vpp > model.layers + 2:  # embedding and head may count as layers
         raise UsageError(f"pp * vpp = {layout.pp * layout.vpp} stages, but the model has {model.layers} layers")
     if layout.tp > model.heads:
         raise UsageError(f"tp = {layout.tp} does not divide {model.heads} heads")
-    stack, assumed = _stack(cells, framework), tuple(cells.assumed)
-    return Case(model, layout, _machine(cells), stack, framework, assumed, not stated, not cells.stated("zero"))
+    machine, stack = _machine(cells), _stack(cells, framework)
+    refuse_precision(machine, stack.precision, f"precision {cells.text('precision')[:40]}")
+    return Case(model, layout, machine, stack, framework, tuple(cells.assumed), unstated)
 
 
 def _refuse_misspelt(name: str, text: str, near: str) -> None:
@@ -123,11 +96,12 @@ def _model(cells: Cells) -> Transformer:
         shared_ffn=_number_in(r"\+(\d+) shared", mlp) * ffn if experts else 0,
         dense_layers=dense,
         window=_number_in(r"sliding window (\d+)", mlp),
+        **family(cells.text("model")),
     )
 
 
-def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, bool]:
-    """Return the layout, and whether the row states recomputation."""
+def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, frozenset[str]]:
+    """Return the layout, and what of it the row leaves open."""
     tp, pp, cp = (cells.whole(name, 1) for name in ("tp", "pp", "cp"))
     gpus = cells.whole("num_gpus") if cells.text("num_gpus") else 0
     if not gpus and not cells.text("dp"):
@@ -135,11 +109,18 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, b
     dp = cells.whole("dp", max(1, gpus // (tp * pp * cp)))
     if gpus and tp * pp * cp * dp != gpus:
         raise UsageError(f"tp * pp * cp * dp = {tp * pp * cp * dp}, but num_gpus = {gpus}")
-    schedule = cells.text("schedule").lower()
-    interleaved = "interleaved" in schedule and not cells.text("vpp") and pp > 1
-    vpp = 2 if interleaved else (cells.whole("vpp", 1) if pp > 1 else 1)
-    micro = cells.whole("micro_batch", _micro_batch(cells, framework, dp, pp * vpp))
+    words = cells.text("schedule").lower()
+    vpp, open_vpp = _interleaving(cells, words, framework, pp)
+    text = cells.text("micro_batch")
+    fixed = 0 if text else _cut(cells, framework, dp, pp * vpp)
+    micro = fixed or cells.whole("micro_batch", 1)
     recompute, stated = _recompute(cells.text("recompute").lower(), framework)
+    open_parts = {
+        "vpp": open_vpp,
+        "micro_batch": not text and not fixed and bool(cells.text("global_batch")),
+        "recompute": not stated,
+        "zero": not cells.stated("zero"),
+    }
     sequence = cells.text("sequence_parallel")
     return Layout(
         tp=tp,
@@ -153,16 +134,41 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, b
         sequence_parallel=tp > 1 and (sequence == "1" if sequence else bool(_rule(framework).get("sequence_parallel"))),
         recompute=recompute,
         zero=_zero(cells.text("zero").lower()),
-        zero_bubble="zero" in schedule and "bubble" in schedule,
-    ), stated
+        schedule=_schedule(words),
+    ), frozenset(name for name, is_open in open_parts.items() if is_open)
 
 
-def _micro_batch(cells: Cells, framework: str, dp: int, stages: int) -> int:
-    """Return a micro-batch that is not stated: torchtitan cuts a replica's batch into as many as there are stages."""
+def _interleaving(cells: Cells, schedule: str, framework: str, pp: int) -> tuple[int, bool]:
+    """Return the chunks of a stage, and whether the row leaves them open. torchtitan interleaves two by default."""
+    interleaved = "interleaved" in schedule or "1f1b-i" in schedule
+    if pp == 1 or cells.text("vpp"):
+        return (cells.whole("vpp", 1) if pp > 1 else 1), False
+    if schedule and not interleaved:
+        return 1, False
+    if "torchtitan" in framework:
+        return 2 if interleaved else 1, False
+    return 2 if interleaved else 1, True
+
+
+_SCHEDULES = {
+    "zb-?1p": Schedule.ZB1P, "zb-?2p": Schedule.ZB2P, "zb-?h2": Schedule.ZB2P, "zb-?v|zero.?bubble.?v": Schedule.ZBV,
+    "zb|zero.?bubble": Schedule.ZBH1, "dual.?pipe": Schedule.DUALPIPE, "gpipe": Schedule.GPIPE,
+}  # fmt: skip
+
+
+def _schedule(words: str) -> Schedule:
+    found = (kind for pattern, kind in _SCHEDULES.items() if re.search(pattern, words))
+    return next(found, Schedule.ONE_F_ONE_B)
+
+
+def _cut(cells: Cells, framework: str, dp: int, stages: int) -> int:
+    """Return a micro-batch by rule, else 0: torchtitan cuts a replica's batch into as many as there are stages."""
     text = cells.text("global_batch")
     if "torchtitan" not in framework or stages == 1 or not text:
-        return 1
-    return max(1, cells.whole("global_batch") // (dp * stages))
+        return 0
+    micro = max(1, cells.whole("global_batch") // (dp * stages))
+    cells.assumed.append(f"micro_batch={micro}")
+    return micro
 
 
 def _recompute(text: str, framework: str) -> tuple[Recompute, bool]:
@@ -207,10 +213,21 @@ def _stack(cells: Cells, framework: str) -> Stack:
         precision=bits,
         row_scales="rowwise" in precision,
         fused_experts=_fused_experts(cells, framework, precision),
-        overlap_tp=2 if "asynctp" in framework else stack.overlap_tp,
+        fused_clamp=_fused_clamp(cells, framework),
+        **_overlaps(cells, framework),  # type: ignore[arg-type]
         both_grads="deepspeed" in framework and precision.startswith("bf16"),
         grad_bytes=_gradient_bytes(stack, framework, precision),
     )
+
+
+def _overlaps(cells: Cells, framework: str) -> dict[str, int]:
+    """Return what the row says of overlaps: part of the framework's name, or Megatron's flags in the notes."""
+    notes, found = cells.text("notes").lower(), dict[str, int]()
+    if "asynctp" in framework or "tp-comm-overlap on" in notes or "--tp-comm-overlap" in notes:
+        found["overlap_tp"] = 2
+    if "overlap-grad-reduce" in notes:
+        found["overlap_dp"] = 2 if "overlap-param-gather" in notes else 1
+    return found
 
 
 def _fused_experts(cells: Cells, framework: str, precision: str) -> bool:
@@ -218,6 +235,13 @@ def _fused_experts(cells: Cells, framework: str, precision: str) -> bool:
     since = str(_rule(framework).get("fused_experts_since", ""))
     found = re.search(r"\b(\d\d\.\d\d)(?:\.\d+)? nemo container", f"{framework} {cells.text('source').lower()}")
     return bool(since and found and found[1] >= since and ("mx" in precision))
+
+
+def _fused_clamp(cells: Cells, framework: str) -> bool:
+    """Return whether this release has one kernel for the clamped activation."""
+    found = re.search(r"\b(\d\d\.\d\d(?:\.\d+)?) nemo container", f"{framework} {cells.text('source').lower()}")
+    slow = str(_rule(framework).get("slow_clamp", ""))
+    return bool(found and found[1] != slow and _fused_experts(cells, framework, cells.text("precision").lower()))
 
 
 def _gradient_bytes(stack: Stack, framework: str, precision: str) -> int:
@@ -232,6 +256,12 @@ def _machine(cells: Cells) -> Machine:
     found = replace(found, node_gpus=node, domain_gpus=max(node, found.domain_gpus if found.domain_gpus > 8 else 0))
     nic = _network(cells.text("interconnect").lower(), node)
     return replace(found, nic_gbytes_s=nic) if nic else found
+
+
+def refuse_precision(machine: Machine, bits: int, asked: str) -> None:
+    """Raise UsageError where the GPU multiplies no numbers of so few bits."""
+    if (bits == 8 and not machine.fp8) or (bits == 4 and not machine.fp4):
+        raise UsageError(f"{asked}: {machine.gpu} has no products of {bits} bits: bf16, fp16 or another GPU")
 
 
 def _network(text: str, node_gpus: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from resilio_hpc.autoparallel.model.families import family
 from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
@@ -247,4 +248,5 @@ def uniform(model: TransformerModel, seq: int = 0) -> Transformer:
         expert_ffn=model.expert_ffn,
         shared_ffn=model.shared_ffn,
         dense_layers=model.dense_layers,
+        **family(model.name),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
@@ -24,17 +26,23 @@ KERNEL_S = 3e-6  # ramp and tail of one kernel, CUDA launch-to-launch on the dev
 class Work:
     """Seconds per micro-batch on one GPU, forward, backward, recomputation: of a layer, of both ends of the model.
 
-    ``host``: the host's seconds per layer.
+    ``forward``: share of a layer's time in its forward pass; ``weights``: in products that give gradients of weights,
+    which nothing of this micro-batch waits for. ``host``: the host's seconds per layer.
     """
 
     layer: Column
     head: Column
     host: Column
+    forward: Column
+    weights: Column
 
 
 @dataclass(frozen=True)
 class _Rates:
-    """Rates that this software reaches on this machine."""
+    """Rates that this software reaches on this machine.
+
+    ``gradient``: bytes that a product moves per gradient of a weight.
+    """
 
     products: Column
     attention: Column
@@ -44,17 +52,19 @@ class _Rates:
     wave: float
     depth: float
     misaligned: float
+    gradient: Column
 
 
-def _by_arch(machines: Machines, volta: float, ampere: float, hopper: float, blackwell: float) -> Column:
-    values: Column = np.array([volta, ampere, hopper, blackwell])
+def _by_arch(machines: Machines, *by_arch: float) -> Column:
+    values: Column = np.array(by_arch)
     return np.asarray(values[machines.arch.astype(int)])
 
 
-def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates:
+def _rates(machines: Machines, layouts: Layouts, stacks: Stacks, efficiency: Efficiency) -> _Rates:
     part = _by_arch(
-        machines, efficiency.gemm_volta, efficiency.gemm_ampere, efficiency.gemm_hopper, efficiency.gemm_blackwell
-    )
+        machines, efficiency.gemm_volta, efficiency.gemm_ampere, efficiency.gemm_hopper, efficiency.gemm_blackwell,
+        efficiency.gemm_cdna,
+    )  # fmt: skip
     clocks = np.sqrt((machines.power - IDLE_POWER) / (1 - IDLE_POWER))
     plain = machines.bf16 * part * clocks
     eight = np.where(machines.fp8 > 0, machines.fp8 * part * clocks * efficiency.fp8, plain)
@@ -68,8 +78,9 @@ def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates
         efficiency.flash_ampere,
         efficiency.flash_hopper,
         efficiency.flash_blackwell,
+        efficiency.flash_cdna,
     )
-    newer = _by_arch(machines, 0.0, 0.0, efficiency.cudnn_hopper, 0.0)
+    newer = _by_arch(machines, 0.0, 0.0, efficiency.cudnn_hopper, 0.0, 0.0)
     flash = np.where(stacks.flash >= 3, np.maximum(flash, newer), flash)
     flash = np.where(stacks.flash <= 1, flash * efficiency.flash_one, flash)
     return _Rates(
@@ -81,24 +92,30 @@ def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates
         wave=efficiency.wave,
         depth=efficiency.depth,
         misaligned=efficiency.misaligned,
+        gradient=np.where(_adds_in_product(layouts, stacks), 2.0 * stacks.grad_bytes, 2.0),
     )
 
 
-def _product(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> Column:
-    """Return the seconds of ``count`` products of (m, k) by (k, n) in one kernel."""
+def _product(
+    m: Column, n: Column, k: Column, count: Column | float, rates: _Rates, result: Column | float = 2
+) -> Column:
+    """Return the seconds of ``count`` products of (m, k) by (k, n) in one kernel. ``result``: bytes moved per entry."""
     waves = count * np.ceil(m / TILE) * np.ceil(n / WIDE_TILE) / rates.sms
     reach = waves / (waves + rates.wave) * k / (k + rates.depth)
     aligned = (np.mod(n, ALIGNED) == 0) & (np.mod(k, ALIGNED) == 0)
     reach = reach * np.where(aligned, 1.0, rates.misaligned)
     compute = 2 * count * m * n * k / (rates.products * reach)
-    traffic = 2 * count * (m * n + m * k + k * n) / rates.memory
+    traffic = count * (result * m * n + 2 * (m * k + k * n)) / rates.memory
     return np.maximum(compute, traffic) + KERNEL_S
 
 
-def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> tuple[Column, Column]:
-    """Return the seconds of a linear layer: forward, and backward (gradients of its input and of its weights)."""
-    forward = _product(m, n, k, count, rates)
-    return forward, _product(m, k, n, count, rates) + _product(k, n, m, count, rates)
+_Linear: TypeAlias = tuple[Column, Column, Column]
+
+
+def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> _Linear:
+    """Return the seconds of a linear layer: forward, gradients of its input, gradients of its weights."""
+    weights = _product(k, n, m, count, rates, rates.gradient)
+    return _product(m, n, k, count, rates), _product(m, k, n, count, rates), weights
 
 
 def _attention(
@@ -134,10 +151,15 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
     moe = models.moe_share
     widths = (1 - moe) * models.ffn + moe * (models.topk * models.expert_ffn + models.shared_ffn)
     activation = (1 + models.matrices) * widths / layouts.tp
+    # bias (2 widths in, 2 out), two clamps, a sigmoid of a product, two more products, a sum: each a kernel of its own
+    apart = (models.plain_experts > 0) & (stacks.fused_clamp == 0)
+    activation = activation + np.where(apart, 20 * moe * models.topk * models.expert_ffn / layouts.tp, 0.0)
     # fused: of the passes over routed tokens only the exchange is left, there and back; of the activation the products'
     # own
     fused = stacks.fused_experts > 0
     passes = np.where(fused, efficiency.dispatch / 3, efficiency.dispatch)
+    # with one expert on a rank nothing is sorted by expert: only what comes in and goes out is permuted
+    passes = np.where(~fused & (models.experts <= layouts.ep), passes / 2, passes)
     routed = moe * models.topk * passes * models.hidden / layouts.tp
     casts = np.where((stacks.precision <= 8) & ~fused, 1.25, 1.0)
     total: Column = (norms + inner + activation) * efficiency.elementwise + routed
@@ -146,8 +168,8 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
 
 def _layer_products(
     models: Transformers, layouts: Layouts, stacks: Stacks, rates: _Rates, efficiency: Efficiency
-) -> tuple[Column, Column]:
-    """Return the seconds of all linear layers of an average layer: forward and backward."""
+) -> _Linear:
+    """Return the seconds of all linear layers of an average layer, as ``_linear``."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
     tp = layouts.tp
     parts = [
@@ -169,7 +191,11 @@ def _layer_products(
         with_shared = models.moe_share * (models.shared_ffn > 0)
         parts.append((_linear(tokens, models.matrices * shared, models.hidden, 1, rates), with_shared))
         parts.append((_linear(tokens, models.hidden, shared, 1, rates), with_shared))
-    return sum(f * w for (f, _), w in parts), sum(b * w for (_, b), w in parts)  # type: ignore[return-value]
+    return tuple(sum(times[part] * share for times, share in parts) for part in range(3))  # type: ignore[return-value]
+
+
+def _adds_in_product(layouts: Layouts, stacks: Stacks) -> NDArray[np.bool_]:
+    return np.asarray((stacks.adds_in_product > 0) & (layouts.micro_batches > 1) & (layouts.zero < 3))
 
 
 def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Column:
@@ -178,14 +204,16 @@ def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Col
     FSDP first lays the layer's gradients side by side and casts them for the reduction.
     """
     held = (models.layer_parameters + models.layer_expert_parameters / layouts.ep) / layouts.tp
-    added = np.where(layouts.micro_batches > 1, held * (2 * stacks.grad_bytes + 2), 0.0)
+    apart = (layouts.micro_batches > 1) & ~_adds_in_product(layouts, stacks)
+    added = np.where(apart, held * (2 * stacks.grad_bytes + 2), 0.0)
     return np.where(layouts.zero >= 3, added / layouts.dp + held * (6 + stacks.grad_bytes), added)
 
 
 def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency) -> Work:
     """Return the seconds of one layer and of embedding, head and loss for one micro-batch on one GPU."""
-    rates = _rates(machines, stacks, efficiency)
-    forward, backward = _layer_products(models, layouts, stacks, rates, efficiency)
+    rates = _rates(machines, layouts, stacks, efficiency)
+    forward, inputs, weights = _layer_products(models, layouts, stacks, rates, efficiency)
+    backward = inputs + weights
     core, core_back = _attention(models, layouts, stacks, rates, efficiency)
     passes = _elementwise(models, layouts, stacks, efficiency) / rates.memory
     full = (layouts.recompute == Recompute.FULL) * 1.0
@@ -193,22 +221,32 @@ def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Sta
     again = np.where(stacks.fine_recompute > 0, passes, (forward + passes + core) / 2)
     layer = (1 + full) * (forward + passes + core) + selective * core + backward + core_back + 1.5 * passes
     layer = layer + (layouts.recompute == Recompute.ALTERNATE) * again
+    layer = layer + (stacks.lean > 0) * passes
     layer = layer + _accumulation(models, layouts, stacks) / rates.memory
     tokens = layouts.micro_batch * models.seq / layouts.cp
     vocab = models.vocab / layouts.tp
-    logits, logits_back = _linear(tokens, vocab, models.hidden, 1, rates)
+    logits, *logits_back = _linear(tokens, vocab, models.hidden, 1, rates)
     loss = 2 * tokens * (vocab * 10 + models.hidden * 8) / rates.memory
     host = efficiency.host_us * np.where(stacks.fused > 0, 1.0, 1.3) * (1 + full / 3)
+    # router, sorting there and back, quantising per expert: about as many launches again as a dense layer has
+    host = host * (1 + models.moe_share)
+    host = host * np.where(captured(models, machines, stacks), 0.5, 1.0)  # experts, whose sizes vary, are not captured
     batches = layouts.micro_batch * models.heads / layouts.tp
     refused = (stacks.flash == 0) & (np.mod(batches, 4) != 0)
     host = host * np.where(refused, efficiency.host_softmax, 1.0)
     collectives = np.where(layouts.tp > 1, (4 + 2 * full) * efficiency.host_comm_us, 0.0)
-    return Work(layer, logits + logits_back + loss, (host + collectives) * 1e-6)
+    head = logits + sum(logits_back) + loss
+    return Work(layer, head, (host + collectives) * 1e-6, (forward + passes + core) / layer, weights / layer)
+
+
+def captured(models: Transformers, machines: Machines, stacks: Stacks) -> NDArray[np.bool_]:
+    """Return where CUDA graphs launch what they can of layers with experts."""
+    return np.asarray((stacks.graphs > 0) & (models.experts > 0) & (machines.domain_gpus > machines.node_gpus))
 
 
 def optimizer_time(held: Column, layouts: Layouts, machines: Machines, efficiency: Efficiency) -> Column:
     """Return the seconds of Adam over a GPU's parameters: 30 bytes per parameter, and the norm of its gradients."""
-    share = np.where(layouts.zero >= 1, layouts.dp * layouts.cp, 1)
+    share = np.where(layouts.zero >= 1, layouts.dp * layouts.cp / layouts.replicas, 1)
     return (
         held
         * (30 / share + 4 / np.where(layouts.zero >= 2, share, 1))

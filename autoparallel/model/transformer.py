@@ -25,6 +25,9 @@ class ModelDimensions(Generic[Number, Flag]):
 
     ``dense_layers``: layers of a mixture of experts that have a dense MLP. ``head_dim`` 0 means hidden / heads.
     ``window``: keys that a query may see in every second layer (0: all of them in all layers).
+    ``route_nodes``: nodes that a token's experts may lie on (0: any number). ``plain_experts``: experts have biases and
+    a clamped activation, for which only the newest releases have a fused kernel. ``mtp``: additional layers, each with
+    a loss of its own, that predict further tokens.
     """
 
     layers: Number
@@ -43,6 +46,9 @@ class ModelDimensions(Generic[Number, Flag]):
     shared_ffn: Number = default(0)
     dense_layers: Number = default(0)
     window: Number = default(0)
+    route_nodes: Number = default(0)
+    mtp: Number = default(0)
+    plain_experts: Flag = default(False)
 
 
 @dataclass(frozen=True)

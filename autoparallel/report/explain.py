@@ -13,7 +13,7 @@ from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute
 from resilio_hpc.autoparallel.base.stack import Stacks
 from resilio_hpc.autoparallel.cost.cost import Cost, Problem
 from resilio_hpc.autoparallel.cost.memory import WORKSPACE, Memory, memory
-from resilio_hpc.autoparallel.cost.schedule import Pass, interleaved_order, one_f_one_b_order, simulate
+from resilio_hpc.autoparallel.cost.schedule import Pass, in_flight, interleaved_order, one_f_one_b_order, simulate
 from resilio_hpc.autoparallel.cost.stage_times import layers_of, stage_times
 from resilio_hpc.autoparallel.measure.nearby import costed
 from resilio_hpc.autoparallel.measure.predict import half_width
@@ -75,8 +75,6 @@ def check(training: Training, layout: Layout, machine: Machine) -> None:
          f"{layout.micro_batch}"),
         (layout.vpp > 1 and layout.micro_batches % layout.pp,
          f"vpp {layout.vpp}: {layout.micro_batches} micro-batches are no multiple of {layout.pp} stages"),
-        (layout.vpp > 1 and model.layers % (layout.pp * layout.vpp),
-         f"{model.layers} layers are no multiple of pp x vpp = {layout.pp * layout.vpp}"),
         (layout.ep > 1 and (not model.experts or model.experts % layout.ep),
          f"ep {layout.ep} does not divide {model.experts} experts"),
     ):  # fmt: skip
@@ -125,28 +123,23 @@ def _passes(efficiency: Efficiency, asked: Problem, cost: Cost, layout: Layout) 
 
 def _stages(held: Memory, layout: Layout, layers: int) -> tuple[StageMemory, ...]:
     """Return the memory of the stages between first and last, by the micro-batches in flight on each."""
-    states, head = _first(held.states), _first(held.head)
+    states, at_last, head = _first(held.states), _first(held.last_states), _first(held.head)
     ends = _first(held.first), _first(held.last)
     first = ends[0] - states - WORKSPACE - (head if layout.pp == 1 else 0.0)
-    last = ends[1] - states - WORKSPACE - head
+    last = ends[1] - at_last - WORKSPACE - head
     other = _first(held.device) - max(ends)  # of the fullest stage; a little too much for the others
-    flight = [in_flight(layout, stage) for stage in range(layout.pp)]
+    after = np.arange(layout.pp - 1, -1, -1.0)
+    rest = (np.array([float(value)]) for value in (layout.micro_batches, layout.pp, layout.vpp, layout.schedule))
+    flight = [float(value) for value in np.broadcast_to(in_flight(after, *rest), after.shape)]
     step = (first - last) / (flight[0] - flight[-1]) if flight[0] > flight[-1] else 0.0
     return tuple(
         StageMemory(
-            held_layers, states + WORKSPACE, last + step * (flight[stage] - flight[-1]),
+            held_layers, (at_last if stage == layout.pp - 1 else states) + WORKSPACE,
+            last + step * (flight[stage] - flight[-1]),
             head if stage == layout.pp - 1 else 0.0, other,
         )
         for stage, held_layers in enumerate(layers_of(layers, layout.pp))
     )  # fmt: skip
-
-
-def in_flight(layout: Layout, stage: int) -> float:
-    """Return how many micro-batches' activations a stage holds (arXiv:2104.04473), in units of all its layers."""
-    if layout.vpp == 1:
-        return min(layout.pp - stage, layout.micro_batches)
-    chunks = 2 * (layout.pp - stage - 1) + (layout.vpp - 1) * layout.pp + 1
-    return min(chunks, layout.micro_batches * layout.vpp) / layout.vpp
 
 
 def _first(column: object) -> float:

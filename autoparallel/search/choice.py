@@ -75,7 +75,7 @@ class Choice:
         As in the launcher, dp includes context-parallel ranks.
         """
         layout = self.layout
-        numbers = {one.name: int(getattr(layout, one.name)) for one in fields(layout) if one.name != "zero_bubble"}
+        numbers = {one.name: int(getattr(layout, one.name)) for one in fields(layout) if one.name != "schedule"}
         numbers |= {"dp": layout.dp * layout.cp, "accumulation": layout.micro_batches}
         return {name: str(value) for name, value in numbers.items()} | {"recompute": layout.recompute.name.lower()}
 
@@ -91,7 +91,9 @@ class Choice:
     def sbatch_options(self) -> dict[str, str]:
         """Return the options by the keys of ``resilio submit``."""
         offer = self.offer
-        gpus = f"{offer.gpu}:{offer.shape.ranks_per_node}" if offer.gpu else str(offer.shape.ranks_per_node)
+        # without a cluster, the name of the GPU is the planner's, which Slurm need not know
+        known = offer.gpu and offer.partition
+        gpus = f"{offer.gpu}:{offer.shape.ranks_per_node}" if known else str(offer.shape.ranks_per_node)
         options = {"nodes": str(offer.shape.nodes), "gpus_per_node": gpus}
         if PART in offer.marks:
             options["exclusive"] = "false"

@@ -7,12 +7,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from resilio_hpc.autoparallel.base.hardware import Machine
-from resilio_hpc.autoparallel.base.layout import Recompute
+from resilio_hpc.autoparallel.base.hardware import Arch, Machine, machine
+from resilio_hpc.autoparallel.base.layout import Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.measure.rows import case
 from resilio_hpc.autoparallel.search.search import Space
 from resilio_hpc.core.compat import tomllib
+from resilio_hpc.core.errors import UsageError
 
 DEFAULT = "Megatron-Core"
 
@@ -30,8 +31,10 @@ def space_of(framework: str) -> Space:
         zero=tuple(row["zero"]),
         recompute=tuple(Recompute[kind.upper()] for kind in row["recompute"]),
         interleaving=row.get("interleaving", True),
-        zero_bubble=row.get("zero_bubble", False),
+        schedules=tuple(Schedule[name.upper()] for name in row.get("schedules", ["one_f_one_b"])),
         sharded_pipeline=row.get("sharded_pipeline", False),
+        replicas=row.get("replicas", False),
+        sequence_parallel=row.get("sequence_parallel", True),
         only={name: row[name] for name in ("tp", "pp") if name in row},
     )
 
@@ -39,10 +42,18 @@ def space_of(framework: str) -> Space:
 def machine_and_stack(
     gpu: str, per_node: int, framework: str, precision: str = "", interconnect: str = ""
 ) -> tuple[Machine, Stack]:
-    """Return machine and stack for words of ``resilio plan predict``. Raises UsageError for an unknown GPU."""
+    """Return machine and stack for words of ``resilio plan predict``. ``per_node`` 0: as in the usual machine.
+
+    Without a precision it is bf16, or fp16 where the GPU has no bf16. Raises UsageError for an unknown GPU, or for a
+    precision in which it does not multiply.
+    """
+    volta = machine(gpu).arch == Arch.VOLTA
+    if volta and precision.startswith("bf16"):
+        raise UsageError(f"precision {precision}: {gpu} has no products of bf16: fp16, or another GPU")
     row = {
-        "layers": "1", "hidden": "128", "heads": "1", "seq": "1", "num_gpus": "1", "gpu": gpu or "unnamed",
-        "gpus_per_node": str(per_node), "framework": framework, "precision": precision, "interconnect": interconnect,
+        "layers": "1", "hidden": "128", "heads": "1", "seq": "1", "num_gpus": "1", "gpu": gpu,
+        "gpus_per_node": str(per_node or ""), "framework": framework, "interconnect": interconnect,
+        "precision": precision or ("fp16" if volta else "bf16"),
     }  # fmt: skip
     found = case(row)
     return found.machine, found.stack

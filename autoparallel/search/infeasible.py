@@ -8,7 +8,7 @@ from dataclasses import replace
 from resilio_hpc.autoparallel.base.hardware import Machine, machines
 from resilio_hpc.autoparallel.base.layout import Recompute
 from resilio_hpc.autoparallel.search.ranking import Training, find
-from resilio_hpc.autoparallel.search.search import Found, Space, divisors
+from resilio_hpc.autoparallel.search.search import Found, Space, context_degrees, divisors, tensor_degrees
 
 EVERYTHING = Space(zero=(0, 1, 2, 3), recompute=(Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL))
 MOST_NODES = 4096
@@ -106,6 +106,11 @@ def _no_layout(training: Training, machine: Machine, gpus: int, node_gpus: int) 
     tp = space.only.get("tp", 1)
     if model.heads % tp:
         return f"tp {tp} does not divide {model.heads} attention heads: it can be {_words(divisors(model.heads))}"
+    keys = model.kv_heads or model.heads
+    if keys > 1 and keys % tp:
+        return f"tp {tp} does not divide {keys} groups of keys: it can be {_words(divisors(keys))}"
+    if model.ffn % tp:
+        return f"tp {tp} does not divide the MLP's width of {model.ffn}"
     fixed = 1
     for name in ("tp", "pp"):
         fixed *= space.only.get(name, 1)
@@ -117,8 +122,8 @@ def _no_layout(training: Training, machine: Machine, gpus: int, node_gpus: int) 
         return f"tp {tp} does not fit into the {machine.domain_gpus} GPUs that share NVLink"
     if space.only.get("pp", 1) > model.layers:
         return f"pp {space.only['pp']} is more than the {model.layers} layers"
-    if any(model.seq % cp for cp in space.cp):
-        return f"cp {space.cp[0]} does not divide sequences of {model.seq} tokens"
+    if space.cp and not context_degrees(model, space):
+        return f"cp {space.cp[0]}: {2 * space.cp[0]} pieces do not divide sequences of {model.seq} tokens"
     if space.only.get("pp", 1) > 1 and min(space.zero) >= 2 and not space.sharded_pipeline:
         return "ZeRO stages 2 and 3 do not go with a pipeline, which keeps its gradients: --pp 1, or another stage"
     if space.only.get("vpp", 1) > 1:
@@ -162,11 +167,12 @@ def find_any(training: Training, machine: Machine, gpus: int) -> bool:
 def _replicas(training: Training, machine: Machine, gpus: int) -> Iterator[int]:
     """Yield the possible data-parallel degrees, for any batch."""
     model, space = training.model, training.space
-    for tp in divisors(gpus):
-        if tp <= machine.domain_gpus and model.heads % tp == 0 and space.may("tp", tp):
-            for pp in divisors(gpus // tp):
-                if pp <= model.layers and space.may("pp", pp):
-                    yield from (gpus // tp // pp // cp for cp in space.cp if (gpus // tp // pp) % cp == 0)
+    for tp in tensor_degrees(model, gpus, space, machine.domain_gpus):
+        for pp in divisors(gpus // tp):
+            if pp <= model.layers and space.may("pp", pp):
+                yield from (
+                    gpus // tp // pp // cp for cp in context_degrees(model, space) if (gpus // tp // pp) % cp == 0
+                )
 
 
 def _near(value: int, step: int) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency, shipped
 from resilio_hpc.autoparallel.base.hardware import Machine, Machines
-from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stack, Stacks
 from resilio_hpc.autoparallel.cost.cost import Cost, Problem
 from resilio_hpc.autoparallel.cost.memory import Memory, memory
@@ -23,20 +23,22 @@ CHUNK = 16_384  # rows at once: the columns of a chunk stay in the processor's c
 
 @dataclass(frozen=True)
 class Space:
-    """The layouts to look at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values.
+    """The layouts to look at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values (no cp: all).
 
-    ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp). ``sharded_pipeline``: ZeRO-3 may be
-    combined with pipeline parallelism.
+    ``sharded_pipeline``: ZeRO-3 may be combined with pipeline parallelism. ``replicas``: ZeRO-3 may shard within groups
+    of whole nodes (HSDP). ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp).
     """
 
     micro_batch: int = 16
     tp: int = 64
-    cp: tuple[int, ...] = (1,)
+    cp: tuple[int, ...] = ()
     zero: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     interleaving: bool = True
-    zero_bubble: bool = False
+    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
     sharded_pipeline: bool = False
+    replicas: bool = False
+    sequence_parallel: bool = True
     only: Mapping[str, int] = field(default_factory=dict)
 
     def may(self, name: str, value: int) -> bool:
@@ -66,41 +68,83 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+SHORTEST = 4096  # tokens of a sequence on one rank, below which cutting it further is not looked at
+
+
+def context_degrees(model: Transformer, space: Space) -> list[int]:
+    """Return context-parallel degrees: those that are given, or powers of two with long enough pieces.
+
+    A rank has two pieces of a sequence, from both ends, so that causal masks leave all ranks equal work.
+    """
+    if space.cp:
+        return [d for d in space.cp if d == 1 or model.seq % (2 * d) == 0]
+    most = max(1, model.seq // SHORTEST)
+    return [1 << k for k in range(most.bit_length()) if k == 0 or model.seq % (2 << k) == 0]
+
+
+def _chunks(layers: int, pp: int, space: Space) -> list[int]:
+    """Return numbers of chunks per stage; embedding and loss head may count as a layer each (``cost.stage_layers``)."""
+    if pp == 1 or not space.interleaving:
+        return [1]
+    whole = [count // pp for count in (layers, layers + 2) if count % pp == 0]
+    found = {d for inside in whole for d in divisors(inside) if pp * d <= layers}
+    return sorted(found or {d for d in (1, 2, 4) if pp * d <= layers})
+
+
+def _replicas(dp: int, inside: int, node_gpus: int) -> list[int]:
+    """Return the numbers of groups that shard for themselves, each on whole nodes."""
+    return [d for d in divisors(dp) if d == 1 or (dp // d * inside) % node_gpus == 0]
+
+
+def tensor_degrees(model: Transformer, gpus: int, space: Space, largest: int) -> list[int]:
+    """Return tensor-parallel degrees that divide heads, groups of keys and MLP, as frameworks want."""
+    keys = model.kv_heads or model.heads
+    return [
+        d
+        for d in divisors(gpus)
+        if d <= min(space.tp, largest)
+        and model.heads % d == 0
+        and (keys == 1 or keys % d == 0)
+        and model.ffn % d == 0
+        and space.may("tp", d)
+    ]
+
+
 def _grids(
-    model: Transformer, gpus: int, global_batch: int, space: Space, largest_tp: int
+    model: Transformer, gpus: int, global_batch: int, space: Space, machine: Machine
 ) -> Iterator[dict[str, Column]]:
     """Yield the columns of all layouts of one (tp, cp, pp), by name; the global batch is the same for all."""
-    for tp in (
-        d for d in divisors(gpus) if d <= min(space.tp, largest_tp) and model.heads % d == 0 and space.may("tp", d)
-    ):
-        for cp in (d for d in space.cp if (gpus // tp) % d == 0 and model.seq % d == 0):
+    node_gpus = machine.node_gpus
+    for tp in tensor_degrees(model, gpus, space, machine.domain_gpus):
+        for cp in (d for d in context_degrees(model, space) if (gpus // tp) % d == 0):
             for pp in (d for d in divisors(gpus // tp // cp) if d <= model.layers and space.may("pp", d)):
                 dp = gpus // tp // cp // pp
                 if global_batch % dp:
                     continue
                 each = global_batch // dp
                 micro = [d for d in divisors(each) if d <= space.micro_batch and space.may("micro_batch", d)]
-                inside = model.layers // pp
-                chunks = [d for d in divisors(inside) if pp > 1 and space.interleaving and inside * pp == model.layers]
-                chunks = [d for d in chunks or [1] if space.may("vpp", d)]
+                chunks = [d for d in _chunks(model.layers, pp, space) if space.may("vpp", d)]
                 experts = [d for d in divisors(dp * cp * tp) if model.experts % d == 0] if model.experts else [1]
                 experts = [d for d in experts if space.may("ep", d)]
+                copies = _replicas(dp, tp * cp, node_gpus) if space.replicas else [1]
                 axes = {
                     "micro_batch": micro,
                     "vpp": chunks,
                     "ep": experts,
-                    "sequence_parallel": [0, 1] if tp > 1 else [0],
+                    "sequence_parallel": [0, 1] if tp > 1 and space.sequence_parallel else [0],
                     "recompute": list(space.recompute),
                     "zero": list(space.zero) if dp * cp > 1 else [0],
-                    "zero_bubble": [0, 1] if space.zero_bubble and pp > 1 else [0],
+                    "replicas": copies,
+                    "schedule": list(space.schedules) if pp > 1 else [Schedule.ONE_F_ONE_B],
                 }
                 mesh: tuple[NDArray[np.int64], ...] = np.meshgrid(*axes.values(), indexing="ij")
                 grid = {name: axis.ravel().astype(float) for name, axis in zip(axes, mesh, strict=True)}
                 # interleaving needs whole rounds
                 legal = (grid["vpp"] == 1) | (np.mod(each / grid["micro_batch"], pp) == 0)
-                legal &= (grid["zero_bubble"] == 0) | (grid["vpp"] == 1)
+                legal &= (grid["schedule"] == Schedule.ONE_F_ONE_B) | (grid["vpp"] == 1)
                 # a pipeline keeps its gradients over all micro-batches
                 legal &= (grid["zero"] < 2) | (pp == 1) | (space.sharded_pipeline & (grid["zero"] == 3))
+                legal &= (grid["replicas"] == 1) | (grid["zero"] == 3)
                 kept = {name: axis[legal] for name, axis in grid.items()}
                 same = {"tp": tp, "pp": pp, "dp": dp, "cp": cp}
                 yield kept | {name: np.full(kept["vpp"].size, float(value)) for name, value in same.items()}
@@ -108,7 +152,7 @@ def _grids(
 
 def enumerate_layouts(model: Transformer, machine: Machine, gpus: int, global_batch: int, space: Space) -> Layouts:
     """Return every layout of the space, as columns."""
-    grids = list(_grids(model, gpus, global_batch, space, machine.domain_gpus))
+    grids = list(_grids(model, gpus, global_batch, space, machine))
     if not grids:
         return Layouts.of([])
     columns = {name: np.concatenate([grid[name] for grid in grids]) for name in grids[0]}

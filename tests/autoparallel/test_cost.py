@@ -105,7 +105,7 @@ def test_a_token_goes_once_to_a_gpu_that_has_several_of_its_experts() -> None:
 
 def test_fused_experts_save_passes_over_tokens_and_nothing_of_dense_layers() -> None:
     layout = Layout(tp=1, pp=1, dp=8, ep=8, micro_batch=2, global_batch=1024)
-    model, gpu = experts(8), machine("GB200")
+    model, gpu = replace(experts(8), expert_ffn=3072, hidden=4096), machine("GB200")
     assert seconds(layout, model, gpu, fused_experts=True) < 0.95 * seconds(layout, model, gpu)
     assert seconds(gpu=gpu, fused_experts=True) == seconds(gpu=gpu)
 
@@ -119,12 +119,22 @@ def test_interleaving_shrinks_the_bubble_and_holds_more() -> None:
 def test_embedding_and_loss_head_take_the_place_of_a_layer_where_that_makes_stages_even() -> None:
     llama, pipeline = replace(GPT3, layers=126, tied=False), replace(BASE, pp=16, dp=4)
     even = asked(pipeline, llama)
-    most, ends = stage_layers(even)
-    assert (most[0], ends[0]) == (8, 7)
+    held = stage_layers(even)
+    assert (held.most[0], held.first[0], held.last[0]) == (8, 7, 7)
     assert layers_of(126, 16) == [7, *[8] * 14, 7]
-    odd = asked(pipeline, replace(llama, layers=125))  # no rule fits: 13 stages have 8 layers, and one of them the head
-    assert float(iteration(even, shipped()).iteration[0]) < float(iteration(odd, shipped()).iteration[0])
-    assert float(memory(even).device[0]) < float(memory(odd).device[0])
+    more = asked(pipeline, replace(llama, layers=128))  # the head comes on top of a full stage
+    assert float(iteration(even, shipped()).iteration[0]) < float(iteration(more, shipped()).iteration[0])
+    assert float(memory(even).device[0]) < float(memory(more).device[0])
+
+
+@pytest.mark.parametrize("layers", [61, 70, 80, 105, 125, 126, 127])
+@pytest.mark.parametrize("stages", [2, 3, 8, 16])
+def test_uneven_stages_have_all_layers_and_the_ends_the_fewest(layers: int, stages: int) -> None:
+    spread = layers_of(layers, stages)
+    held = stage_layers(asked(replace(BASE, pp=stages), replace(GPT3, layers=layers)))
+    assert sum(spread) == layers and max(spread) - min(spread) <= 1
+    assert (max(spread), spread[0], spread[-1]) == (held.most[0], held.first[0], held.last[0])
+    assert spread[-1] == min(spread)
 
 
 def test_launches_that_are_slower_than_the_gpu_do_not_hide_collectives() -> None:

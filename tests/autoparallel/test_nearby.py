@@ -10,7 +10,8 @@ from resilio_hpc.autoparallel.base.efficiency import bounds, shipped
 from resilio_hpc.autoparallel.base.efficiency import read as read_parameters
 from resilio_hpc.autoparallel.measure import nearby
 from resilio_hpc.autoparallel.measure.calibrate import calibrate
-from resilio_hpc.autoparallel.measure.predict import predict, problem, read
+from resilio_hpc.autoparallel.measure.predict import predict, read
+from resilio_hpc.autoparallel.measure.unstated import problem
 from resilio_hpc.autoparallel.report.explain import explain
 from resilio_hpc.autoparallel.search.ranking import Training
 from resilio_hpc.autoparallel.search.search import Space, search
@@ -79,7 +80,7 @@ def test_a_calibration_is_read_as_it_was_written() -> None:
 def test_search_and_explanation_use_what_was_measured() -> None:
     known, beside = calibrate(shipped(), CASES, model_times() * np.array([1.3, 1.3, 1.0, 1.0]))
     one = CASES[0]
-    space = Space(recompute=(one.layout.recompute,), zero=(0,), only={"tp": 8, "pp": 4, "micro_batch": 2, "vpp": 1})
+    space = Space(recompute=(one.layout.recompute,), zero=(0,), only={"tp": 8, "pp": 4, "micro_batch": 2})
     told = predict([one], known, nearby=beside).cost.iteration[0]
     found = search(one.model, one.machine, 512, 1536, one.stack, space, known, beside)
     times = {found.layouts.row(i): float(time) for i, time in enumerate(found.cost.iteration)}

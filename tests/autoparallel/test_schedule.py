@@ -1,22 +1,32 @@
 """Closed forms of the schedules, against a simulation pass by pass."""
 
-import math
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
+from resilio_hpc.autoparallel.base.layout import Schedule
 from resilio_hpc.autoparallel.cost.schedule import (
+    StageSeconds,
+    bubble,
+    in_flight,
     interleaved_order,
     one_f_one_b_order,
     pipeline_time,
     simulate,
 )
 
+THIRD = 1 / 3
 
-def closed(slowest: float, total: float, micro_batches: int, vpp: int = 1, zero_bubble: int = 0) -> float:
-    values = (slowest, total, micro_batches, vpp, zero_bubble)
-    return float(pipeline_time(*(np.array([float(value)]) for value in values))[0])
+
+def closed(
+    slowest: float, total: float, micro_batches: int, vpp: int = 1, schedule: Schedule = Schedule.ONE_F_ONE_B
+) -> float:
+    """Seconds in closed form, with forward, gradients of inputs and of weights a third each."""
+    column = [np.array([float(value)]) for value in (slowest, total, THIRD, THIRD)]
+    stages = round(total / slowest)
+    rest = (np.array([float(value)]) for value in (micro_batches, stages, vpp, schedule))
+    return float(pipeline_time(StageSeconds(*column), *rest)[0])
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), list(product([1, 2, 3, 5, 8], [1, 2, 4, 7, 16])))
@@ -70,5 +80,44 @@ def test_interleaving_wants_whole_rounds() -> None:
         interleaved_order(0, 4, 6, 2)
 
 
-def test_zero_bubble_leaves_a_third() -> None:
-    assert math.isclose(closed(3.0, 12.0, 8, 1, 1) - 24.0, (closed(3.0, 12.0, 8) - 24.0) / 3)
+@pytest.mark.parametrize(
+    ("schedule", "left"),
+    [
+        (Schedule.GPIPE, 1.0),
+        (Schedule.ZBH1, 1 / 3),  # arXiv:2401.10241, table 1: (p - 1)(F + B - W)
+        (Schedule.ZB1P, 1 / 3),
+        (Schedule.ZB2P, 0.0),  # (p - 1)(F + B - 2W)
+        (Schedule.ZBV, 0.0),
+        (Schedule.DUALPIPE, 2 / 9),  # arXiv:2412.19437, table 2, with 4 stages
+    ],
+)
+def test_schedules_leave_of_the_bubble_what_their_papers_say(schedule: Schedule, left: float) -> None:
+    bubble = closed(3.0, 12.0, 8) - 24.0
+    assert closed(3.0, 12.0, 8, 1, schedule) - 24.0 == pytest.approx(left * bubble)
+
+
+def test_cheap_gradients_of_weights_fill_little_of_the_bubble() -> None:
+    # the profile of a model of 1.5B parameters: F, B, W of 18.5, 18.1 and 9.3 ms (arXiv:2401.10241, table 9)
+    whole = 18.5 + 18.1 + 9.3
+    forward, weights = np.array([18.5 / whole]), np.array([9.3 / whole])
+    eight = np.array([8.0])
+    assert bubble(forward, weights, eight, np.array([float(Schedule.ZB1P)]))[0] == pytest.approx(0.595, abs=0.01)
+    assert bubble(forward, weights, eight, np.array([float(Schedule.ZB2P)]))[0] == pytest.approx(0.392, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "held"),
+    [
+        (Schedule.ONE_F_ONE_B, [8, 7, 6, 5, 4, 3, 2, 1]),
+        (Schedule.GPIPE, [32] * 8),
+        (Schedule.ZBH1, [8] * 8),
+        (Schedule.ZB2P, [16] * 8),
+        (Schedule.DUALPIPE, [9] * 8),
+    ],
+)
+def test_every_stage_holds_as_many_micro_batches_as_its_schedule_warms_up_with(
+    schedule: Schedule, held: list[int]
+) -> None:
+    after = np.arange(7, -1, -1.0)
+    rest = (np.array([float(value)]) for value in (32, 8, 1, schedule))
+    assert list(np.broadcast_to(in_flight(after, *rest), 8)) == held

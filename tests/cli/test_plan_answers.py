@@ -115,7 +115,7 @@ def test_a_batch_that_is_no_number_of_sequences_is_told(
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "near"), [("h10", "H100"), ("A10O", "A100"), ("h20O", "H200"), ("b20", "B200")])
+@pytest.mark.parametrize(("name", "near"), [("h10", "H100"), ("A10O", "A100"), ("h20O", "H20"), ("b20", "B200")])
 def test_an_unknown_gpu_is_told_the_nearest_names(
     name: str, near: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,13 +123,13 @@ def test_emitted_arguments_have_the_chosen_degrees(capsys: pytest.CaptureFixture
 
 def test_a_framework_that_cannot_run_the_layout_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     _, said = run(capsys, *SMALL, "--framework", "torchtitan", "--emit", "megatron", expect=2)
-    assert "Megatron-LM does not run" in said and "--framework Megatron-Core" in said
+    assert "for layouts of its own" in said and "--framework Megatron-Core" in said
 
 
 def test_the_job_script_leaves_to_the_launcher_what_a_resize_changes(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*SMALL, "--tp", "2", "--pp", "1", "--micro-batch", "1", "--emit", "sbatch", "--")
     said, _ = run(capsys, *words, "train.py", "--tp", "{tp}", "--mb={micro_batch}", '{"a": 1}', "it's")
-    assert "#SBATCH --nodes=2\n" in said and "#SBATCH --gpus-per-node=h100:8\n" in said
+    assert "#SBATCH --nodes=2\n" in said and "#SBATCH --gpus-per-node=8\n" in said
     assert "--layout tp=2,pp=1 --fill-arguments train.py --tp '{tp}' --mb=1 '{\"a\": 1}'" in said
     assert "export RESILIO_MICRO_BATCH=1\n" in said
     assert "--fill-arguments" not in run(capsys, *words, "train.py")[0]

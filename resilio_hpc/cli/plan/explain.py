@@ -42,10 +42,10 @@ def main(argv: Sequence[str]) -> int:
     setting.check_model(options)
     description, model = setting.described(options)
     layout = parse_layout(options.layout, options.global_batch)
-    if not 1 <= options.per_node <= 1024:
+    if options.per_node is not None and not 1 <= options.per_node <= 1024:
         raise UsageError(f"--per-node {options.per_node}: a node has 1 to 1024 GPUs")
     machine, stack = machine_and_stack(
-        options.gpu, options.per_node, options.framework, options.precision, options.interconnect
+        options.gpu, options.per_node or 0, options.framework, options.precision, options.interconnect
     )
     known, nearby = calibration_of(options.calibration)
     calibrated = options.calibration is not None
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     machine = measured[machine.gpu]
     for note in notes:
         print(f"resilio: {note}", file=sys.stderr)
-    found = explain(training, layout, at_shape(machine, min(options.per_node, layout.num_gpus)))
+    found = explain(training, layout, at_shape(machine, min(machine.node_gpus, layout.num_gpus)))
     name = printable(description.name, 80)
     title = f"{name} on {layout.num_gpus} {machine.gpu}, {options.global_batch} sequences of {model.seq} tokens"
     for path, draw in ((options.svg, svg), (options.html, html)):
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("layout", metavar="LAYOUT", help=f"such as {EXAMPLE}")
     parser.add_argument("--model", metavar="MODEL", help="a preset, or Hugging Face's config.json")
     parser.add_argument("--gpu", required=True, metavar="TYPE", help="h100, a100-40gb, …")
-    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of a node (8)")
+    parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a node (the usual machine's)")
     setting.add_model(parser)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the picture")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from resilio_hpc.autoparallel.base.known_words import known_framework
 from resilio_hpc.autoparallel.search import infeasible, paper
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.offers import offers, why_none
@@ -44,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
     if command and options.emit != "sbatch" and options.submit is None:
         raise UsageError(f"-- {command[0]} …: a command is for --emit sbatch and --submit")
     submit.check_options(options)
+    emit.check(options.emit, known_framework(options.framework))
     asked = setting.setting(options)
     for note in asked.notes:
         print(f"resilio: {note}", file=sys.stderr)
@@ -52,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"resilio: {_in_the_way(asked, found.searched, options.cost)}", file=sys.stderr)
         return NOTHING
     if options.emit:
-        print(emit.emit(options.emit, found.choices[0], asked.training.model, command), end="")
+        about = emit.Emitted(asked.training.model, asked.description, options.precision, command)
+        print(emit.emit(options.emit, found.choices[0], about), end="")
     elif options.json and not options.submit:
         print(json.dumps(as_json(asked, found, options), indent=1))
     elif not options.json:
@@ -146,12 +149,13 @@ def choice_json(one: Choice) -> dict[str, Any]:
     """Return a choice, with the arguments of its job."""
     numbers = ("iteration_s", "low_s", "high_s", "mfu", "bubble", "communication", "memory_bytes", "gpu_bytes",
                "overhead", "run_s", "gpu_hours", "finish_s")  # fmt: skip
-    layout = {name: int(value) for name, value in asdict(one.layout).items() if name != "recompute"}
+    named = ("recompute", "schedule")
+    layout = {name: int(value) for name, value in asdict(one.layout).items() if name not in named}
     return {
         **_offer_json(one.offer),
         "gpus": one.gpus,
         "layout": str(one.layout),
-        "degrees": {**layout, "recompute": one.layout.recompute.name.lower()},
+        "degrees": {**layout, **{name: getattr(one.layout, name).name.lower() for name in named}},
         **{name: _number(getattr(one, name)) for name in numbers},
         "environment": one.environment(),
         "sbatch": one.sbatch_options(),

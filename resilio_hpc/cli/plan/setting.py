@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from resilio_hpc.autoparallel.base.hardware import Machine
+from resilio_hpc.autoparallel.base.hardware import Arch, Machine
+from resilio_hpc.autoparallel.base.hardware import machine as known_machine
 from resilio_hpc.autoparallel.base.known_words import known_framework, known_interconnect, known_precision
 from resilio_hpc.autoparallel.base.layout import Recompute
 from resilio_hpc.autoparallel.base.stack import Stack
@@ -63,7 +64,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch", type=int, default=0, metavar="N", help="sequences of an iteration (needed)")
     parser.add_argument("--framework", default=DEFAULT, metavar="NAME",
                         help="Megatron-Core (default), torchtitan, DeepSpeed, FSDP, NeMo, any")  # fmt: skip
-    parser.add_argument("--precision", default="bf16", metavar="NAME", help="bf16 (default), fp16, fp8, mxfp8, fp32")
+    parser.add_argument("--precision", default="", metavar="NAME",
+                        help="bf16 (default; V100: fp16), fp16, fp8, mxfp8, nvfp4, fp32")  # fmt: skip
     parser.add_argument("--interconnect", default="", metavar="RATE", help="of a node: 8x400Gb/s, 400Gb/s per GPU")
     parser.add_argument("--calibration", type=Path, metavar="FILE.toml", help="of resilio plan calibrate")
     parser.add_argument("--profile", type=Path, metavar="FILE.h5", help="of resilio plan profile-comm and profile")
@@ -73,10 +75,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add options for the source of GPUs, and for the layouts to look at."""
     parser.add_argument("--gpus", default="", metavar="N|A-B", help="GPUs, or a range where the run may be resized")
     parser.add_argument("--gpu", default="", metavar="TYPE", help="h100, a100-40gb, …; alone: no cluster is asked")
-    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of a node, with --gpu alone (8)")
+    parser.add_argument("--per-node", type=int, metavar="N",
+                        help="GPUs of a node, with --gpu alone (the usual machine's: 8, GB200 4)")  # fmt: skip
     parser.add_argument("--partition", default="", metavar="P[,P]", help="ask Slurm, for these partitions")
     parser.add_argument("--inventory", type=Path, metavar="FILE", help="JSON or TOML in place of Slurm's answer")
-    parser.add_argument("--cp", type=int, default=1, metavar="N", help="context parallel degree (1)")
+    parser.add_argument("--cp", type=int, metavar="N", help="only layouts with this context parallel degree")
     for name in PINS:
         flag = name.replace("_", "-")
         parser.add_argument(f"--{flag}", type=int, default=0, metavar="N", help=f"only layouts with this {flag}")
@@ -111,8 +114,20 @@ def setting(options: argparse.Namespace) -> PlanSetting:
     pools = tuple(pool for pool in inventory.pools if pool.gpu_type in machines or pool.gpus_per_node == 0)
     kept = replace(inventory, pools=pools)
     whole = space_of(options.framework)
-    return PlanSetting(
-        description, training, kept, request, machines, reliability, time.time(), whole, (*unknown, *notes)
+    said = (*unknown, *_length_note(options, model.seq), *notes)
+    return PlanSetting(description, training, kept, request, machines, reliability, time.time(), whole, said)
+
+
+def _length_note(options: argparse.Namespace, seq: int) -> tuple[str, ...]:
+    """Say where the length of sequences comes from, where the options do not."""
+    if options.seq or "--seq-length" in (options.megatron or "").replace("_", "-"):
+        return ()
+    if options.megatron is not None:
+        return (f"sequences of {seq:,} tokens are assumed, Megatron's default: --seq N says how long yours are",)
+    if not Path(options.model).exists():  # a preset, whose table is shown by --list
+        return ()
+    return (
+        f"sequences of {seq:,} tokens are assumed, the longest of {options.model}: --seq N says how long yours are",
     )
 
 
@@ -133,7 +148,7 @@ def as_measured(
 def check_words(options: argparse.Namespace) -> None:
     """Refuse unknown software, precision or network, and give known ones the names of the tables."""
     options.framework = known_framework(options.framework)
-    options.precision = known_precision(options.precision)
+    options.precision = known_precision(options.precision) if options.precision else ""
     options.interconnect = known_interconnect(options.interconnect)
 
 
@@ -185,9 +200,10 @@ def _inventory(options: argparse.Namespace, request: OfferRequest) -> Inventory:
     if request.gpu and not request.partitions:
         if not request.most:
             raise UsageError("--gpus N: how many? (--partition P or --inventory FILE takes what the cluster has)")
-        if not 1 <= options.per_node <= 1024:
+        if options.per_node is not None and not 1 <= options.per_node <= 1024:
             raise UsageError(f"--per-node {options.per_node}: a node has 1 to 1024 GPUs")
-        return assumed(request.most, min(options.per_node, request.most), request.gpu)
+        each = options.per_node or known_machine(request.gpu).node_gpus
+        return assumed(request.most, min(each, request.most), request.gpu)
     client = which()
     try:
         return take_inventory(client.nodes(), client.partitions(), client.jobs())
@@ -200,32 +216,37 @@ def _machines(
 ) -> tuple[dict[str, Machine], Stack, tuple[str, ...]]:
     """Return machines by their names in the inventory, the stack, and notes on unknown ones."""
     known: dict[str, Machine] = {}
+    stacks: dict[str, Stack] = {}
     unknown: list[str] = []
     words = (options.framework, options.precision, options.interconnect)
-    _, stack = machine_and_stack("H100", 8, *words)
     for pool in inventory.pools:
         asked = not request.partitions or pool.partition in request.partitions
         if pool.gpus_per_node == 0 or pool.gpu_type in known or not asked:
             continue
         try:
-            known[pool.gpu_type], _ = machine_and_stack(pool.gpu_type, pool.gpus_per_node, *words)
+            known[pool.gpu_type], stacks[pool.gpu_type] = machine_and_stack(pool.gpu_type, pool.gpus_per_node, *words)
         except UsageError as error:
             if options.gpu and same_kind(pool.gpu_type, options.gpu):
                 raise
             unknown.append(f"partition {printable(pool.partition, 60)} is left out: {error}")
     if unknown and not known:
         raise UsageError(unknown[0])
-    return known, stack, tuple(unknown)
+    if not options.precision and any(one.arch == Arch.VOLTA for one in known.values()):
+        unknown.append("V100 has no bf16: fp16 is assumed")
+    # bf16 and fp16 differ in the bytes of gradients alone: the larger ones are the safe side
+    most = max(stacks.values(), key=lambda one: one.grad_bytes, default=Stack())
+    return known, most, tuple(unknown)
 
 
 def _space(options: argparse.Namespace) -> Space:
     """Return the framework's layouts within the user's limits."""
     space = space_of(options.framework)
     only = {name: getattr(options, name) for name in PINS if getattr(options, name)}
-    for name, value in (*only.items(), ("cp", options.cp)):
-        if value < 1:
+    given = {name: getattr(options, name) for name in (*PINS, "cp")}
+    for name, value in given.items():
+        if value is not None and value < (name == "cp"):
             raise UsageError(f"--{name.replace('_', '-')} {value} is not possible, it must be 1 or more")
-        if space.only.get(name, value) != value:
+        if value and space.only.get(name, value) != value:
             raise UsageError(f"--{name} {value}: {options.framework} has {name} = {space.only[name]} alone")
     if options.zero is not None and options.zero not in space.zero:
         stages = ", ".join(map(str, space.zero))
@@ -234,7 +255,7 @@ def _space(options: argparse.Namespace) -> Space:
     return replace(
         space,
         only={**space.only, **only},
-        cp=(options.cp,),
+        cp=(options.cp,) if options.cp else (),
         micro_batch=max(space.micro_batch, options.micro_batch),
         zero=space.zero if options.zero is None else (options.zero,),
         recompute=space.recompute if kind is None else (kind,),
