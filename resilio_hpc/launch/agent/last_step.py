@@ -160,6 +160,9 @@ class LastStepSaves:
             self._ask(others)
             return
         if step < 0 or (saved and step not in saved):  # all have an older one, from before
+            if not any(rank.holds_steps is not None and rank.holds_steps.shared for rank in local.ranks.values()):
+                self._end(local, -1, [], why or (OWN if len(saved) < len(local.ranks) else ""))
+                return
             step, made = max(saved, default=-1), []
             why = why or ("" if step < 0 else "another node may have the lost ranks' part")
         if step < 0:
