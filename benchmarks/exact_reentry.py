@@ -47,6 +47,7 @@ class Run(StruckRun):
 
     def __init__(self, path: Path, layout: str, setting: tuple[int, int], step_s: float, steps: int) -> None:
         nodes, spare = setting
+        self.ranks = RANKS[layout]
         self.stamp_files, self.enough, self.strike = path / "stamps", path / "enough", path / "strike"
         argv = [
             *("--nproc-per-node", str(RANKS[layout] // nodes), "--max-restarts", "100", "--spare-ranks", str(spare)),
@@ -65,9 +66,22 @@ class Run(StruckRun):
             found[int(number), int(rank)] = [(int(step), digest) for step, digest in map(str.split, lines)]
         return found
 
+    def done_again(self) -> int:
+        """Return how many finished steps are done again since the last fault."""
+        number, restored = (self.events("first_step")[-1].fields[name] for name in ("round", "restored"))
+        before = (found[-1][0] for (one, _), found in self.stamps().items() if one < number and found)
+        return int(max(before, default=0) - restored)
+
     def end(self) -> None:
         self.enough.touch()
         self.until(lambda: self.process.poll() is not None, "the end")
+
+
+def undisturbed(path: Path, layout: str, nodes: int, steps: int) -> dict[int, dict[int, str]]:
+    """Return the digests of a run without faults, by rank and step."""
+    calm = Run(path / "calm", layout, (nodes, 0), 0.0, steps)
+    calm.until(lambda: calm.process.poll() is not None, "the undisturbed run")
+    return {rank: dict(found) for (_, rank), found in calm.stamps().items()}
 
 
 class Compared(NamedTuple):
@@ -132,10 +146,8 @@ def one_run(
             time.sleep(0.7)  # of two faults the second may still come
             run.until(run.trains, "training again")
             recovered, first = run.events("recovered")[-1].fields, run.events("first_step")[-1].fields
-            rounds, number = run.stamps(), run.events("start")[-1].fields["round"]
-            finished = max((stamps[-1][0] for (one, _), stamps in rounds.items() if one < number and stamps), default=0)
             rows.append({
-                "layout": layout, "nodes": nodes, "spare": spare, "kind": kind, "again": finished - first["restored"],
+                "layout": layout, "nodes": nodes, "spare": spare, "kind": kind, "again": run.done_again(),
                 "source": first["source"], "recovery_s": recovered["recovery_s"],
                 "standby": len(run.events("standby_used")), "kept": run.events("ranks")[-1].fields["kept"],
                 "time": round(time.time()),
@@ -146,9 +158,7 @@ def one_run(
         run.stop()
     stamps = run.stamps()
     steps = max(found[-1][0] for found in stamps.values() if found)
-    calm = Run(path / "calm", layout, (nodes, 0), 0.0, steps)
-    calm.until(lambda: calm.process.poll() is not None, "the undisturbed run")
-    wanted = {rank: dict(found) for (_, rank), found in calm.stamps().items()}
+    wanted = undisturbed(path, layout, nodes, steps)
     result = compare(stamps, wanted)
     print(f"{result.compared} stamps are the same" if not result.wrong else f"WRONG: {result.wrong}", flush=True)
     last = max(number for number, _ in stamps)

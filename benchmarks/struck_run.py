@@ -30,9 +30,11 @@ class StruckRun:
             "--no-environment-check",
         )
         environment = {**os.environ, "RESILIO_LOCAL_NODES": str(nodes), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            (*launcher, *argv), cwd=path, env=environment, stdout=subprocess.DEVNULL, stderr=(path / "log").open("wb")
-        )
+        with (path / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                (*launcher, "--run-dir", "run", "--no-environment-check", *argv),
+                cwd=path, env=environment, stdout=subprocess.DEVNULL, stderr=log,
+            )  # fmt: skip
 
     def events(self, kind: str) -> list[Event]:
         return [event for event in read_ledger(self.ledger) if event.kind == kind] if self.ledger.is_dir() else []

@@ -21,6 +21,7 @@ class RunFault:
     is "" where no node is. ``recovery_s``: from the fault (a silent node's last beat) to the first step of all ranks,
     or to their start where a script reports no steps. ``detection_s``: the part of it until the controller knew.
     None: not known. ``plan`` is a rung of the recovery ladder. ``drill``: what a user did on purpose; "": no drill.
+    ``not_saved``: why the last finished step was not saved; "": it was, or that is not known.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class RunFault:
     round: int | None = None
     message: str = ""
     drill: str = ""
+    not_saved: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class _Failure:
     signs: list[_Sign] = field(default_factory=list)
     plan: str = ""
     decided: float | None = None
+    not_saved: str = ""
 
     def main(self) -> _Sign | None:
         """Return the sign to tell of: a lost node explains failed ranks, a signal explains broken connections."""
@@ -91,6 +94,8 @@ class _Reader:
             elif event.kind == "decision" and f.text("rung") != Rung.RESTART_RANK.value:
                 self._failure.plan = f.text("rung")
                 self._failure.decided = self._failure.decided or event.time
+            elif event.kind == "last_step" and (f.whole("step") or 0) < 0:
+                self._failure.not_saved = self._failure.not_saved or f.text("why")
             elif event.kind == "recovered":
                 self._recovered(event.time, f)
             elif event.kind == "verdict":
@@ -149,6 +154,7 @@ class _Reader:
                 plan=f.text("plan") or failure.plan,
                 round=main.round if main else None,
                 message=main.message if main else "",
+                not_saved=failure.not_saved if f.whole("lost_steps") else "",
                 drill=self._drill(failure.signs, f.text("node") or (main.node if main else ""), began),
             )
         )

@@ -19,7 +19,7 @@ from resilio_hpc.ckpt.state.own_part import own_part
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import rank_link
 from resilio_hpc.events.event_text import words
-from resilio_hpc.launch.agent.last_step import ANSWER_S, LIMIT_S, OTHERS_S, LastStepSaves
+from resilio_hpc.launch.agent.last_step import ANSWER_S, LIMIT_S, OTHERS_S, OWN, LastStepSaves
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from tests.support.waiting import until
@@ -227,6 +227,10 @@ def test_where_it_would_not_help_ranks_are_ended_at_once(agent: Agent, tmp_path:
     assert not agent.saves.begin(agent.local, "none")  # the world changes
     own = Agent(tmp_path, shared=False)
     assert not own.saves.begin(own.local, "shared")  # a rank is lost, and no other has what it had
+    (event,) = own.events
+    assert (event["step"], event["saved"], event["why"]) == (-1, 0, OWN)
+    assert not own.saves.begin(own.local, "shared")
+    assert len(own.events) == 1
     assert own.saves.begin(own.local, "all")
     assert agent.saves.begin(agent.local, "shared")
 

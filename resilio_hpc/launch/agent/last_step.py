@@ -26,6 +26,7 @@ ANSWER_S = 1.0  # a rank that is stopped, or holds Python's lock, does not answe
 LIMIT_S = 30.0  # for ranks that save, and as much for the snapshots of lost ranks
 SOON_S = 0.05  # the agent may stand still for so long
 OTHERS_S = 3.0  # for the replicator to see what can be made for another node's ranks
+OWN = "a rank is lost, and no other rank is known to hold its tensors"
 
 Made = tuple[int, list[int]]
 
@@ -54,6 +55,7 @@ class LastStepSaves:
         self._look = look or self._in_a_thread
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
+        self._told: LocalRound | None = None  # that it does not help
         self._is_ahead = False  # the round may go on
         self._begun = self._since = 0.0  # the first question, the last one
         self._making: Future[Made] | None = None
@@ -72,7 +74,12 @@ class LastStepSaves:
             return True
         holds = [rank.holds_steps for rank in local.ranks.values() if rank.holds_steps is not None]
         is_worth = worth == "all" or (worth == "shared" and any(one.shared for one in holds))
-        if local is self._done or not holds or not is_worth:
+        if local is self._done or not holds:
+            return False
+        if not is_worth:
+            if worth == "shared" and not ahead and local is not self._told:
+                self._told = local
+                self._record(local, -1, 0, [], OWN)
             return False
         self._local, self._is_ahead, self._asked, self._begun = local, ahead, set(), self._clock()
         able = self._able(local)
@@ -153,6 +160,9 @@ class LastStepSaves:
             self._ask(others)
             return
         if step < 0 or (saved and step not in saved):  # all have an older one, from before
+            if not any(rank.holds_steps is not None and rank.holds_steps.shared for rank in local.ranks.values()):
+                self._end(local, -1, [], why or (OWN if len(saved) < len(local.ranks) else ""))
+                return
             step, made = max(saved, default=-1), []
             why = why or ("" if step < 0 else "another node may have the lost ranks' part")
         if step < 0:
@@ -161,6 +171,14 @@ class LastStepSaves:
         self._found, self._asked_at = (step, made), self._clock()
         self._make_lost(step, lambda: self._end(local, step, made, why))
 
+    def _record(
+        self, local: LocalRound, step: int, saved: int, made: list[int], why: str, seconds: float = 0.0
+    ) -> None:
+        self._node.record(
+            "last_step", round=local.number, step=step, saved=saved, made=made, of=len(local.ranks),
+            seconds=round(seconds, 3), why=why,
+        )  # fmt: skip
+
     def _end(self, local: LocalRound, step: int, made: list[int], error: str) -> None:
         if self._local is not local:
             return
@@ -168,10 +186,8 @@ class LastStepSaves:
         saved = self._saved(local)
         errors = {error, *(one.error for one in saved)} - {""}
         step = step if made or any(one.step == step for one in saved) else -1  # else it was saved before
-        self._node.record(
-            "last_step", round=local.number, step=step, saved=sum(one.step >= 0 for one in saved), made=made,
-            of=len(local.ranks), seconds=round(self._clock() - self._begun, 3), why="; ".join(sorted(errors)),
-        )  # fmt: skip
+        done = sum(one.step >= 0 for one in saved)
+        self._record(local, step, done, made, "; ".join(sorted(errors)), self._clock() - self._begun)
         for rank in local.ranks.values() if self._is_ahead else ():
             rank.saves_last, rank.last_saved = False, None
         self._ranks.last_step_saved()

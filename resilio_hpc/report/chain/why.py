@@ -213,6 +213,7 @@ def _done(one: ChainRecovery) -> Iterator[str]:
     again = ""
     if lost is not None and lost >= 0:
         again = f", with {plural(lost, 'step')} done again" if lost else ", and no step was lost"
+        again += f" ({printable(one.fault.not_saved, 120)})" if lost and one.fault.not_saved else ""
     rung = printable(rung_words(one.fault.plan), 60) if one.fault.plan else ""
     did = f"The launcher decided to {rung}" if rung else "No step of recovery is on record"
     if one.outcome is RecoveryOutcome.AUTOMATIC:

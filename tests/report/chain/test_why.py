@@ -50,6 +50,14 @@ def test_a_run_that_is_fine() -> None:
     assert (found.broke, found.to_do) == (None, "")
 
 
+def test_why_steps_are_done_again_is_said() -> None:
+    own = "no other rank is known to hold its tensors"
+    lost = event(50.6, "last_step", node="n2", round=0, step=-1, saved=0, made=[], of=2, why=own)
+    assert f"with 4 steps done again ({own})." in said(KILLED, lost, AGAIN, BACK).text
+    none = Event(BACK.time, BACK.writer, BACK.kind, BACK.fields | {"lost_steps": 0})
+    assert own not in said(KILLED, lost, AGAIN, none).text
+
+
 def test_a_fault_that_was_overcome() -> None:
     found = said(BUG, ECHO, ORIGIN, ECHOES, AGAIN, BACK)
     assert found.text.startswith("The run trains at step 40")
