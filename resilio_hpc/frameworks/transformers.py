@@ -29,7 +29,13 @@ from resilio_hpc.train.step_loop import StepLoop
 
 _MOST_LOGS = 200  # entries of the log's history that are saved
 _OURS = "resilio"  # in place of the folder of a checkpoint
-_WRAPPED = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_maybe_log_save_evaluate", "_load_rng_state")
+_WRAPPED = (
+    "_init_training_state",
+    "_prepare_for_training",
+    "_run_epoch",
+    "_maybe_log_save_evaluate",
+    "_load_rng_state",
+)
 
 
 def make_resilient(
