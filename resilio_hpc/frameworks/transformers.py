@@ -30,12 +30,9 @@ from resilio_hpc.train.step_loop import StepLoop
 _MOST_LOGS = 200  # entries of the log's history that are saved
 _OURS = "resilio"  # in place of the folder of a checkpoint
 _WRAPPED = (
-    "_init_training_state",
-    "_prepare_for_training",
-    "_run_epoch",
-    "_maybe_log_save_evaluate",
-    "_load_rng_state",
-)
+    "get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch", "_maybe_log_save_evaluate",
+    "_load_rng_state", "_finalize_training",
+)  # fmt: skip
 
 
 def make_resilient(
@@ -49,11 +46,11 @@ def make_resilient(
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise UsageError("make_resilient knows one device and DDP, not FSDP or DeepSpeed")
-    missing = [name for name in (*_WRAPPED, "get_train_dataloader", "_finalize_training") if not hasattr(trainer, name)]
+    missing = [name for name in _WRAPPED if not hasattr(trainer, name)]
     if missing:
         raise UsageError(f"make_resilient: this Trainer has no {missing[0]}; it was made for transformers 5.24")
     steps = _TrainerSteps(trainer, every, directory, options)
-    for name in (*_WRAPPED, "get_train_dataloader", "_finalize_training"):
+    for name in _WRAPPED:
         _call_through(trainer, name, getattr(steps, name.lstrip("_")))
     trainer.add_callback(_Notes(steps))
 
@@ -115,9 +112,9 @@ class _TrainerSteps:
         """Restore, and return how many epochs, and batches of the next one, are done."""
         max_steps, self._steps_per_epoch, _, resume_from, _ = arguments
         done: tuple[int, int] = call(*arguments)
-        self._loop, self._found = None, None
+        self._forget()
         self._prepared = self._prepare(max_steps, resume_from)
-        found: dict[str, Any] | None = self._found if self._checkpoint.restore(self.parts()) is not None else None
+        self._checkpoint.restore(self.parts())
         found = self._found
         if found is not None:
             trainer = self.trainer
@@ -134,6 +131,9 @@ class _TrainerSteps:
             warm_up_ddp(self.trainer.model_wrapped)
         self._completed = self.trainer.state.global_step
         return done
+
+    def _forget(self) -> None:
+        self._loop, self._found = None, None
 
     def _prepare(self, max_steps: int, resume_from: Any) -> Any:
         trainer = self.trainer

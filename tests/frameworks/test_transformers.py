@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, the real one, under the real launcher: it ends with the same bits, whatever ends a life of it."""
+"""Hugging Face's Trainer, the real one, under the real launcher: whatever ends a life of it, the bits are the same."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ EXAMPLES = {
 
 
 def jobs_of(cluster: DevCluster, example: str, name: str, minutes: int) -> tuple[dict[str, object], list[int]]:
-    """Run a chain of jobs of so many minutes to its end. Returns what the script wrote, and the steps that its jobs began from."""
+    """Run a chain of jobs to its end. Returns what the script wrote, and the steps that the jobs began from."""
     folder = cluster.shared / name
     folder.mkdir()
     script = f"{ROOT}/examples/{example} --hash-file /shared/{name}/end.json"
