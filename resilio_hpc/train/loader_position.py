@@ -7,6 +7,7 @@ is begun again in the same state, and what was taken is passed over.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,12 +21,17 @@ class LoaderPosition:
     position itself. Loaders of other kinds begin in no known state: their batches are counted alone.
     """
 
-    def __init__(self, loader: Any) -> None:
-        """Take note of the loader's iterations from here on."""
+    def __init__(self, loader: Any, looks_ahead: bool = False) -> None:
+        """Take note of the loader's iterations from here on.
+
+        ``looks_ahead``: what iterates over it has always fetched the batch after the one in use.
+        """
         self.loader = loader
+        self._looks_ahead = looks_ahead
+        self._before_last: Any = None  # the global generators before the last batch was fetched
         self.is_own = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._begun: Any = None  # the generators when this iteration began
-        self._pending: tuple[int, Any] | None = None  # batches to pass over, in the iteration that begins next
+        self._pending: tuple[int, Any, Any] | None = None  # batches to pass over, in the iteration that begins next
         self._to_replay = 0
         self._now: Any = None  # the global generators, to be put back when these are passed over
         self._place = "" if self.is_own else _index_place(loader)
@@ -37,7 +43,11 @@ class LoaderPosition:
         """Return the position after ``taken`` batches of this iteration."""
         if self.is_own:
             return {"own": self.loader.state_dict(), "taken": taken}
-        return {"begun": self._begun, "taken": taken, "generators": self._generators()}
+        if self._pending is not None:
+            taken, begun, before = self._pending
+            return {"begun": begun, "taken": taken, "before": before, "generators": self._generators()}
+        found = {"begun": self._begun, "taken": taken, "generators": self._generators()}
+        return {**found, "before": self._before_last}
 
     def load(self, state: dict[str, Any], between: bool = False) -> None:
         """Have the iteration that begins next go on from there. ``between``: it is a new one."""
@@ -46,13 +56,16 @@ class LoaderPosition:
                 self.loader.load_state_dict(state["own"])
             return
         self._set_generators(state["generators"])
-        self._pending = None if between else (state["taken"], state["begun"])
+        self._pending = None if between else (state["taken"], state["begun"], state["before"])
 
     def pass_over(self, take: Callable[[], object]) -> None:
-        """After the iteration began: take batches that were taken before, and put the global generators back."""
+        """Take batches that were taken before, where it is so done, and put the global generators back."""
         replayed, self._to_replay = self._to_replay, 0
+        if self._pending is not None and self._place and self._is_replayed():
+            replayed = self._pending[0]  # the iteration begins with the first
         for _ in range(replayed):
             take()
+        self._to_replay = 0
         if self._now is not None:
             set_rng_state(self._now)
             self._now = None
@@ -60,7 +73,7 @@ class LoaderPosition:
     def begin_other(self) -> None:
         """Begin an iteration of a loader of another kind, whose beginning is not seen."""
         if not self._place and not self.is_own and self._pending is not None:
-            (self._to_replay, _), self._pending, self._now = self._pending, None, rng_state()
+            (self._to_replay, _, _), self._pending, self._now = self._pending, None, rng_state()
 
     # -- within the loader -----------------------------------------------------------------------------------------
 
@@ -68,8 +81,8 @@ class LoaderPosition:
         """Begin an iteration over the indices of batches. The loader has drawn nothing for it yet."""
         if self._pending is None:
             self._begun = {"random": rng_state(), "generators": self._generators()}
-            return iter(inner)
-        (taken, begun), self._pending = self._pending, None
+            return self._seen(iter(inner)) if self._looks_ahead else iter(inner)
+        (taken, begun, before), self._pending = self._pending, None
         now = rng_state()
         if begun is not None:
             set_rng_state(begun["random"])
@@ -78,7 +91,23 @@ class LoaderPosition:
         if self._is_replayed():
             self._to_replay, self._now = taken, now
             return iter(inner)
-        return _passed(iter(inner), taken, now)
+        return self._passed(iter(inner), taken, before, now)
+
+    def _passed(self, indices: Iterator[Any], taken: int, before: Any, now: Any) -> Iterator[Any]:
+        """Draw what was taken, then go on. ``before``: the generators before the batch that was fetched ahead."""
+        for _ in range(taken):
+            next(indices, None)
+        if self._looks_ahead and before is not None:
+            set_rng_state(before)
+            self._before_last = before
+            yield from itertools.islice(indices, 1)
+        set_rng_state(now)
+        yield from self._seen(indices) if self._looks_ahead else indices
+
+    def _seen(self, indices: Iterator[Any]) -> Iterator[Any]:
+        for index in indices:
+            self._before_last = rng_state()
+            yield index
 
     def _is_replayed(self) -> bool:
         """Return whether batches are taken again: what workers, or an iterable, hand out depends on those before."""
@@ -87,11 +116,15 @@ class LoaderPosition:
         return self.loader.num_workers > 0 or isinstance(self.loader.dataset, IterableDataset)
 
     def _own_generators(self) -> list[Any]:
-        sampler = getattr(self.loader, "sampler", None)
-        batches = getattr(self.loader, "batch_sampler", None)
-        owners = (self.loader, sampler, batches, getattr(batches, "sampler", None))
-        found = [getattr(owner, "generator", None) for owner in owners]
-        return list({id(one): one for one in found if hasattr(one, "get_state")}.values())
+        """Return the generators of the loader and of its samplers, which may lie in one another."""
+        owners, found = [self.loader], {}
+        for owner in owners:
+            inner = [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
+            owners += [one for one in inner if one is not None and all(one is not other for other in owners)]
+            generator = getattr(owner, "generator", None)
+            if hasattr(generator, "get_state"):
+                found[id(generator)] = generator
+        return list(found.values())
 
     def _generators(self) -> list[bytes]:
         return [one.get_state().numpy().tobytes() for one in self._own_generators()]
@@ -117,13 +150,6 @@ class _Indices:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)
-
-
-def _passed(indices: Iterator[Any], taken: int, now: Any) -> Iterator[Any]:
-    for _ in range(taken):
-        next(indices, None)
-    set_rng_state(now)
-    yield from indices
 
 
 def _index_place(loader: Any) -> str:

@@ -24,6 +24,7 @@ WORDS = "--epochs 3 --every 1000 --step-seconds 1.5"
 EXAMPLES = {
     "lightning": ("lightning", f"train_lightning.py {WORDS}"),
     "transformers": ("transformers", f"train_transformers.py {WORDS}"),
+    "accelerate": ("accelerate", f"train_accelerate.py {WORDS}"),
 }
 
 
