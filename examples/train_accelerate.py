@@ -58,7 +58,7 @@ def main() -> None:
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=args.accumulate)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(1, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 1))
+    model = nn.Sequential(nn.Linear(1, 32), nn.LayerNorm(32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
     loader = DataLoader(Sine(args.samples), batch_size=8, shuffle=True, num_workers=args.workers)

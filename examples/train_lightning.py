@@ -22,14 +22,14 @@ from resilio_hpc.frameworks.lightning import ResilioCallback  # <-
 
 
 class Sine(pl.LightningModule):
-    """A network with dropout and batch norm that learns a noisy sine."""
+    """A network with dropout that learns a noisy sine."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
         self.args = args
         self.net = nn.Sequential(
             nn.Linear(1, 32),
-            nn.BatchNorm1d(32),
+            nn.LayerNorm(32),
             nn.Tanh(),
             nn.Dropout(0.1),
             nn.Linear(32, 32),

@@ -33,6 +33,7 @@ class LoaderPosition:
         self._begun: Any = None  # the generators when this iteration began
         self._pending: tuple[int, Any, Any] | None = None  # batches to pass over, in the iteration that begins next
         self._to_replay = 0
+        self._is_fresh = False  # an iteration has begun, and drawn nothing
         self._now: Any = None  # the global generators, to be put back when these are passed over
         self._place = "" if self.is_own else _index_place(loader)
         if self._place:
@@ -78,10 +79,15 @@ class LoaderPosition:
     # -- within the loader -----------------------------------------------------------------------------------------
 
     def _begin(self, inner: Any) -> Iterator[Any]:
-        """Begin an iteration over the indices of batches. The loader has drawn nothing for it yet."""
+        """Begin an iteration over the indices of batches. The loader has drawn nothing for it yet.
+
+        With workers it begins each one twice, and draws their seed in between.
+        """
+        is_second, self._is_fresh = self._is_fresh and self.loader.num_workers > 0, True
         if self._pending is None:
-            self._begun = {"random": rng_state(), "generators": self._generators()}
-            return self._seen(iter(inner)) if self._looks_ahead else iter(inner)
+            if not is_second:
+                self._begun = {"random": rng_state(), "generators": self._generators()}
+            return self._seen(iter(inner))
         (taken, begun, before), self._pending = self._pending, None
         now = rng_state()
         if begun is not None:
@@ -90,11 +96,12 @@ class LoaderPosition:
             self._begun = begun
         if self._is_replayed():
             self._to_replay, self._now = taken, now
-            return iter(inner)
+            return self._seen(iter(inner))
         return self._passed(iter(inner), taken, before, now)
 
     def _passed(self, indices: Iterator[Any], taken: int, before: Any, now: Any) -> Iterator[Any]:
         """Draw what was taken, then go on. ``before``: the generators before the batch that was fetched ahead."""
+        self._is_fresh = False
         for _ in range(taken):
             next(indices, None)
         if self._looks_ahead and before is not None:
@@ -102,11 +109,13 @@ class LoaderPosition:
             self._before_last = before
             yield from itertools.islice(indices, 1)
         set_rng_state(now)
-        yield from self._seen(indices) if self._looks_ahead else indices
+        yield from self._seen(indices)
 
     def _seen(self, indices: Iterator[Any]) -> Iterator[Any]:
         for index in indices:
-            self._before_last = rng_state()
+            self._is_fresh = False
+            if self._looks_ahead:
+                self._before_last = rng_state()
             yield index
 
     def _is_replayed(self) -> bool:

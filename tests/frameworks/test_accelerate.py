@@ -1,4 +1,4 @@
-"""Hugging Face's Accelerate, the real one, under the real launcher: whatever ends a life of it, the bits are the same."""
+"""Accelerate, the real one, under the real launcher: whatever ends a life of it, the bits are the same."""
 
 from __future__ import annotations
 
