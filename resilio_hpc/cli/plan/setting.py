@@ -7,7 +7,7 @@ import math
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resilio_hpc.autoparallel.base.hardware import Arch, Machine
@@ -79,6 +79,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
                         help="GPUs of a node, with --gpu alone (the usual machine's: 8, GB200 4)")  # fmt: skip
     parser.add_argument("--partition", default="", metavar="P[,P]", help="ask Slurm, for these partitions")
     parser.add_argument("--inventory", type=Path, metavar="FILE", help="JSON or TOML in place of Slurm's answer")
+    parser.add_argument("--headroom", default="5%", metavar="P%", help="memory of a GPU that must stay free (5%%)")
     parser.add_argument("--cp", type=int, metavar="N", help="only layouts with this context parallel degree")
     for name in PINS:
         flag = name.replace("_", "-")
@@ -109,7 +110,8 @@ def setting(options: argparse.Namespace) -> PlanSetting:
     space = _space(options)
     calibrated = options.calibration is not None
     known, nearby = calibration_of(options.calibration)
-    training = Training(model, options.global_batch, known, stack, space, calibrated, nearby)
+    headroom = percent("--headroom", options.headroom)
+    training = Training(model, options.global_batch, known, stack, space, calibrated, nearby, headroom=headroom)
     training, machines, notes = as_measured(training, machines, profile_of(options.profile))
     pools = tuple(pool for pool in inventory.pools if pool.gpu_type in machines or pool.gpus_per_node == 0)
     kept = replace(inventory, pools=pools)
@@ -172,6 +174,18 @@ def described(options: argparse.Namespace) -> tuple[TransformerModel, Transforme
         except ValueError as error:
             raise UsageError(f"--megatron: {error}") from error
     return found, uniform(found, options.seq)
+
+
+def percent(flag: str, text: str) -> float:
+    """Return ``10%`` → 0.1. Raises UsageError."""
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / 100
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise UsageError(f"{flag} {printable(repr(text), 40)}: a part of the memory such as 10%, less than all of it")
+    return value
 
 
 def gpu_range(text: str) -> tuple[int, int]:
@@ -279,10 +293,11 @@ def _reliability(options: argparse.Namespace, seq: int) -> Reliability:
 class PlanAnswer:
     """The answer. ``choices``: ranked, one per shape; ``front``: those that no other beats.
 
-    ``took_s``: of the search.
+    ``took_s``: of the search; ``best``: the fastest layouts of the first choice's shape.
     """
 
     choices: list[Choice]
     front: list[Choice]
     searched: list[Searched]
     took_s: float
+    best: list[Choice] = field(default_factory=list)
