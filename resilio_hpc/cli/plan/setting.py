@@ -29,8 +29,10 @@ from resilio_hpc.autoparallel.search.inventory_file import assumed, read_invento
 from resilio_hpc.autoparallel.search.offers import OfferRequest, same_kind
 from resilio_hpc.autoparallel.search.ranking import Searched, Training
 from resilio_hpc.autoparallel.search.search import Space
+from resilio_hpc.cli.plan.module_file import function_of, is_module
 from resilio_hpc.cli.plan.predict import calibration_of, file_text, profile_of
 from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.extras import require
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.which_client import which
 
@@ -60,6 +62,8 @@ class PlanSetting:
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add options for model, batch and software."""
     parser.add_argument("--megatron", metavar="ARGUMENTS", help="Megatron's arguments, quoted, in place of MODEL")
+    parser.add_argument("--module", metavar="FILE.py:NAME",
+                        help="a function that makes a torch module and its inputs, in place of MODEL")  # fmt: skip
     parser.add_argument("--seq", type=int, default=0, metavar="N", help="tokens of a sequence (the model's own)")
     parser.add_argument("--global-batch", type=int, default=0, metavar="N", help="sequences of an iteration (needed)")
     parser.add_argument("--framework", default=DEFAULT, metavar="NAME",
@@ -126,7 +130,7 @@ def _length_note(options: argparse.Namespace, seq: int) -> tuple[str, ...]:
         return ()
     if options.megatron is not None:
         return (f"sequences of {seq:,} tokens are assumed, Megatron's default: --seq N says how long yours are",)
-    if not Path(options.model).exists():  # a preset, whose table is shown by --list
+    if options.module is not None or not Path(options.model).exists():  # a preset, whose table is shown by --list
         return ()
     return (
         f"sequences of {seq:,} tokens are assumed, the longest of {options.model}: --seq N says how long yours are",
@@ -156,8 +160,10 @@ def check_words(options: argparse.Namespace) -> None:
 
 def check_model(options: argparse.Namespace) -> None:
     """Refuse a wrong model or batch."""
-    if (options.model is None) == (options.megatron is None):
-        raise UsageError("one of MODEL and --megatron must be given (resilio plan model --list: the presets)")
+    if options.module is None and is_module(options.model):
+        options.model, options.module = None, options.model
+    if [options.model, options.megatron, options.module].count(None) != 2:
+        raise UsageError("one of MODEL, --megatron and --module must be given (resilio plan model --list: the presets)")
     if options.global_batch < 1:
         raise UsageError(f"--global-batch {options.global_batch or '…'}: how many sequences is an iteration? 1 or more")
     if options.seq < 0:
@@ -166,7 +172,12 @@ def check_model(options: argparse.Namespace) -> None:
 
 def described(options: argparse.Namespace) -> tuple[TransformerModel, Transformer]:
     """Return the model, and its form for the cost model."""
-    if options.megatron is None:
+    if options.module is not None:
+        require("torch", "--module")
+        from resilio_hpc.autoparallel.model.module_description import described_module
+
+        found = described_module(function_of(options.module), options.module)
+    elif options.megatron is None:
         found = find_model(options.model)
     else:
         try:
