@@ -258,6 +258,7 @@ def _machines(
         raise UsageError(unknown[0])
     if not options.precision and any(one.arch == Arch.VOLTA for one in known.values()):
         unknown.append("V100 has no bf16: fp16 is assumed")
+        options.precision = "fp16"
     # bf16 and fp16 differ in the bytes of gradients alone: the larger ones are the safe side
     most = max(stacks.values(), key=lambda one: one.grad_bytes, default=Stack())
     return known, most, tuple(unknown)
