@@ -133,7 +133,9 @@ def parse_layout(text: str, global_batch: int) -> Layout:
     words = [word for word in re.split(r"[-,\s]+", text.strip().lower()) if word]
     for place, word in enumerate(words):
         number = _NUMBER.fullmatch(word)
-        if word in ("sp", "recompute"):
+        if word == "fsdp" or (number and number[1] == "hsdp"):  # names of torch for ZeRO-3, and of it within groups
+            values |= {"zero": 3, **({"rep": int(number[2])} if number else {})}
+        elif word in ("sp", "recompute"):
             flags.add(word)
         elif word.upper() in Schedule.__members__ and not orders:
             orders.append(Schedule[word.upper()])

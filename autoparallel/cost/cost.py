@@ -116,11 +116,11 @@ def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column
     across = group.shard.size > group.shard.local
     slow = np.where((problem.stacks.gather_whole > 0) & across, efficiency.zero3_rails, 1.0)
     times = np.where(layouts.pp > 1, 2 / layouts.micro_batches, 3.0)
-    # HSDP: the shards' gradients are then summed over the replicas
+    # HSDP: the shards' gradients are then summed over the replicas, on a stream of their own and over other links
     shard = size / 2 * problem.stacks.grad_bytes / group.shard.size
     summed = all_reduce(shard, group.replicas, problem.machines, efficiency)
     summed = np.where(layouts.pp > 1, summed / layouts.micro_batches, summed)
-    return np.where(layouts.zero >= 3, times * once / slow + summed, 0.0)
+    return np.where(layouts.zero >= 3, np.maximum(times * once / slow, summed), 0.0)
 
 
 def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) -> _Layer:

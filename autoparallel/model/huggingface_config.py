@@ -28,7 +28,9 @@ def from_huggingface(text: str | bytes, where: str) -> TransformerModel:
 def from_mapping(data: Mapping[str, object], where: str) -> TransformerModel:
     """Return the same for the result of json.load."""
     values = ConfigValues(printable(where), data)
-    kind = values.text("model_type")
+    kind, text = values.text("model_type"), data.get("text_config")
+    if kind not in READERS and isinstance(text, Mapping):  # a model of images and text: its decoder alone
+        return from_mapping(text, f"{where}: text_config")
     if kind not in READERS:
         near = difflib.get_close_matches(kind, READERS, 1, 0.7)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -107,9 +109,10 @@ def _llama(values: ConfigValues, **more: int | bool) -> TransformerModel:
         "tied": values.flag("tie_word_embeddings"), "qkv_bias": biases, "out_bias": biases,
         "mlp_bias": values.flag("mlp_bias"),
     }  # fmt: skip
+    ffn = more.pop("ffn", 0) or values.whole("intermediate_size")
     return TransformerModel(
         _name(values), values.whole("num_hidden_layers"), values.whole("hidden_size"),
-        values.whole("num_attention_heads"), values.whole("intermediate_size"), values.whole("vocab_size"),
+        values.whole("num_attention_heads"), ffn, values.whole("vocab_size"),
         values.whole("max_position_embeddings", 2048), **{**fields, **more},  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -162,9 +165,66 @@ def _deepseek(values: ConfigValues) -> TransformerModel:
     )  # fmt: skip
 
 
+def _gemma(values: ConfigValues) -> TransformerModel:
+    return _llama(values, head_dim=values.whole("head_dim", 256), tied=values.flag("tie_word_embeddings", True))
+
+
+def _gemma2(values: ConfigValues) -> TransformerModel:
+    return _llama(
+        values, head_dim=values.whole("head_dim", 256), tied=values.flag("tie_word_embeddings", True), norms=4,
+        window=values.whole("sliding_window", 4096),
+    )  # fmt: skip
+
+
+def _gemma3(values: ConfigValues) -> TransformerModel:
+    """Return Gemma 3, of whose windows, in five layers of six, nothing is counted."""
+    return _llama(
+        values, head_dim=values.whole("head_dim", 256), tied=values.flag("tie_word_embeddings", True), norms=4,
+        qk_norm=True,
+    )  # fmt: skip
+
+
+def _llama4(values: ConfigValues) -> TransformerModel:
+    step = values.whole("interleave_moe_layer_step", 1)
+    expert_ffn, layers = values.whole("intermediate_size"), values.whole("num_hidden_layers")
+    return _llama(
+        values, ffn=values.whole("intermediate_size_mlp", expert_ffn), experts=values.whole("num_local_experts"),
+        topk=values.whole("num_experts_per_tok", 1), expert_ffn=expert_ffn, shared_ffn=expert_ffn,
+        dense_layers=layers - layers // max(step, 1),
+    )  # fmt: skip
+
+
+def _gpt_oss(values: ConfigValues) -> TransformerModel:
+    width = values.whole("intermediate_size")
+    return _llama(
+        values, head_dim=values.whole("head_dim", 64), experts=values.whole("num_local_experts"),
+        topk=values.whole("num_experts_per_tok", 4), expert_ffn=width, qkv_bias=True, out_bias=True, mlp_bias=True,
+        router_bias=True, sinks=True, window=values.whole("sliding_window", 128),
+    )  # fmt: skip
+
+
+def _glm(values: ConfigValues, **more: int | bool) -> TransformerModel:
+    biases = values.flag("attention_bias")
+    return _llama(values, head_dim=values.whole("head_dim", 128), qkv_bias=biases, out_bias=False, **more)
+
+
+def _glm4(values: ConfigValues) -> TransformerModel:
+    return _glm(values, norms=4)
+
+
+def _olmo(values: ConfigValues) -> TransformerModel:
+    return _llama(values, norms=0, final_norm=False)  # its norms have no parameters
+
+
+def _olmo2(values: ConfigValues) -> TransformerModel:
+    return _llama(values, qk_norm_whole=True)
+
+
 _ALL_BIASES = {"norm_bias": True, "qkv_bias": True, "out_bias": True, "mlp_bias": True}
 READERS: dict[str, Callable[[ConfigValues], TransformerModel]] = {
     "gpt2": _gpt2, "opt": _opt, "bloom": _bloom, "gpt_neox": _gpt_neox, "mpt": _mpt, "llama": _llama,
     "mistral": _llama, "mixtral": _mixtral, "qwen2": _qwen2, "qwen3": _qwen3, "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe, "deepseek_v2": _deepseek, "deepseek_v3": _deepseek,
+    "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "llama4_text": _llama4, "gpt_oss": _gpt_oss,
+    "phi3": _llama, "glm": _glm, "glm4": _glm4, "olmo": _olmo, "olmo2": _olmo2,
 }  # fmt: skip

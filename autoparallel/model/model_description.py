@@ -24,6 +24,8 @@ class TransformerModel:
     ``embedding_width`` hidden. ``dense_layers``: layers of a mixture of experts that have a dense MLP.
     ``positions``: rows of a learned position embedding. ``query_rank``, ``kv_rank``, ``rope_dim``: multi-head latent
     attention (DeepSeek, arXiv:2405.04434), where head_dim is that of a query. ``norms``: of width hidden, in a layer.
+    ``qk_norm_whole``: norms of queries and keys over all heads at once; ``sinks``: a learned logit per head beside the
+    keys; ``window``: keys that a query may see in every second layer (0: all in every layer).
     """
 
     name: str
@@ -53,6 +55,9 @@ class TransformerModel:
     final_norm: bool = True
     embedding_norm: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    sinks: bool = False
+    window: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -88,7 +93,8 @@ class TransformerModel:
             return self._latent_parameters + out
         kv = self.kv_heads * (self.head_dim + self.value_dim)
         qkv = (self.hidden + self.qkv_bias) * (width + kv)
-        return qkv + out + self.qk_norm * 2 * self.head_dim
+        norms = self.qk_norm * 2 * self.head_dim + self.qk_norm_whole * (width + self.kv_heads * self.head_dim)
+        return qkv + out + norms + self.sinks * self.heads
 
     @property
     def _latent_parameters(self) -> int:
@@ -248,5 +254,6 @@ def uniform(model: TransformerModel, seq: int = 0) -> Transformer:
         expert_ffn=model.expert_ffn,
         shared_ffn=model.shared_ffn,
         dense_layers=model.dense_layers,
+        window=model.window,
         **family(model.name),
     )

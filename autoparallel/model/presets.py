@@ -58,8 +58,8 @@ def find_model(name: str) -> TransformerModel:
             return preset(name)
         if path.suffix == ".py":
             raise UsageError(
-                f"{path} is a program: a search needs numbers, by a preset, a config.json or --megatron (resilio plan "
-                "model --module FILE.py:NAME counts any module)"
+                f"{path} is a program: which of its functions makes the model? --module {path}:NAME; or give a preset, "
+                "a config.json or --megatron"
             )
         with path.open("rb") as file:
             return from_huggingface(file.read(LARGEST_BYTES + 1), str(path))

@@ -181,6 +181,11 @@ def trace_made(make: Callable[[], Any], where: str) -> OperatorGraph:
 
     It is called without memory for its tensors. Raises UsageError.
     """
+    return trace(*made_module(make, where))
+
+
+def made_module(make: Callable[[], Any], where: str) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
+    """Return what ``make()`` gives, called without memory for tensors. Raises UsageError."""
     made = _without_memory(make)
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], torch.nn.Module):
         raise UsageError(f"{where} must return (module, inputs), or (module, inputs, keywords)")
@@ -188,7 +193,7 @@ def trace_made(make: Callable[[], Any], where: str) -> OperatorGraph:
     inputs = inputs if isinstance(inputs, tuple | list) else (inputs,)
     if not isinstance(keywords, Mapping):
         raise UsageError(f"{where}: keywords must be a dictionary, not a {type(keywords).__name__}")
-    return trace(module, inputs, keywords)
+    return module, tuple(inputs), keywords
 
 
 def _built(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:

@@ -34,8 +34,9 @@ class Choice:
     """An offer with a layout. Seconds, bytes; shares are parts of the iteration.
 
     ``low_s`` to ``high_s``: the uncertainty band of ``iteration_s``. ``memory_bytes``: of the fullest GPU, of which it
-    has ``gpu_bytes``. ``overhead``: part of the time that checkpoints, failures and restarts take; ``run_s``: the whole
-    run with them, or 1,000 iterations where its length is not known; infinite where failures never let it end.
+    has ``gpu_bytes``. ``tokens_s``, ``flops_s``: of one GPU, per second, of the model's FLOPs alone. ``overhead``: part
+    of the time that checkpoints, failures and restarts take; ``run_s``: the whole run with them, or 1,000 iterations
+    where its length is not known; infinite where failures never let it end.
     """
 
     offer: Offer
@@ -50,6 +51,8 @@ class Choice:
     gpu_bytes: float
     overhead: float = 0.0
     run_s: float = 0.0
+    tokens_s: float = 0.0
+    flops_s: float = 0.0
 
     @property
     def gpus(self) -> int:

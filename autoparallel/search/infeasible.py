@@ -34,6 +34,8 @@ def _too_large(training: Training, machine: Machine, gpus: int, found: Found, wh
         f"none of {found.looked_at:,} layouts fits: the smallest, {found.smallest}, needs "
         f"{found.least_excess / 1e9:.1f} GB more per GPU than the {machine.memory_gb:g} GB of {machine.gpu}"
     )
+    if training.headroom:
+        needs += f", of which {training.headroom:.0%} stay free (--headroom)"
     other = _one_limit_less(training, machine, gpus, whole) or _other_space(training, machine, gpus, whole)
     ways = [way for way in (other, _more_gpus(training, machine, gpus), _other_gpu(training, machine, gpus)) if way]
     return f"{needs}; {'; '.join(ways) if ways else f'no number of GPUs up to {MOST_NODES} nodes helps either'}"

@@ -19,6 +19,7 @@ from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.failures import Reliability, overhead, run_s
 from resilio_hpc.autoparallel.search.search import Found, Space, search
 
+BEST = 5  # layouts of a shape that are shown beside one another
 STEP_OF_MEMORY = 0.05  # of a GPU: additional free memory that makes another layout of a shape a choice of its own
 
 
@@ -26,7 +27,8 @@ STEP_OF_MEMORY = 0.05  # of a GPU: additional free memory that makes another lay
 class Training:
     """The training: model, software, and the quality of its cost model. ``global_batch``: sequences.
 
-    ``measured``: by the GPU's name, where a profile says more than ``efficiency``.
+    ``measured``: by the GPU's name, where a profile says more than ``efficiency``. ``headroom``: part of a GPU's memory
+    that must stay free.
     """
 
     model: Transformer
@@ -37,6 +39,7 @@ class Training:
     calibrated: bool = False
     nearby: Nearby | None = None
     measured: Mapping[str, Efficiency] = field(default_factory=dict)
+    headroom: float = 0.0
 
     def efficiency_on(self, machine: Machine) -> Efficiency:
         """Return the efficiency of this machine."""
@@ -47,7 +50,8 @@ class Training:
 class Searched:
     """One offer with its choices, the fastest first, and the number of layouts looked at.
 
-    Without choices, none fits.
+    Without choices, none fits. ``choices``: the fastest, and slower ones that leave more memory free; ``best``: the
+    fastest few, whatever they leave.
     """
 
     offer: Offer
@@ -55,6 +59,7 @@ class Searched:
     looked_at: int
     too_large: int
     least_excess: float
+    best: tuple[Choice, ...] = ()
 
 
 def at_shape(machine: Machine, ranks_per_node: int) -> Machine:
@@ -68,17 +73,19 @@ def search_offers(
     offers: Sequence[Offer], training: Training, machines: Mapping[str, Machine], run: Reliability
 ) -> list[Searched]:
     """Return each offer with its choices, in the offers' order. ``machines``: by the offers' ``gpu``."""
-    known: dict[tuple[str, int, int], Found] = {}
+    known: dict[tuple[str, int, int], tuple[Found, Found]] = {}
     done = []
     for offer in offers:
         key = (offer.gpu, offer.shape.nodes, offer.shape.ranks_per_node)
         machine = at_shape(machines[offer.gpu], offer.shape.ranks_per_node)
         if key not in known:
-            known[key] = _thinned(find(training, machine, offer.shape.ranks), machine)
-        found = known[key]
+            every = find(training, machine, offer.shape.ranks)
+            known[key] = _thinned(every, machine), rows_of(every, range(min(BEST, every.cost.iteration.size)))
+        found, first = known[key]
         choices = choices_of(offer, found, training, machine, run)
         excess = found.least_excess if found.looked_at else 0.0
-        done.append(Searched(offer, choices, found.looked_at, found.too_large, excess))
+        best = choices_of(offer, first, training, machine, run)
+        done.append(Searched(offer, choices, found.looked_at, found.too_large, excess, best))
     return done
 
 
@@ -86,7 +93,7 @@ def find(training: Training, machine: Machine, gpus: int) -> Found:
     """Return every layout of so many GPUs."""
     efficiency, nearby = training.efficiency_on(machine), training.nearby
     asked = (training.model, machine, gpus, training.global_batch, training.stack, training.space)
-    return search(*asked, efficiency, nearby)
+    return search(*asked, efficiency, nearby, training.headroom)
 
 
 def _thinned(found: Found, machine: Machine) -> Found:
@@ -104,6 +111,8 @@ def _thinned(found: Found, machine: Machine) -> Found:
 
 def rows_of(found: Found, rows: Sequence[int]) -> Found:
     """Return only these layouts."""
+    if not found.cost.iteration.size:
+        return found
     index = np.array(rows, dtype=np.intp)
     layouts = found.layouts.full(len(found.layouts)).take(index)
     return replace(found, layouts=layouts, cost=found.cost.take(index), memory=found.memory.take(index))
@@ -126,16 +135,18 @@ def choices_of(
     width = np.exp(half_width(asked, found.cost, training.calibrated))
     width = np.broadcast_to(width, found.cost.iteration.shape)
     tokens = training.global_batch * training.model.seq
-    flops = float(model.flops_per_token[0]) * tokens / offer.shape.ranks / peak_flops(machine, training.stack)
+    each = tokens / offer.shape.ranks
+    flops, peak = float(model.flops_per_token[0]) * each, peak_flops(machine, training.stack)
     moving, device, cost = communication(found.cost), found.memory.device, found.cost
     choices = []
     for row, time in enumerate(map(float, cost.iteration)):
         choices.append(
             Choice(
                 offer, found.layouts.row(row), time, time / float(width[row]), time * float(width[row]),
-                mfu=flops / time, bubble=float(cost.bubble[row]) / time, communication=float(moving[row]) / time,
+                mfu=flops / time / peak, bubble=float(cost.bubble[row]) / time, communication=float(moving[row]) / time,
                 memory_bytes=float(device[row]), gpu_bytes=machine.memory_gb * 1e9,
                 overhead=overhead(run, offer.shape.nodes, time), run_s=run_s(run, offer.shape.nodes, time),
+                tokens_s=each / time, flops_s=flops / time,
             )
         )  # fmt: skip
     return tuple(choices)

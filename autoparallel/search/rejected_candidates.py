@@ -48,7 +48,7 @@ class Loser:
         """Return it as a line for a person."""
         if self.excess_bytes > 0:
             pace = f"{-self.slower:.1%} faster" if self.slower < 0 else f"{self.slower:.1%} slower"
-            size = f"{self.excess_bytes / 1e9:.1f} GB"
+            size = f"{self.excess_bytes / 2**30:.1f} GiB"
             return f"{self.count:,} do not fit: {self.layout}, {pace}, is too large by {size}"
         why = f": more {self.because}" if self.because else ""
         other = ", ".join(self.others)
@@ -58,7 +58,7 @@ class Loser:
 def rejected_candidates(training: Training, machine: Machine, gpus: int) -> list[Loser]:
     """Return, for so many GPUs, layouts that do not fit, and those that differ from the best one, by degree."""
     every = find(training, replace(machine, memory_gb=1e9), gpus)
-    over = every.memory.device - machine.memory_gb * 1e9
+    over = every.memory.device - machine.memory_gb * 1e9 * (1 - training.headroom)
     fitting = np.flatnonzero(over <= 0)
     if not fitting.size:
         return []

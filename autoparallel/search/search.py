@@ -168,8 +168,12 @@ def search(
     space: Space | None = None,
     efficiency: Efficiency | None = None,
     nearby: Nearby | None = None,
+    headroom: float = 0.0,
 ) -> Found:
-    """Look at every layout of the space; cost those that fit and sort them by iteration time."""
+    """Look at every layout of the space; cost those that fit and sort them by iteration time.
+
+    ``headroom``: part of a GPU's memory that must stay free.
+    """
     models, machines = Transformers.of([model]), Machines.of([machine])
     stacks, known = Stacks.of([stack or Stack()]), efficiency or shipped()
     layouts = enumerate_layouts(model, machine, gpus, global_batch, space or Space())
@@ -181,7 +185,7 @@ def search(
     for start in range(0, count, CHUNK):
         asked = Problem(models, _slice(layouts, slice(start, start + CHUNK)), machines, stacks)
         held = memory(asked)
-        over = held.device - machines.memory
+        over = held.device - machines.memory * (1 - headroom)
         if over.size and over.min() < excess:
             excess, smallest = float(over.min()), start + int(over.argmin())
         fits = np.flatnonzero(over <= 0)

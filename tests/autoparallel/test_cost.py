@@ -219,3 +219,38 @@ def test_an_unknown_gpu_is_named_with_the_known_ones() -> None:
 
 def test_every_gpu_says_where_its_numbers_are_from() -> None:
     assert [name for name, row in machines().items() if not row.source] == []
+
+
+def test_gradients_of_experts_are_reduced_among_the_ranks_that_hold_them() -> None:
+    # with experts over the eight GPUs of a node, each rank's network port carries its own experts' gradients
+    model, gpu = replace(experts(8), expert_ffn=8192), machine("H100")
+    spread = Layout(dp=64, ep=8, global_batch=64, zero=1)
+    alone = Layout(dp=64, ep=64, global_batch=64, zero=1)
+    apart, none = (iteration(asked(row, replace(model, experts=64), gpu), shipped()) for row in (spread, alone))
+    assert apart.data_parallel[0] > 2 * none.data_parallel[0]
+
+
+def test_tokens_that_may_go_to_few_nodes_send_less_between_them() -> None:
+    stack = {"dispatch_once": True}
+    model = replace(experts(8), experts=64, topk=8, expert_ffn=1024)
+    layout = Layout(dp=64, ep=64, global_batch=512)
+    free, limited = (
+        iteration(asked(layout, one, machine("H100"), **stack), shipped()).expert_parallel[0]
+        for one in (model, replace(model, route_nodes=2))
+    )
+    assert limited < 0.6 * free
+
+
+def test_transfers_of_an_interleaved_pipeline_run_beside_compute() -> None:
+    layout = replace(BASE, vpp=4)
+    shown, hidden = (iteration(asked(layout, overlap_p2p=value), shipped()) for value in (False, True))
+    assert shown.pipeline_transfers[0] > 0 and hidden.pipeline_transfers[0] == 0
+    assert hidden.iteration[0] < shown.iteration[0]
+
+
+@pytest.mark.parametrize("name", ["AMD Instinct MI300X", "MI325X", "mi355x", "H800", "H20", "GH200", "A800", "L40S"])
+def test_gpus_of_all_kinds_are_known_with_their_source(name: str) -> None:
+    found = machine(name)
+    assert found.source and found.memory_gb > 40 and found.nic_gbytes_s > 0
+    cost = iteration(asked(replace(BASE, tp=1), replace(GPT3, layers=8), found), shipped())
+    assert 0.1 < float(cost.iteration[0]) < 1000

@@ -80,7 +80,7 @@ def test_a_calibration_is_read_as_it_was_written() -> None:
 def test_search_and_explanation_use_what_was_measured() -> None:
     known, beside = calibrate(shipped(), CASES, model_times() * np.array([1.3, 1.3, 1.0, 1.0]))
     one = CASES[0]
-    space = Space(recompute=(one.layout.recompute,), zero=(0,), only={"tp": 8, "pp": 4, "micro_batch": 2})
+    space = Space(recompute=(one.layout.recompute,), zero=(one.layout.zero,), only={"tp": 8, "pp": 4, "micro_batch": 2})
     told = predict([one], known, nearby=beside).cost.iteration[0]
     found = search(one.model, one.machine, 512, 1536, one.stack, space, known, beside)
     times = {found.layouts.row(i): float(time) for i, time in enumerate(found.cost.iteration)}

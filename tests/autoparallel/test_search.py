@@ -1,10 +1,12 @@
 """The search looks at every layout, and says what is in the way when none fits."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from resilio_hpc.autoparallel.base.efficiency import shipped
 from resilio_hpc.autoparallel.base.hardware import Machines, machine
-from resilio_hpc.autoparallel.base.layout import Layouts
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts
 from resilio_hpc.autoparallel.base.stack import Stack, Stacks
 from resilio_hpc.autoparallel.cost.cost import Problem, iteration
 from resilio_hpc.autoparallel.cost.memory import memory
@@ -14,6 +16,7 @@ from resilio_hpc.autoparallel.search.search import Space, divisors, enumerate_la
 SMALL = Transformer(24, 2048, 16, 8192, 51200, 2048, tied=True, name="small")
 MOE = Transformer(16, 2048, 16, 8192, 51200, 2048, experts=8, topk=2, expert_ffn=4096, gated=True, name="moe")
 A100 = machine("A100")
+H100 = machine("H100")
 
 
 def test_divisors() -> None:
@@ -61,3 +64,44 @@ def test_when_nothing_fits_the_smallest_layout_and_what_it_lacks_are_said() -> N
 def test_a_batch_that_no_layout_can_share_finds_nothing() -> None:
     found = search(SMALL, A100, 25, 7)
     assert found.cost.iteration.size == 0
+
+
+LLAMA = Transformer(80, 8192, 64, 28672, 128256, 8192, kv_heads=8, gated=True, name="llama")
+
+
+def test_context_parallelism_is_looked_at_where_sequences_are_long_enough() -> None:
+    for seq, most in ((4096, 1), (8192, 2), (131072, 32)):
+        layouts = enumerate_layouts(replace(LLAMA, seq=seq), H100, 256, 256, Space())
+        assert set(layouts.cp) == {float(1 << k) for k in range(most.bit_length())}
+    assert set(enumerate_layouts(LLAMA, H100, 256, 256, Space(cp=(4,))).cp) == {4.0}
+
+
+def test_tensor_parallelism_divides_heads_groups_of_keys_and_mlp() -> None:
+    rack = machine("GB200")  # 72 GPUs share NVLink
+    degrees = set(enumerate_layouts(LLAMA, rack, 64, 64, Space()).tp)
+    assert degrees == {1.0, 2.0, 4.0, 8.0}  # not 16: there are 8 groups of keys
+
+
+def test_layers_that_no_number_of_stages_divides_are_interleaved_with_both_ends_counted() -> None:
+    layouts = enumerate_layouts(replace(LLAMA, layers=126), H100, 256, 256, Space())
+    pairs = {(int(pp), int(vpp)) for pp, vpp in zip(layouts.pp, layouts.vpp, strict=True)}
+    assert {(16, 1), (16, 2), (16, 4), (2, 63), (32, 2)} <= pairs and (16, 3) not in pairs
+
+
+def test_shards_within_groups_of_whole_nodes() -> None:
+    space = Space(zero=(3,), replicas=True, only={"tp": 1, "pp": 1})
+    layouts = enumerate_layouts(SMALL, H100, 64, 64, space)
+    assert set(layouts.replicas) == {1.0, 2.0, 4.0, 8.0}
+    one, eight = (Layout(dp=64, global_batch=64, zero=3, replicas=copies) for copies in (1, 8))
+    large, stacks = Transformers.of([LLAMA]), Stacks.of([Stack(grad_bytes=2)])
+    asked = [Problem(large, Layouts.of([row]), Machines.of([H100]), stacks) for row in (one, eight)]
+    whole, parts = (memory(problem).states[0] for problem in asked)
+    assert parts > 4 * whole  # each group of 8 GPUs has a copy of everything
+    spread, near = (float(iteration(problem, shipped()).data_parallel[0]) for problem in asked)
+    assert near < spread  # parameters are gathered inside of nodes; only gradients cross them
+
+
+def test_memory_that_must_stay_free_is_left_free() -> None:
+    for headroom in (0.0, 0.1, 0.3):
+        found = search(SMALL, A100, 8, 512, headroom=headroom)
+        assert np.all(found.memory.device <= (1 - headroom) * A100.memory_gb * 1e9)

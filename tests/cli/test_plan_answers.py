@@ -6,6 +6,7 @@ What the answer names is tried: it must be so.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -176,3 +177,32 @@ def test_a_gpu_with_more_memory_is_named_where_it_would_do(capsys: pytest.Captur
     found = re.search(r"so would (\S+) \(|(\S+) \(\d+ GB each\) would do", answer(capsys, *words, "h100", code=3))
     assert found is not None
     assert works(capsys, *words, found[1] or found[2])
+
+
+# -- what is taken without being given is said -------------------------------------------------------------------------
+
+
+def test_a_node_has_the_usual_number_of_gpus_of_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu, nodes in (("gb200", 4), ("h100", 2)):
+        assert main(["plan", "llama3-8b", "--gpus", "16", "--gpu", gpu, "--global-batch", "64", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["choices"][0]["nodes"] == nodes
+
+
+def test_a_length_that_comes_from_a_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+              "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 131072}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["plan", str(tmp_path), "--gpus", "64", "--gpu", "h200", "--global-batch", "64", "--json"]
+    assert main(words) == 0
+    assert "sequences of 131,072 tokens are assumed, the longest of" in capsys.readouterr().err
+    assert main([*words, "--seq", "4096"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_gpu_without_bf16_gets_fp16_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "gpt2-xl", "--gpus", "8", "--gpu", "v100", "--global-batch", "64", "--emit", "megatron"]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "V100 has no bf16: fp16 is assumed" in said.err and "--fp16" in said.out and "--bf16" not in said.out
+    assert main([*words, "--precision", "bf16"]) == 2
+    assert "v100 has no products of bf16" in capsys.readouterr().err

@@ -15,12 +15,13 @@ from resilio_hpc.autoparallel.base.known_words import (
     misspelt_framework,
     misspelt_precision,
 )
+from resilio_hpc.autoparallel.base.layout import parse_layout
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import UsageError
 from tests.support.pseudo_terminal import shown, too_long
 
 GPT3 = ("plan", "gpt3-175b", "--gpus", "1024", "--gpu", "a100", "--global-batch", "1536")
-LAYOUT = "tp8-pp8-dp16-mb4-vpp12-sp-zero1-recompute-none"
+LAYOUT = "tp8-pp8-dp16-mb4-vpp12-sp-zero1"
 COSTLY = ("plan", "llama3-70b", "--inventory", "cluster.toml", "--gpus", "64-128", "--global-batch", "1024",
           "--rank", "finish", "--tokens", "1e11", "--mtbf", "6000", "--top", "3")  # fmt: skip
 EXPLAIN = ("plan", "explain", "tp8-pp4-dp4-mb1-vpp2-sp-zero1-recompute-selective", "--model", "gpt3-175b", "--gpu",
@@ -61,33 +62,50 @@ def test_no_line_is_broken_by_the_terminal(folder: Path, command: tuple[str, ...
 @pytest.mark.parametrize(
     ("columns", "names", "left_out"),
     [
-        (80, "shape start iteration MFU memory bubble comm.", ""),
-        (60, "shape start iteration MFU memory", "comm., bubble"),
+        (80, "layout iteration tok/s/GPU TFLOP/s MFU GiB", "bubble, comm."),
+        (60, "iteration tok/s/GPU TFLOP/s MFU GiB", "bubble, comm."),
     ],
 )
-def test_a_narrow_table_has_the_layout_below_its_row(columns: int, names: str, left_out: str) -> None:
-    lines = shown(columns, *GPT3)
-    head = next(number for number, line in enumerate(lines) if line.startswith("shape"))
+def test_a_narrow_table_keeps_what_matters_most(columns: int, names: str, left_out: str) -> None:
+    words = (*GPT3, "--recompute", "none")
+    lines = shown(columns, *words)
+    head = next(number for number, line in enumerate(lines) if line.split()[:1] == names.split()[:1])
     assert lines[head].split() == names.split()
-    assert lines[head + 2].startswith("128 x 8  now    17.2 s (15.2-19.4)  61.6%")
-    assert lines[head + 3] == f"  {LAYOUT}"
-    assert (f"left out at this width: {left_out} (--wide)" in lines) == bool(left_out)
+    rows = [line for line in lines[head + 2 :] if "/79" in line]
+    assert len(rows) == 5  # of one shape, the five best layouts
+    assert lines[head + 2].startswith(LAYOUT)
+    assert any(line.startswith("left out at this width") and left_out in line for line in lines)
 
 
 def test_costs_stay_when_room_is_short_and_a_long_name_is_cut_with_a_mark(folder: Path) -> None:
     lines = shown(60, *COSTLY, cwd=folder)
-    head = next(number for number, line in enumerate(lines) if line.startswith("shape"))
-    assert lines[head].split() == ["shape", "start", "iteration", "memory", "finish"]
-    assert "16.5 d" in lines[head + 2] and "8 x 8 gpu" in lines[head + 2]
-    assert "…" in lines[head + 4] and lines[head + 4].endswith(" d")
-    assert sum(line.startswith("  tp") for line in lines[head:]) == 3
+    head = next(number for number, line in enumerate(lines) if line.startswith("  shape"))
+    assert {"shape", "start", "iteration", "GiB", "finish"} <= set(lines[head].split())
+    assert lines[head + 3].startswith("  8 x 8") and lines[head + 3].endswith(" d")
+    assert "…" in lines[head + 5] and lines[head + 5].endswith(" d")
+    assert [lines[row].startswith("tp") for row in (head + 2, head + 4, head + 6)] == [True] * 3
 
 
 @pytest.mark.parametrize(("columns", "words"), [(160, ()), (80, ("--wide",))])
 def test_with_room_or_on_demand_all_columns_are_in_one_row(columns: int, words: tuple[str, ...]) -> None:
     lines = shown(columns, *GPT3, *words)
-    (row,) = [line for line in lines if "128 x 8" in line and "17.2 s" in line]
-    assert row.split()[-1] == LAYOUT and "8.9%" in row
+    row = next(line for line in lines if line.startswith(f"{LAYOUT} "))
+    assert "s (" in row and row.count("%") == 3 and "/79" in row
+
+
+def test_a_start_is_said_only_where_a_cluster_was_asked(folder: Path) -> None:
+    assert not any(" start " in line for line in shown(160, *GPT3))
+    assert any(" start " in line for line in shown(160, *COSTLY, cwd=folder))
+
+
+def test_torchtitan_has_the_names_of_its_own_sharding_and_they_are_read() -> None:
+    words = ("plan", "llama3-8b", "--gpus", "64", "--gpu", "h100", "--global-batch", "128", "--framework", "torchtitan",
+             "--zero", "3", "--wide")  # fmt: skip
+    lines = shown(160, *words)
+    names = [line.split()[0] for line in lines if line.startswith("tp")]
+    assert any(name.endswith("-fsdp") for name in names) and any("-hsdp" in name for name in names)
+    for name in names:
+        assert parse_layout(name, 128).zero == 3
 
 
 def test_the_pipeline_of_an_explained_layout_fits(folder: Path) -> None:
@@ -111,6 +129,8 @@ def test_the_pipeline_of_an_explained_layout_fits(folder: Path) -> None:
         (("--recompute", "ful"), "--recompute: 'ful' is not known: did you mean full? known are none, selective"),
         (("--rank", "tim"), "--rank: 'tim' is not known: did you mean time?"),
         (("--emit", "\x1b[31mmegatrn"), "did you mean megatron?"),
+        (("--headroom", "110%"), "--headroom '110%': a part of the memory such as 10%"),
+        (("--precision", "fp4"), "precision fp4: H100 has no products of 4 bits"),
         (("--zero", "7"), "--zero: 7 is not known: known are 0, 1, 2, 3"),
     ],
 )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shlex
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from resilio_hpc.autoparallel.model.graph import OperatorGraph
@@ -18,6 +15,7 @@ from resilio_hpc.autoparallel.model.presets import find_model, presets
 from resilio_hpc.autoparallel.model.transformer_graph import transformer_graph
 from resilio_hpc.autoparallel.search.partition import StagePartition, partition_graph
 from resilio_hpc.cli.common.steps import print_columns, size_text
+from resilio_hpc.cli.plan.module_file import function_of
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.extras import require
@@ -102,29 +100,7 @@ def _traced(place: str) -> OperatorGraph:
     require("torch", "--module")
     from resilio_hpc.autoparallel.model.trace import trace_made
 
-    return trace_made(_function(place), place)
-
-
-def _function(place: str) -> Callable[[], Any]:
-    file, _, name = place.rpartition(":")
-    path = Path(file)
-    if not name.isidentifier() or path.suffix != ".py":
-        raise UsageError(f"--module {printable(place)}: it is FILE.py:NAME")
-    if not path.is_file():
-        raise UsageError(f"--module: there is no file {printable(file)}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pytrees of the file look it up
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(f"--module: {path} does not run: {type(error).__name__}: {printable(str(error))}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise UsageError(f"--module: {path} has no function {name}")
-    return found  # type: ignore[no-any-return]
+    return trace_made(function_of(place), place)
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------

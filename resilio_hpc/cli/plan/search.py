@@ -71,7 +71,9 @@ def answer(asked: PlanSetting, cost: str, rank: str) -> PlanAnswer:
         searched = paper.search_offers(offered, asked.training, asked.machines, asked.reliability)
     else:
         searched = search_offers(offered, asked.training, asked.machines, asked.reliability)
-    return PlanAnswer(ranked(searched, rank), pareto(searched), searched, time.perf_counter() - start)
+    choices = ranked(searched, rank)
+    best = next((one.best for one in searched if choices and one.offer == choices[0].offer), ())
+    return PlanAnswer(choices, pareto(searched), searched, time.perf_counter() - start, list(best))
 
 
 def _in_the_way(asked: PlanSetting, searched: Sequence[Searched], cost: str) -> str:
@@ -140,6 +142,7 @@ def as_json(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) 
         "search_s": round(found.took_s, 4),
         "choices": [choice_json(one) for one in found.choices],
         "pareto": [choice_json(one) for one in found.front],
+        "best_of_first_shape": [choice_json(one) for one in found.best],
         "none_fits": [_lost_shape(one) for one in found.searched if not one.choices],
         "rejected_candidates": [{**asdict(one), "layout": str(one.layout), "text": one.line()} for one in lost],
     }
@@ -148,6 +151,7 @@ def as_json(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) 
 def choice_json(one: Choice) -> dict[str, Any]:
     """Return a choice, with the arguments of its job."""
     numbers = ("iteration_s", "low_s", "high_s", "mfu", "bubble", "communication", "memory_bytes", "gpu_bytes",
+               "tokens_s", "flops_s",
                "overhead", "run_s", "gpu_hours", "finish_s")  # fmt: skip
     named = ("recompute", "schedule")
     layout = {name: int(value) for name, value in asdict(one.layout).items() if name not in named}

@@ -7,7 +7,7 @@ import math
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resilio_hpc.autoparallel.base.hardware import Arch, Machine
@@ -29,8 +29,10 @@ from resilio_hpc.autoparallel.search.inventory_file import assumed, read_invento
 from resilio_hpc.autoparallel.search.offers import OfferRequest, same_kind
 from resilio_hpc.autoparallel.search.ranking import Searched, Training
 from resilio_hpc.autoparallel.search.search import Space
+from resilio_hpc.cli.plan.module_file import function_of, is_module
 from resilio_hpc.cli.plan.predict import calibration_of, file_text, profile_of
 from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.extras import require
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.which_client import which
 
@@ -60,6 +62,8 @@ class PlanSetting:
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add options for model, batch and software."""
     parser.add_argument("--megatron", metavar="ARGUMENTS", help="Megatron's arguments, quoted, in place of MODEL")
+    parser.add_argument("--module", metavar="FILE.py:NAME",
+                        help="a function that makes a torch module and its inputs, in place of MODEL")  # fmt: skip
     parser.add_argument("--seq", type=int, default=0, metavar="N", help="tokens of a sequence (the model's own)")
     parser.add_argument("--global-batch", type=int, default=0, metavar="N", help="sequences of an iteration (needed)")
     parser.add_argument("--framework", default=DEFAULT, metavar="NAME",
@@ -79,6 +83,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
                         help="GPUs of a node, with --gpu alone (the usual machine's: 8, GB200 4)")  # fmt: skip
     parser.add_argument("--partition", default="", metavar="P[,P]", help="ask Slurm, for these partitions")
     parser.add_argument("--inventory", type=Path, metavar="FILE", help="JSON or TOML in place of Slurm's answer")
+    parser.add_argument("--headroom", default="5%", metavar="P%", help="memory of a GPU that must stay free (5%%)")
     parser.add_argument("--cp", type=int, metavar="N", help="only layouts with this context parallel degree")
     for name in PINS:
         flag = name.replace("_", "-")
@@ -109,7 +114,8 @@ def setting(options: argparse.Namespace) -> PlanSetting:
     space = _space(options)
     calibrated = options.calibration is not None
     known, nearby = calibration_of(options.calibration)
-    training = Training(model, options.global_batch, known, stack, space, calibrated, nearby)
+    headroom = percent("--headroom", options.headroom)
+    training = Training(model, options.global_batch, known, stack, space, calibrated, nearby, headroom=headroom)
     training, machines, notes = as_measured(training, machines, profile_of(options.profile))
     pools = tuple(pool for pool in inventory.pools if pool.gpu_type in machines or pool.gpus_per_node == 0)
     kept = replace(inventory, pools=pools)
@@ -124,7 +130,7 @@ def _length_note(options: argparse.Namespace, seq: int) -> tuple[str, ...]:
         return ()
     if options.megatron is not None:
         return (f"sequences of {seq:,} tokens are assumed, Megatron's default: --seq N says how long yours are",)
-    if not Path(options.model).exists():  # a preset, whose table is shown by --list
+    if options.module is not None or not Path(options.model).exists():  # a preset, whose table is shown by --list
         return ()
     return (
         f"sequences of {seq:,} tokens are assumed, the longest of {options.model}: --seq N says how long yours are",
@@ -154,8 +160,10 @@ def check_words(options: argparse.Namespace) -> None:
 
 def check_model(options: argparse.Namespace) -> None:
     """Refuse a wrong model or batch."""
-    if (options.model is None) == (options.megatron is None):
-        raise UsageError("one of MODEL and --megatron must be given (resilio plan model --list: the presets)")
+    if options.module is None and is_module(options.model):
+        options.model, options.module = None, options.model
+    if [options.model, options.megatron, options.module].count(None) != 2:
+        raise UsageError("one of MODEL, --megatron and --module must be given (resilio plan model --list: the presets)")
     if options.global_batch < 1:
         raise UsageError(f"--global-batch {options.global_batch or '…'}: how many sequences is an iteration? 1 or more")
     if options.seq < 0:
@@ -164,7 +172,12 @@ def check_model(options: argparse.Namespace) -> None:
 
 def described(options: argparse.Namespace) -> tuple[TransformerModel, Transformer]:
     """Return the model, and its form for the cost model."""
-    if options.megatron is None:
+    if options.module is not None:
+        require("torch", "--module")
+        from resilio_hpc.autoparallel.model.module_description import described_module
+
+        found = described_module(function_of(options.module), options.module)
+    elif options.megatron is None:
         found = find_model(options.model)
     else:
         try:
@@ -172,6 +185,18 @@ def described(options: argparse.Namespace) -> tuple[TransformerModel, Transforme
         except ValueError as error:
             raise UsageError(f"--megatron: {error}") from error
     return found, uniform(found, options.seq)
+
+
+def percent(flag: str, text: str) -> float:
+    """Return ``10%`` → 0.1. Raises UsageError."""
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / 100
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise UsageError(f"{flag} {printable(repr(text), 40)}: a part of the memory such as 10%, less than all of it")
+    return value
 
 
 def gpu_range(text: str) -> tuple[int, int]:
@@ -233,6 +258,7 @@ def _machines(
         raise UsageError(unknown[0])
     if not options.precision and any(one.arch == Arch.VOLTA for one in known.values()):
         unknown.append("V100 has no bf16: fp16 is assumed")
+        options.precision = "fp16"
     # bf16 and fp16 differ in the bytes of gradients alone: the larger ones are the safe side
     most = max(stacks.values(), key=lambda one: one.grad_bytes, default=Stack())
     return known, most, tuple(unknown)
@@ -279,10 +305,11 @@ def _reliability(options: argparse.Namespace, seq: int) -> Reliability:
 class PlanAnswer:
     """The answer. ``choices``: ranked, one per shape; ``front``: those that no other beats.
 
-    ``took_s``: of the search.
+    ``took_s``: of the search; ``best``: the fastest layouts of the first choice's shape.
     """
 
     choices: list[Choice]
     front: list[Choice]
     searched: list[Searched]
     took_s: float
+    best: list[Choice] = field(default_factory=list)

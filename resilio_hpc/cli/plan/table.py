@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
-from rich import box
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from resilio_hpc.autoparallel.base.layout import Layout
 from resilio_hpc.autoparallel.search.choice import Choice
-from resilio_hpc.autoparallel.search.ranking import Searched, at_shape
+from resilio_hpc.autoparallel.search.ranking import Searched, at_shape, peak_flops
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.cli.plan.setting import PlanAnswer, PlanSetting
 from resilio_hpc.core import terminal
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.events.phrases import plural, seconds
 
-BAR = 10
-WIDE = 168  # for files and pipes: nothing is folded
+WIDE = 10_000  # for files and pipes: nothing is folded or left out
+GIB = 2**30
 START_STYLE = {"now": "green", "soon": "yellow", "ever": "dim"}
 
 
@@ -29,83 +28,133 @@ def show(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) -> 
     """Print everything: as wide as the terminal, or with ``--wide`` and to files and pipes as wide as it is."""
     console = terminal.console(highlight=False, soft_wrap=False)
     fits = console.is_terminal and not options.wide
-    if not fits:
-        console = terminal.console(highlight=False, width=WIDE)
+    width = console.width if fits else WIDE
+    console = terminal.console(highlight=False, width=width)
     shown = found.front if options.pareto else found.choices
-    console.print(_head(asked, found), soft_wrap=not fits)
-    for part in ranking(shown[: max(options.top, 1)], options.rank, asked.reliability.steps, console.width):
-        console.print(part)
+    alone = len(found.choices) == 1 and not options.pareto  # of one shape, its best layouts
+    kept = (found.best or shown) if alone else shown[: max(options.top, 1)]
+    for line in [*_head(asked, found), *ranking(kept, options.rank, asked.reliability.steps, width, names_of(options))]:
+        for piece in terminal.wrapped(line, width) if isinstance(line, str) else [line]:
+            console.print(Text(piece) if isinstance(piece, str) else piece, soft_wrap=True)
     for line in _after(asked, found, shown, options):
-        for piece in terminal.wrapped(line, console.width) if fits else [line]:
+        for piece in terminal.wrapped(line, width) if fits else [line]:
             console.print(Text(piece), soft_wrap=True)
 
 
-def _head(asked: PlanSetting, found: PlanAnswer) -> Text:
+def _head(asked: PlanSetting, found: PlanAnswer) -> list[str]:
     looked = sum(one.looked_at for one in found.searched)
-    model = asked.description
-    gpus = dict.fromkeys(asked.machines[one.offer.gpu].gpu for one in found.searched)
-    training = asked.training
-    return Text(
-        f"{printable(model.name, 80)} on {' or '.join(gpus)}: {model.parameters:,} parameters; "
-        f"a batch of {training.global_batch:,} x {training.model.seq:,} tokens; "
-        f"{looked:,} layouts of {plural(len(found.searched), 'shape')} in {found.took_s:.2f} s"
-    )
+    model, training, best = asked.description, asked.training, found.choices[0]
+    machines = list(dict.fromkeys(asked.machines[one.offer.gpu] for one in found.searched))
+    peak = peak_flops(asked.machines[best.offer.gpu], training.stack)
+    shape = best.offer.shape
+    where = f"{shape.nodes} x {shape.ranks_per_node} " if len(found.searched) == 1 else ""
+    return [
+        f"{printable(model.name, 80)} on {where}{' or '.join(dict.fromkeys(one.gpu for one in machines))}: "
+        f"{model.parameters:,} parameters; a batch of {training.global_batch:,} x {training.model.seq:,} tokens; "
+        f"{looked:,} layouts of {plural(len(found.searched), 'shape')} in {found.took_s:.2f} s",
+        f"MFU and TFLOP/s: FLOPs of the model, masked keys counted, nothing computed again; MFU of {peak / 1e12:,.0f} "
+        f"TFLOP/s. GiB: used by the fullest GPU, of what it has; {training.headroom:.0%} stay free",
+    ]
 
 
-def ranking(choices: Sequence[Choice], rank: str, steps: int, width: int) -> list[RenderableType]:
-    """Return the table with a row per choice, and in a narrow terminal the layout below each row. Pure."""
+def names_of(options: argparse.Namespace) -> str:
+    """Return "fsdp" where the software calls ZeRO-3 so, else ""."""
+    return "fsdp" if options.framework.startswith(("torchtitan", "FSDP")) else ""
+
+
+def layout_text(layout: Layout, names: str = "") -> str:
+    """Return a layout as it is given to ``resilio plan explain``, short: what is usual is left out."""
+    text = str(layout).removesuffix("-recompute-none")
+    if names == "fsdp" and layout.zero == 3:
+        text = text.replace(f"-rep{layout.replicas}", "")
+        text = text.replace("-zero3", f"-hsdp{layout.replicas}" if layout.replicas > 1 else "-fsdp")
+    return text
+
+
+def ranking(choices: Sequence[Choice], rank: str, steps: int, width: int, names: str = "") -> list[Text]:
+    """Return the table: the layout first, in a narrow terminal above its row. Pure."""
     costly = rank != "time" or steps > 0
-    names = [*NUMBERS, *(COSTS if costly else ())]
-    rows = [[*_cells(one), *(_cost_cells(one) if costly else ())] for one in choices]
-    layouts = [str(one.layout) for one in choices]
-    columns = [(name, [row[number] for row in rows]) for number, name in enumerate(names)]
-    natural = sum(_width(name, cells) for name, cells in columns) + 3 * len(columns) + max(map(len, layouts)) + 2
-    if natural > width and width < WIDE:
-        return list(_narrow(columns, layouts, width))
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in (*names, "layout"):
-        drawn.add_column(name, no_wrap=True)
-    for row, layout in zip(rows, layouts, strict=True):
-        drawn.add_row(*row, Text(layout))
-    return [drawn]
+    several = len({(one.offer.shape, one.offer.partition) for one in choices}) > 1
+    cluster = any(one.offer.partition or one.offer.start != "now" for one in choices)
+    heads = [name for name in NUMBERS if (name != "shape" or several or cluster) and (name != "start" or cluster)]
+    heads += COSTS if costly else ()
+    rows = [{**_cells(one), **(_cost_cells(one) if costly else {})} for one in choices]
+    columns = [(name, [row[name] for row in rows]) for name in heads]
+    layouts = [layout_text(one.layout, names) for one in choices]
+    columns = [("layout", [Text(text) for text in layouts]), *columns]
+    if _needs(columns) > width:
+        columns = _fewer(columns, width)
+    if _needs(columns) > width:
+        return list(_narrow(columns, layouts, width, heads))
+    return [*_drawn(columns, width, [""] * len(layouts)), *_left_out(heads, columns, width)]
 
 
-NUMBERS = ("shape", "start", "iteration", "MFU", "memory", "bubble", "comm.")
+NUMBERS = ("shape", "start", "iteration", "tok/s/GPU", "TFLOP/s", "MFU", "GiB", "bubble", "comm.")
 COSTS = ("lost", "GPU-hours", "finish")
-LEFT_OUT = ("comm.", "bubble", "lost", "memory", "MFU", "GPU-hours", "iteration")
-"""What a narrow terminal leaves out first. Of memory it is the bar, of the iteration its band."""
-SHORTER: Mapping[str, Callable[[Text], Text]] = {
-    "memory": lambda cell: cell[BAR + 1 :],
-    "iteration": lambda cell: Text(cell.plain.partition(" (")[0]),
-}
+LEFT_OUT = ("comm.", "bubble", "lost", "iteration", "TFLOP/s", "tok/s/GPU", "MFU", "GPU-hours")
+"""What a narrow terminal leaves out first. Of the iteration it is its band."""
+
+Columns: TypeAlias = list[tuple[str, list[Text]]]
 
 
-def _narrow(columns: list[tuple[str, list[Text]]], layouts: Sequence[str], width: int) -> Iterator[Text]:
-    """Yield the table in at most ``width`` columns: a row of numbers, and its layout below."""
-    left_out = []
-    for name in LEFT_OUT:
+def _fewer(columns: Columns, width: int) -> Columns:
+    """Leave out what matters least, as long as that makes the table fit; else only what does beside the layout."""
+    for name in LEFT_OUT[:4]:
         if _needs(columns) <= width:
             break
-        change = SHORTER.get(name)
-        if change is None:
-            left_out += [known for known, _ in columns if known == name]
-        columns = [
-            (known, [change(cell) for cell in cells] if change and known == name else cells)
-            for known, cells in columns
-            if known != name or change
-        ]
+        if name == "iteration":
+            columns = _without_band(columns)
+        else:
+            columns = [(known, cells) for known, cells in columns if known != name]
+    return columns
+
+
+def _without_band(columns: Columns) -> Columns:
+    return [
+        (name, [Text(cell.plain.partition(" (")[0]) for cell in cells] if name == "iteration" else cells)
+        for name, cells in columns
+    ]
+
+
+def _narrow(columns: Columns, layouts: Sequence[str], width: int, heads: Sequence[str]) -> Iterator[Text]:
+    """Yield the table in at most ``width`` columns: each layout, and its numbers below."""
+    columns = [column for column in columns if column[0] != "layout"]
+    for name in LEFT_OUT:
+        if _needs(columns) + 2 <= width:
+            break
+        if name == "iteration":
+            columns = _without_band(columns)
+        else:
+            columns = [(known, cells) for known, cells in columns if known != name]
+    yield from _drawn(columns, width, layouts)
+    yield from _left_out(heads, columns, width)
+
+
+def _left_out(heads: Sequence[str], columns: Columns, width: int) -> Iterator[Text]:
+    kept = {name for name, _ in columns}
+    gone = [name for name in heads if name not in kept]
+    if gone:
+        for line in textwrap.wrap(f"left out at this width: {', '.join(gone)} (--wide)", width):
+            yield Text(line, "dim")
+    yield Text()
+
+
+def _drawn(columns: Columns, width: int, above: Sequence[str]) -> Iterator[Text]:
+    """Yield the head, a rule, and the rows; ``above`` each row a line of its own, if any."""
+    indent = "  " if any(above) else ""
     widths = {name: _width(name, cells) for name, cells in columns}
-    widths["shape"] -= max(0, min(_needs(columns) - width, widths["shape"] - 8))  # a partition with a long name
+    too_wide = _needs(columns) + len(indent) - width
+    for name in ("start", "shape"):  # a partition with a long name
+        if too_wide > 0 and name in widths:
+            cut = min(too_wide, max(widths[name] - 8, 0))
+            widths[name], too_wide = widths[name] - cut, too_wide - cut
     yield Text()
-    yield _row([Text(name, "bold") for name, _ in columns], list(widths.values()))
-    yield Text("─" * min(_needs(columns), width), "dim")
-    for number, layout in enumerate(layouts):
-        yield _row([cells[number] for _, cells in columns], list(widths.values()))
-        for part in textwrap.wrap(layout, width, initial_indent="  ", subsequent_indent="    "):
+    yield _row([Text(name, "bold") for name, _ in columns], list(widths.values()), indent)
+    yield Text("─" * min(sum(widths.values()) + 2 * (len(widths) - 1) + len(indent), width), "dim")
+    for number, line in enumerate(above):
+        for part in textwrap.wrap(line, width, subsequent_indent="    "):
             yield Text(part)
-    if left_out:
-        yield Text(f"left out at this width: {', '.join(left_out)} (--wide)", "dim")
-    yield Text()
+        yield _row([cells[number] for _, cells in columns], list(widths.values()), indent)
 
 
 def _width(name: str, cells: Sequence[Text]) -> int:
@@ -116,8 +165,8 @@ def _needs(columns: Sequence[tuple[str, Sequence[Text]]]) -> int:
     return sum(_width(name, cells) for name, cells in columns) + 2 * (len(columns) - 1)
 
 
-def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
-    line = Text()
+def _row(cells: Sequence[Text], widths: Sequence[int], indent: str = "") -> Text:
+    line = Text(indent)
     for cell, width in zip(cells, widths, strict=True):
         fitted = cell.copy()
         fitted.truncate(width, overflow="ellipsis", pad=True)
@@ -126,29 +175,30 @@ def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
     return line
 
 
-def _cells(one: Choice) -> list[Text]:
+def _cells(one: Choice) -> dict[str, Text]:
     offer = one.offer
     where = f"{offer.shape.nodes} x {offer.shape.ranks_per_node}"
     where += f" {printable(offer.partition, 30)}" if offer.partition else ""
     marks = f" ({', '.join(offer.marks)})" if offer.marks else ""
     wait = f" {seconds(offer.wait_s)}" if offer.start == "soon" and offer.wait_s else ""
-    band = f"{one.iteration_s:.3g} s ({one.low_s:.3g}-{one.high_s:.3g})"
-    return [
-        Text(where),
-        Text(offer.start + wait + marks, START_STYLE[offer.start]),
-        Text(band),
-        Text(f"{one.mfu:.1%}"),
-        memory_bar(one.memory_bytes, one.gpu_bytes),
-        Text(f"{one.bubble:.1%}"),
-        Text(f"{one.communication:.1%}"),
-    ]
+    return {
+        "shape": Text(where),
+        "start": Text(offer.start + wait + marks, START_STYLE[offer.start]),
+        "iteration": Text(f"{one.iteration_s:.3g} s ({one.low_s:.3g}-{one.high_s:.3g})"),
+        "tok/s/GPU": Text(f"{one.tokens_s:,.0f}"),
+        "TFLOP/s": Text(f"{one.flops_s / 1e12:.0f}"),
+        "MFU": Text(f"{one.mfu:.1%}"),
+        "GiB": memory_text(one.memory_bytes, one.gpu_bytes),
+        "bubble": Text(f"{one.bubble:.1%}"),
+        "comm.": Text(f"{one.communication:.1%}"),
+    }
 
 
-def _cost_cells(one: Choice) -> list[Text]:
+def _cost_cells(one: Choice) -> dict[str, Text]:
     wait = "" if one.offer.wait_s is not None else "wait + "
     ends = wait + duration(one.finish_s) if math.isfinite(one.finish_s) else "never"
     hours = f"{one.gpu_hours:,.0f}" if math.isfinite(one.gpu_hours) else "-"
-    return [Text(f"{one.overhead:.1%}"), Text(hours), Text(ends)]
+    return {"lost": Text(f"{one.overhead:.1%}"), "GPU-hours": Text(hours), "finish": Text(ends)}
 
 
 def duration(value: float) -> str:
@@ -158,11 +208,10 @@ def duration(value: float) -> str:
     return f"{value / 3600:.1f} h" if value >= 3600 else seconds(value)
 
 
-def memory_bar(used: float, of: float) -> Text:
-    """Return a bar of the fullest GPU's memory."""
-    full = min(BAR, round(BAR * used / of))
+def memory_text(used: float, of: float) -> Text:
+    """Return the fullest GPU's memory and what it has, GiB; red where little is left."""
     style = "red" if used > 0.95 * of else "yellow" if used > 0.85 * of else "green"
-    return Text.assemble(("█" * full, style), ("░" * (BAR - full), "dim"), f" {used / 1e9:.0f}/{of / 1e9:.0f} GB")
+    return Text(f"{used / GIB:.0f}/{of / GIB:.0f}", style)
 
 
 # -- why the others lost -----------------------------------------------------------------------------------------------
@@ -180,7 +229,8 @@ def _after(
     if options.cost == "paper":
         yield "Times are formula (3)'s, which counts neither the reduction of gradients nor the optimizer."
     else:
-        yield f"Why others lost to {best.layout} on {best.offer.shape.nodes} x {best.offer.shape.ranks_per_node}:"
+        name, shape = layout_text(best.layout, names_of(options)), best.offer.shape
+        yield f"Why others lost to {name} on {shape.nodes} x {shape.ranks_per_node}:"
         machine = at_shape(asked.machines[best.offer.gpu], best.offer.shape.ranks_per_node)
         yield from (f"  {one.line()}" for one in rejected_candidates(asked.training, machine, best.gpus))
     yield from (f"  {line}" for line in lost_shapes(found.searched))

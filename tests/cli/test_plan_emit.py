@@ -1,0 +1,108 @@
+"""``--emit megatron`` and ``torchtitan``: whole commands, with options that these frameworks have."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from resilio_hpc.autoparallel.base.layout import Layout, parse_layout
+from resilio_hpc.autoparallel.cost.stage_times import layers_of
+from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
+from resilio_hpc.autoparallel.model.model_description import uniform
+from resilio_hpc.autoparallel.model.presets import preset
+from resilio_hpc.cli.main import main
+from resilio_hpc.cli.plan.emit import megatron, pipeline_layout
+from resilio_hpc.cli.plan.model_flags import model_flags, precision_flags
+
+# of NVIDIA/Megatron-LM megatron/training/arguments.py @307dcf37, those that a layout or a model may need
+MEGATRON = """
+    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split add-qkv-bias bf16
+    context-parallel-size disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size
+    fp16 fp4-format fp4-recipe fp8-format fp8-recipe global-batch-size group-query-attention hidden-size kv-channels
+    kv-lora-rank max-position-embeddings micro-batch-size moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq
+    moe-router-enable-expert-bias moe-router-topk moe-shared-expert-gate moe-shared-expert-intermediate-size
+    moe-token-dispatcher-type multi-latent-attention normalization num-attention-heads num-experts num-layers
+    num-query-groups num-virtual-stages-per-pipeline-rank overlap-grad-reduce overlap-param-gather
+    pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim
+    qk-layernorm qk-pos-emb-head-dim recompute-granularity recompute-method recompute-num-layers seq-length
+    sequence-parallel swiglu tensor-model-parallel-size tokenizer-type tp-comm-overlap
+    untie-embeddings-and-output-weights use-distributed-optimizer v-head-dim vocab-size
+"""
+# of pytorch/torchtitan torchtitan/config/job_config.py @6404b932
+TORCHTITAN = """
+    activation_checkpoint.mode activation_checkpoint.selective_ac_option model.converters
+    parallelism.context_parallel_degree parallelism.data_parallel_replicate_degree
+    parallelism.data_parallel_shard_degree parallelism.expert_parallel_degree parallelism.fsdp_reshard_after_forward
+    parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_microbatch_size
+    parallelism.pipeline_parallel_schedule parallelism.tensor_parallel_degree training.global_batch_size
+    training.local_batch_size training.seq_len
+"""
+DESCRIBED = ("gpt3-175b", "llama2-70b", "llama3.2-1b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b",
+             "qwen1.5-moe-a2.7b", "deepseek-v3", "deepseek-v2-lite", "phi4")  # fmt: skip
+
+
+def names(words: list[str]) -> set[str]:
+    return {word.removeprefix("--").partition("=")[0] for word in words}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_the_emitted_model_is_the_one_that_was_planned(name: str) -> None:
+    model = preset(name)
+    words = [*model_flags(model, uniform(model)), "--make-vocab-size-divisible-by=1", f"--seq-length={model.seq}"]
+    again = from_megatron(words)
+    assert again.flops_per_token(1024) == model.flops_per_token(1024)
+    # Megatron has a bias of the router, and of attention's result, where Hugging Face's model has none
+    assert again.parameters == pytest.approx(model.parameters, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bloom-7b1", "gpt-neox-20b", "gemma2-9b"])
+def test_a_model_that_arguments_do_not_describe_is_said(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", name, "--gpus", "16", "--gpu", "h100", "--global-batch", "64", "--emit", "megatron")
+    assert main(list(words)) == 2
+    assert "do not describe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("llama3-405b", ("--gpus", "1024", "--seq", "8192")),
+        ("deepseek-v3", ("--gpus", "1024", "--precision", "fp8", "--recompute", "full")),
+        ("llama3-8b", ("--gpus", "16", "--precision", "fp8", "--seq", "131072")),
+    ],
+)
+def test_every_emitted_option_is_one_of_the_framework_s(
+    model: str, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("plan", model, "--gpu", "h100", "--global-batch", "1024", *more)
+    assert main([*common, "--emit", "megatron"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert names(words) - set(MEGATRON.split()) == set() and len(words) == len(names(words))
+    assert {"num-layers", "vocab-size", "micro-batch-size", "bf16"} <= names(words)
+    if "--recompute" not in more:
+        assert main([*common, "--framework", "torchtitan", "--emit", "torchtitan"]) == 0
+        assert names(shlex.split(capsys.readouterr().out)) - set(TORCHTITAN.split()) == set()
+
+
+@pytest.mark.parametrize(("layers", "pp", "vpp"), [(61, 16, 2), (61, 8, 4), (126, 16, 1), (70, 12, 1), (94, 8, 4)])
+def test_megatron_gets_the_stages_that_were_costed(layers: int, pp: int, vpp: int) -> None:
+    chunks = pipeline_layout(Layout(pp=pp, vpp=vpp), layers).split("|")
+    held = [chunk.count("t") for chunk in chunks]
+    assert chunks[0].startswith("E") and chunks[-1].endswith("L") and len(chunks) == pp * vpp
+    assert [sum(held[stage::pp]) for stage in range(pp)] == layers_of(layers, pp)
+
+
+def test_ends_that_count_as_layers_are_told_to_megatron() -> None:
+    words = megatron(parse_layout("tp8-pp16-dp1-mb1-vpp8-sp", 16), uniform(preset("llama3-405b")))
+    assert "--account-for-embedding-in-pipeline-split" in words and "--account-for-loss-in-pipeline-split" in words
+    assert "--num-virtual-stages-per-pipeline-rank=8" in words
+
+
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [("", ["--bf16"]), ("fp16", ["--fp16"]), ("fp32", []),
+     ("mxfp8", ["--bf16", "--fp8-format=hybrid", "--fp8-recipe=mxfp8"]),
+     ("nvfp4", ["--bf16", "--fp4-format=e2m1", "--fp4-recipe=nvfp4"])],
+)  # fmt: skip
+def test_a_precision_is_told_to_megatron(precision: str, words: list[str]) -> None:
+    assert precision_flags(precision) == words
