@@ -22,6 +22,7 @@ from resilio_hpc.drills.drill_words import slug, words_of
 from resilio_hpc.drills.evidence import keep_evidence, new_folder, write_record
 from resilio_hpc.drills.kind import Drill
 
+HEALTH = "/run/resilio/health"  # where a drill of a GPU has put a verdict
 REST_S = 60.0  # for a cluster to come to rest after a drill
 
 
@@ -116,6 +117,8 @@ def _fits(cluster: DevCluster[RackMachines], drill: Drill) -> None:
         wrong = f"{drill.nodes} nodes (it has {len(cluster.nodes)})"
     elif drill.shared_mount != "bind" and spec.shared_mount != drill.shared_mount:
         wrong = f"--shared-mount {drill.shared_mount}"
+    elif spec.gpus < drill.gpus:
+        wrong = f"--gpus {drill.gpus}"
     elif drill.preemption:
         wrong = "partitions that preempt"
     elif drill.slow:
@@ -153,6 +156,8 @@ def _restore(cluster: DevCluster[RackMachines]) -> None:
             machines.heal(name)
         if machine.state != "up":
             machines.boot(name)
+    for node in cluster.nodes:
+        cluster.run(node, ["rm", "-rf", HEALTH], check=False)
     if cluster.spec.shared_mount != "bind":
         machines.release_shared()
     if not any(process.program == "slurmctld" for process in machines.pids("ctl")):
