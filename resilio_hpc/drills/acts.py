@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from resilio_hpc.core import process_title
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.devcluster import DevCluster, RackMachines
-from resilio_hpc.drills.kind import HELPERS, Act
+from resilio_hpc.drills.kind import HELPERS, LOCAL, Act
 from resilio_hpc.drills.throttle import ProbeThrottle
 from resilio_hpc.launch.rundir import user_orders
 from resilio_hpc.launch.rundir.user_orders import UserOrder
@@ -59,6 +60,7 @@ class Actor:
         self._throttle: ProbeThrottle | None = None
         self._run = run
         self.groups: list[Path] = []  # control groups to remove
+        self._filled: list[str] = []  # nodes with a full disk
         self._cluster = cluster
         self._job = job
         self._joiner = joiner  # the script of a job that joins the run
@@ -75,6 +77,9 @@ class Actor:
             "power_off": lambda nodes, _: self._each(cluster.machines.crash, nodes),
             "boot": lambda nodes, _: self._each(cluster.machines.boot, nodes),
             "partition": lambda nodes, _: self._each(cluster.machines.partition, nodes),
+            "lose_packets": lambda nodes, _: self._each(cluster.machines.partition, nodes),
+            "gpu_bad": self._gpu_bad,
+            "fill_local": self._fill_local,
             "heal": lambda nodes, _: self._each(cluster.machines.heal, nodes),
             "split": lambda nodes, _: cluster.machines.split(*nodes),
             "hang_shared": lambda nodes, _: cluster.machines.hang_shared(*nodes),
@@ -162,6 +167,16 @@ class Actor:
         self._strike(nodes[0], events)
         (self._cluster.layout.nvme(nodes[0]) / "loader.slow").touch()
 
+    def _gpu_bad(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
+        """Let root's health checks of a node say that its second GPU is bad. The GPUs of a dev cluster are fake."""
+        self._cluster.run(nodes[0], [sys.executable, "-m", "resilio_hpc.drills.script.bad_gpu", "1"])
+
+    def _fill_local(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
+        """Let the directory for local checkpoints be one in which no byte is left."""
+        self._filled.append(nodes[0])
+        self._cluster.run(nodes[0], ["mount", "-t", "tmpfs", "-o", "size=4k", "full", LOCAL])
+        self._cluster.run(nodes[0], ["dd", "if=/dev/zero", f"of={LOCAL}/full", "bs=4k", "count=2"], check=False)
+
     def _kill_agent(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         self._kill(nodes[0], lambda _, argv: process_title.is_agent(argv))
 
@@ -205,6 +220,9 @@ class Actor:
 
     def clean(self) -> None:
         """Remove what outlives the cluster."""
+        for node in self._filled:
+            with contextlib.suppress(ResilioError):  # it may have lost power meanwhile
+                self._cluster.run(node, ["umount", "--lazy", LOCAL])
         for group in self.groups:
             with contextlib.suppress(OSError):
                 group.rmdir()

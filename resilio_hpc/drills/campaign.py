@@ -9,7 +9,6 @@ from the ranks' own stamps (``stamped_time``), and said by the run's ledger as w
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 
@@ -84,7 +83,7 @@ class PoissonCampaign:
         self._repair()
         for run in runs:
             run.end()
-        self._wait_for_ends(runs)
+        interrupted = self._wait_for_ends(runs, interrupted)
         struck_s = time.time() - began if began else 0.0
         return concluded(self.plan, self.run_under_faults, self.twin, self.struck, struck_s, self._failed, interrupted)
 
@@ -171,13 +170,22 @@ class PoissonCampaign:
             self._undo(act, node)
         self._waiting.clear()
 
-    def _wait_for_ends(self, runs: list[CampaignRun]) -> None:
+    def _wait_for_ends(self, runs: list[CampaignRun], interrupted: bool) -> bool:
+        """Return whether it was interrupted. A first ^C does not end the wait, a second one does."""
         deadline = time.monotonic() + END_S
-        with contextlib.suppress(KeyboardInterrupt):
-            while not all(run.is_over() for run in runs):
-                if time.monotonic() > deadline:
-                    self._failed = self._failed or f"the runs did not end within {END_S:.0f} s"
-                    break
-                for run in runs:
-                    run.end()  # a node that was booted meanwhile
-                time.sleep(POLL_S)
+        while True:
+            try:
+                while not all(run.is_over() for run in runs):
+                    if time.monotonic() > deadline:
+                        self._failed = self._failed or f"the runs did not end within {END_S:.0f} s"
+                        break
+                    for run in runs:
+                        run.end()  # a node that was booted meanwhile
+                    time.sleep(POLL_S)
+                return interrupted
+            except KeyboardInterrupt:
+                if interrupted:
+                    self._failed = self._failed or "interrupted before the runs had ended"
+                    return True
+                interrupted = True
+                self._say("interrupted: the runs are ending; a second time ends them at once")

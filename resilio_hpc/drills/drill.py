@@ -18,7 +18,7 @@ from resilio_hpc.devtools.devcluster.spec import HOST_SERIES
 from resilio_hpc.drills import judge as drill_judge
 from resilio_hpc.drills.acts import CPU_GROUPS, Actor
 from resilio_hpc.drills.enough import enough
-from resilio_hpc.drills.kind import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
+from resilio_hpc.drills.kind import HEARTBEAT_S, HURTS, LOCAL, PREEMPTION, Act, Drill
 from resilio_hpc.drills.script import counting
 from resilio_hpc.drills.stamps import first_end_after, longest_pause, read_lives, repeated_steps
 
@@ -66,6 +66,7 @@ def cluster_for(drill: Drill, name: str, slurm: str = HOST_SERIES) -> DevCluster
         slurm=slurm,
         binds=[*binds(), *([CPU_GROUPS] if drill.slow and CPU_GROUPS.is_dir() else [])],
         shared_mount=drill.shared_mount,
+        gpus=drill.gpus,
         conf=PREEMPTION if drill.preemption else (),
         timeout_s=120.0,
     )
@@ -85,7 +86,7 @@ class DrillRun:
         self.drill = drill
         self.directory = cluster.shared / name
         self._repeat = repeat
-        self._torch = torch
+        self._torch = torch or drill.torch
         self._say = say
         self._name = name
         self._reader = LedgerReader(self.directory / "ledger")
@@ -137,8 +138,12 @@ class DrillRun:
             f"--result=/shared/{self._name}.result", f"--stamps=/nvme/{self._name}",
             f"--enough=/nvme/{self._name}.enough", *drill.script_arguments,
         ]  # fmt: skip
+        gpus = [f"--gpus-per-node={drill.gpus}"] if drill.gpus else []
+        if any(act.do == "fill_local" for act in drill.acts):
+            for node in self.cluster.nodes:
+                self.cluster.run(node, ["mkdir", "-p", LOCAL])
         srun = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 " if drill.srun else ""
-        return self._batch_script("drill", [f"--nodes={drill.nodes}", *drill.sbatch], srun, arguments)
+        return self._batch_script("drill", [f"--nodes={drill.nodes}", *gpus, *drill.sbatch], srun, arguments)
 
     def _joiner(self) -> str:
         """Return a job of one node that joins the run; of a node that the run does not have."""

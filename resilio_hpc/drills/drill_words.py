@@ -50,7 +50,8 @@ _ACTS = {
     "submit_joiner": "a job of another node joins",
     "save_job": "",
     "fill_local": "the local disk of {} becomes full",
-    "free_local": "it has room again",
+    "lose_packets": "network cut of {}, shorter than the heartbeat limit",
+    "gpu_bad": "root's health checks find memory errors on a (fake) GPU of {}",
     **{f"stop_{role}": f"SIGSTOP for the {role.replace('_', ' ')} on {{}}"
        for role in ("agent", "zygote", "store", "saver", "io_worker")},
 }  # fmt: skip
@@ -154,6 +155,10 @@ def _needs(drill: Drill) -> tuple[str, ...]:
         found.append("FUSE")
     if drill.slow == "cpu_throttled":
         found.append("control groups v1")
+    if drill.torch:
+        found.append("torch")
+    if drill.gpus:
+        found.append("fake GPUs")
     if drill.preemption:
         found.append("a partition that preempts")
     return tuple(found)

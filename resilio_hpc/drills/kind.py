@@ -23,6 +23,7 @@ HURTS = (
 """Acts after which training has to begin again."""
 NODE_LOSS = ("power_off", "partition", "split", "stop_agent")
 HELPERS = ("agent", "zygote", "store", "saver", "io_worker")  # processes of a node, as their titles name them
+LOCAL = "/nvme/local"  # of drills with local checkpoints
 HEARTBEAT_S = 5.0  # a node that is silent for so long is lost
 
 
@@ -73,6 +74,8 @@ class Drill:
     world_size: int = 0  # at the end; 0: any
     steps_meanwhile: int = 0  # this many steps at least between the first act and the last
     shared_mount: str = "bind"
+    torch: bool = False  # ranks need it
+    gpus: int = 0  # fake ones of each node
     preemption: bool = False  # the cluster has the partitions of PREEMPTION
     srun: bool = False  # the other way in: one srun for all agents
 

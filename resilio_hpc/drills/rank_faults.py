@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from resilio_hpc.drills.kind import HANGS, LOST, SHRINK, SPARE, Act, Drill
+from resilio_hpc.drills.kind import HANGS, LOCAL, LOST, SHRINK, SPARE, Act, Drill
 
 
 def hangs() -> list[Drill]:
@@ -67,6 +67,23 @@ def errors() -> list[Drill]:
               script_arguments=("--fail", "nccl-watchdog")),
         Drill("the same mistake in each life", fault="user_code", blamed=1, verdict="no_progress",
               script_arguments=("--fail", "bug")),
+    ]  # fmt: skip
+
+
+def hardware() -> list[Drill]:
+    """Hardware that fails in silence, or fills up: GPUs are fake ones, a bit is flipped by the script."""
+    bad_gpu = (Act("gpu_bad", "follower"), Act("kill_rank", "follower", after_s=0.5))
+    evicts: dict[str, Any] = {"launch_arguments": ("--evict-devices=on",), "gpus": 2}
+    return [
+        Drill("GPU goes bad, its node goes on with the other", bad_gpu, ("rank_killed",), told="device_evicted",
+              **evicts, world_size=5),
+        Drill("GPU goes bad, with a spare", bad_gpu, ("rank_killed",), told="device_evicted", **evicts, **SPARE),
+        # few saves: the newest verified step must still be kept when replicas are found to differ
+        Drill("one bit of a parameter flips", (), ("corruption",), told="digests_differ", torch=True, steps=4000,
+              step_s=0.05, launch_arguments=("--on-corruption", "restore"),
+              script_arguments=("--flip-at", "330", "--every", "100")),
+        Drill("local disk full", (Act("fill_local", "follower"),), told="local_failed", world_size=6,
+              launch_arguments=("--local-checkpoints", LOCAL), script_arguments=("--elements", "100000")),
     ]  # fmt: skip
 
 

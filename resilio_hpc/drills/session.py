@@ -22,7 +22,9 @@ from resilio_hpc.drills.drill_words import slug, words_of
 from resilio_hpc.drills.evidence import keep_evidence, new_folder, write_record
 from resilio_hpc.drills.kind import Drill
 
+HEALTH = "/run/resilio/health"  # where a drill of a GPU has put a verdict
 REST_S = 60.0  # for a cluster to come to rest after a drill
+COMPLETES_S = 5.0  # of it, for a job to complete
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ def _fits(cluster: DevCluster[RackMachines], drill: Drill) -> None:
         wrong = f"{drill.nodes} nodes (it has {len(cluster.nodes)})"
     elif drill.shared_mount != "bind" and spec.shared_mount != drill.shared_mount:
         wrong = f"--shared-mount {drill.shared_mount}"
+    elif spec.gpus < drill.gpus:
+        wrong = f"--gpus {drill.gpus}"
     elif drill.preemption:
         wrong = "partitions that preempt"
     elif drill.slow:
@@ -153,6 +157,8 @@ def _restore(cluster: DevCluster[RackMachines]) -> None:
             machines.heal(name)
         if machine.state != "up":
             machines.boot(name)
+    for node in cluster.nodes:
+        cluster.run(node, ["rm", "-rf", HEALTH], check=False)
     if cluster.spec.shared_mount != "bind":
         machines.release_shared()
     if not any(process.program == "slurmctld" for process in machines.pids("ctl")):
@@ -160,9 +166,27 @@ def _restore(cluster: DevCluster[RackMachines]) -> None:
     for node in cluster.nodes:
         if not any(process.program == "slurmd" for process in machines.pids(node)):
             machines.start_slurmd(node)
-    with contextlib.suppress(ResilioError):
-        cluster.run("ctl", ["scancel", "--user=root"])
-    for node, state in cluster.node_states().items():
-        if state.startswith(("down", "drain")):
-            cluster.run("ctl", ["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
-    cluster.wait_for_idle(timeout_s=REST_S)
+    deadline = time.monotonic() + REST_S
+    while True:
+        waited_s = REST_S - (deadline - time.monotonic())
+        with contextlib.suppress(ResilioError):  # slurmctld may still be starting
+            cluster.run("ctl", ["scancel", "--full", "--user=root"], check=False)
+            for node, state in cluster.node_states().items():
+                _resume(cluster, node, state, waited_s)
+        try:
+            cluster.wait_for_idle(timeout_s=2.0)
+            return
+        except ResilioError:
+            if time.monotonic() > deadline:
+                raise
+
+
+def _resume(cluster: DevCluster[RackMachines], node: str, state: str, waited_s: float) -> None:
+    """Put a node back into service. slurmctld asks a node that was booted in a job only after a minute."""
+    orders: list[list[str]] = []
+    if state.startswith(("down", "drain")):
+        orders.append(["State=RESUME"])
+    elif state.startswith("completing") and waited_s > COMPLETES_S:
+        orders += [["State=DOWN", "Reason=rebooted"], ["State=RESUME"]]
+    for order in orders:
+        cluster.run("ctl", ["scontrol", "update", f"NodeName={node}", *order], check=False)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.drills.kind import CHAIN, HANGS, LOST, POWER, SHRINK, SLOW, SPARE, TWO_NODES, Act, Drill
-from resilio_hpc.drills.rank_faults import errors, hangs, slow_ranks, stopped_helpers
+from resilio_hpc.drills.rank_faults import errors, hangs, hardware, slow_ranks, stopped_helpers
 
 
 def _ranks_and_agents() -> list[Drill]:
@@ -20,6 +20,7 @@ def _ranks_and_agents() -> list[Drill]:
         *hangs(),
         *stopped_helpers(),
         *errors(),
+        *hardware(),
         Drill("agent SIGKILL", (Act("kill_agent", "follower"),), ("agent_lost",)),
         Drill("controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",)),
     ]  # fmt: skip
@@ -39,6 +40,8 @@ def _nodes() -> list[Drill]:
         Drill("node power cut, no spare", (Act(POWER, "follower"),), LOST, **SHRINK, world_size=4),
         Drill("two nodes, the other loses power", (Act(POWER, "follower"),), LOST, **TWO_NODES, world_size=2),
         Drill("two nodes, the other is cut off", (Act("partition", "follower"),), LOST, **TWO_NODES, world_size=2),
+        Drill("network cut for 2 s", (Act("lose_packets", "follower"), Act("heal", "follower", after_s=2.0)),
+              world_size=6),
         Drill("one node cut off", (Act("partition", "follower"),), LOST, **SPARE),
         Drill("cut in halves, controller with slurmctld", (Act("split", "apart"),), LOST,
               nodes=4, nnodes="2:4", world_size=4),

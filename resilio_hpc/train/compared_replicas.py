@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
 
 from resilio_hpc.ckpt.coordination.agent_link import AgentLink
@@ -17,8 +18,13 @@ class AtBoundary(Protocol):
 
 
 def sweep_of(holder: StepHolder | None, link: AgentLink | None, place: ReplicaPlace, within: int) -> AtBoundary | None:
-    """Return what digests this rank's tensors, where other ranks have the same. ``within``: steps."""
+    """Return what digests this rank's tensors, where other ranks have the same. ``within``: steps.
+
+    None where torch is not loaded: then the state has no tensor of it, and to import it would take seconds.
+    """
     replicas = place.data_parallel
+    if "torch" not in sys.modules:
+        return None
     if holder is None or link is None or not holder.replicated or within < 1 or replicas < 2:
         return None
     group = group_name(place.rank, place.tensor_parallel, replicas)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from resilio_hpc.alerts.of_recovery import recent_failures
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.drills import live
@@ -92,7 +93,8 @@ def test_what_cannot_be_done_to_a_live_run_is_refused(name: str, rank: int | Non
 # -- the controller ----------------------------------------------------------------------------------------------------
 
 MEMBERS = (m.Member("n1", "n1", 0, 0, 2), m.Member("n2", "n2", 1, 2, 2))
-ORDER = UserOrder("drill", "mark", "me", fault="kill_rank", rank=3)
+AT = 5000.0
+ORDER = UserOrder("drill", "mark", "me", fault="kill_rank", rank=3, at=AT)
 
 
 def run_state(**more: Any) -> Any:
@@ -100,6 +102,7 @@ def run_state(**more: Any) -> Any:
         "config": SimpleNamespace(mode=Mode.RECOVER, max_without_progress=3), "phase": Phase.RUNNING, "recovery": None,
         "stopping": False, "pausing": False, "leads": True, "committed": 40, "without_progress": 0, "epoch": 5,
         "round": 2, "max_step": 47, "members": MEMBERS, "node": "n1", "drilled": {}, "now": lambda: 9.0,
+        "unix": lambda: AT,
     }  # fmt: skip
     return SimpleNamespace(**{**fields, **more})
 
@@ -115,7 +118,7 @@ def test_the_controller_records_the_drill_before_the_agent_hears_of_it() -> None
 
 
 def test_the_controllers_own_agent_is_found_by_the_controller() -> None:
-    _, sent = drill_orders.actions(run_state(), UserOrder("drill", "mark", fault="kill_controller", rank=2))
+    _, sent = drill_orders.actions(run_state(), UserOrder("drill", "mark", fault="kill_controller", rank=2, at=AT))
     assert isinstance(sent, Send) and (sent.node, sent.message.blow) == ("n1", "kill_agent")  # type: ignore[union-attr]
 
 
@@ -133,13 +136,15 @@ def test_the_controllers_own_agent_is_found_by_the_controller() -> None:
         ({}, {"rank": 4}, "no rank 4"),
         ({}, {"rank": -1}, "no rank -1"),
         ({}, {"fault": "burn_node"}, "knows no fault"),
+        ({}, {"at": AT - 301.0}, "is 301 s old"),  # of a command that was killed, taken by the next job
+        ({}, {"at": 0.0, "force": True}, "s old"),
     ],
 )
 def test_the_controller_refuses_what_the_run_cannot_take_now(
     state: dict[str, Any], order: dict[str, Any], said: str
 ) -> None:
     run = run_state(**state)
-    fields = {"fault": "kill_rank", "rank": 3, **order}
+    fields = {"fault": "kill_rank", "rank": 3, "at": AT, **order}
     (record,) = drill_orders.actions(run, UserOrder("drill", "mark", "me", **fields))
     assert isinstance(record, Record) and said in record.fields["why"]
     assert run.drilled == {}
@@ -194,6 +199,15 @@ def test_the_node_of_a_drill_is_not_blamed() -> None:
     assert suspect_nodes(ledger(LAUNCH, ROUND, DRILL, (55.5, "node_lost", LOST))) == []
     blamed = suspect_nodes(ledger(LAUNCH, ROUND, DRILL, (57.0, "recovered", RECOVERED), (90.0, "node_lost", LOST)))
     assert [fault.node for fault in blamed] == ["n2"]
+
+
+def test_no_storm_of_restarts_is_made_of_drills() -> None:
+    found = faults(
+        ledger(LAUNCH, ROUND, DRILL, (55.0, "node_lost", LOST), (57.0, "recovered", RECOVERED),
+               (80.0, "node_lost", LOST), (81.0, "recovered", RECOVERED))
+    )  # fmt: skip
+    facts: Any = SimpleNamespace(faults=tuple(found), until=100.0, now=100.0)
+    assert [fault.time for fault in recent_failures(facts)] == [75.0]
 
 
 # -- what became of it -------------------------------------------------------------------------------------------------

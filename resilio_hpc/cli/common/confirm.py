@@ -13,8 +13,9 @@ def confirmed(question: str, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise UsageError(f"{question} There is no terminal to answer: give --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # stdout may be for a program
     try:
-        answer = input(f"{question} [y/N] ")
+        answer = input()
     except EOFError:
         answer = ""
     return answer.strip().lower() in ("y", "yes")

@@ -28,7 +28,7 @@ class GivenOrder:
         ``fault``, ``rank``, ``force``: of a drill.
         """
         self._run = run
-        self._order = UserOrder(kind, secrets.token_hex(8), getpass.getuser(), replace, fault, rank, force)
+        self._order = UserOrder(kind, secrets.token_hex(8), getpass.getuser(), replace, fault, rank, force, time.time())
         self._until = time.monotonic() + TAKEN_S
         self.is_taken = self.is_answered = self._is_over = False
         try:

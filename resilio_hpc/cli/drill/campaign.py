@@ -24,6 +24,7 @@ from resilio_hpc.drills.campaign import PoissonCampaign, campaign_cluster
 from resilio_hpc.drills.campaign_file import CampaignFile, summary
 from resilio_hpc.drills.campaign_plan import CampaignPlan
 from resilio_hpc.drills.campaign_result import StruckFault
+from resilio_hpc.drills.drill_words import slug
 from resilio_hpc.drills.evidence import keep_evidence, new_folder
 
 
@@ -64,11 +65,12 @@ def plan_of(options: argparse.Namespace) -> CampaignPlan:
 
 
 def _weights(text: str) -> dict[str, float]:
+    known = {slug(name): name for name in campaign_faults.NAMES}
     found: dict[str, float] = {}
     for word in text.split(","):
         name, _, weight = word.partition("=")
         try:
-            found[name.strip().replace("-", " ")] = float(weight or 1.0)
+            found[known.get(slug(name), name)] = float(weight or 1.0)
         except ValueError:
             raise UsageError(f"--faults {word!r}: NAME=WEIGHT is needed") from None
     return found

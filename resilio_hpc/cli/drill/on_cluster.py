@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 
@@ -43,6 +44,8 @@ def main(options: argparse.Namespace) -> int:
         else:
             say(line(one))
 
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # a shell's background has SIGINT ignored
+        signal.signal(number, signal.default_int_handler)  # so that the cluster is taken down
     session.perform(order, say, done)
     return 0 if all(result.passed for result in results) else 1
 

@@ -84,7 +84,7 @@ def main() -> None:
     import numpy as np
 
     from resilio_hpc import ckpt, train
-    from resilio_hpc.drills.script import hanging, raising, slowing
+    from resilio_hpc.drills.script import corrupting, hanging, raising, slowing
     from resilio_hpc.drills.script.worlds import world_of
 
     options = _options()
@@ -95,6 +95,8 @@ def main() -> None:
     life = world.agree(secrets.randbits(62))
     stamps, digests = Stamps(options.stamps, run.rank, life), Digests(options.digests, run.rank, life)
     state = {"vector": world.ones(options.elements)}
+    if options.flip_at >= 0:
+        state["table"] = table = corrupting.table()
     checkpointer = ckpt.Checkpointer(layout=ckpt.REPLICATED)
     restored = checkpointer.restore(state)
     vector = np.asarray(state["vector"])
@@ -107,6 +109,8 @@ def main() -> None:
     for step in run.steps(start, options.steps, save=checkpointer.saver(state), every=options.every):
         if first_life and step == options.raise_at:
             raise RuntimeError(f"planted in step {step}")
+        if step == options.flip_at and first_life:
+            corrupting.flip(table)
         if options.fail and run.rank == 1 and step == options.fail_at and (first_life or options.fail == "bug"):
             raising.fail(options.fail)
         if first_life and step == options.exit_at:
@@ -148,6 +152,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--enough", type=Path, help="end when this file is there, on the node's own disk")
     parser.add_argument("--without-torch", action="store_true", help="sum over plain sockets (worlds.py)")
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--flip-at", type=int, default=-1, help="a bit of a parameter, on rank 1 (needs torch)")
     parser.add_argument("--exit-at", type=int, default=-1)
     parser.add_argument("--hang", default="", metavar="WAY", help="hang so in the first round (hanging.py)")
     parser.add_argument("--hang-at", type=int, default=60)

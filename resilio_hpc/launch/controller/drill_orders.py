@@ -22,6 +22,7 @@ BLOWS: Mapping[str, Blow] = {
     "kill_agent": "kill_agent",
     "kill_controller": "kill_agent",
 }
+ORDER_S = 300.0  # an older order was left behind by a command that was killed; clocks of nodes may differ
 LEAST_LEFT = 2  # restarts without progress that must be left: a drill must not end the run
 
 
@@ -50,6 +51,8 @@ def why_not(run: RunState, order: UserOrder) -> str:
     """Return why the run must not be struck now; "" where it may."""
     if order.fault not in BLOWS:
         return f"this launcher knows no fault {order.fault!r}"
+    if abs(run.unix() - order.at) > ORDER_S:
+        return f"the order is {run.unix() - order.at:.0f} s old"
     if run.config.mode is not Mode.RECOVER:
         return f"--mode {run.config.mode} restarts nothing"
     if run.stopping or run.phase is Phase.ENDED:

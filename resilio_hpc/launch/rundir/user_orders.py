@@ -25,6 +25,7 @@ class UserOrder(Struct, frozen=True):
     """An order. ``mark`` tells it from others; ``replace``: nodes that fail a test are replaced; ``by``: the user.
 
     Of a drill: ``fault`` names what is done, and ``rank`` whom it meets; ``force``: also where that costs all steps.
+    ``at``: when it was given, Unix seconds.
     """
 
     kind: Kind
@@ -34,6 +35,7 @@ class UserOrder(Struct, frozen=True):
     fault: str = ""
     rank: int = -1
     force: bool = False
+    at: float = 0.0
 
 
 def parse(kind: Kind, data: object) -> UserOrder | None:
@@ -46,7 +48,7 @@ def parse(kind: Kind, data: object) -> UserOrder | None:
     rank = fields.whole("rank")
     return UserOrder(
         kind, mark[:64], fields.text("by")[:64], replace, fields.text("fault")[:64], -1 if rank is None else rank,
-        fields.data.get("force") is True,
+        fields.data.get("force") is True, fields.time("at") or 0.0,
     )  # fmt: skip
 
 
