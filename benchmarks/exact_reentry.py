@@ -13,6 +13,7 @@ steps that were done again, by the same stamps. The same command goes on where i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -102,29 +103,42 @@ def compare(found: dict[tuple[int, int], list[Stamp]], calm: dict[int, dict[int,
     return Compared(count, "")
 
 
-def kill(run: Run, draw: random.Random) -> None:
-    try:
-        os.kill(draw.choice(run.pids()), signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it has ended meanwhile: then this is one fault
+def kill(run: Run, draw: random.Random) -> list[int]:
+    """Kill a rank of the newest round, and return its number; none where it has ended meanwhile."""
+    rank, pid = draw.choice(list(run.pids_by_rank().items()))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        return [rank]
+    return []
 
 
-def strike(run: Run, kind: str, draw: random.Random, ranks: int) -> None:
-    """Do it."""
+def is_replaceable(layout: str, lost: Sequence[int], ranks: int) -> bool:
+    """Return whether some rank has the part of each lost one."""
+    replicas = {"ddp": 1, "hsdp": ranks // 2, "fsdp2": ranks}.get(layout)  # ranks with the same remainder
+    groups: dict[int, set[int]] = defaultdict(set)
+    for rank in range(ranks):  # of three dimensions: the data axis is the second of two, two, two
+        groups[rank % replicas if replicas is not None else rank & ~2].add(rank)
+    return not any(group <= set(lost) for group in groups.values())
+
+
+def strike(run: Run, kind: str, draw: random.Random, ranks: int) -> list[int]:
+    """Do it, and return the ranks that are lost."""
     time.sleep(0.3 + draw.uniform(0.0, 1.5))
     rank = draw.randrange(ranks)
     if kind == "in the optimizer":
         run.strike.write_text(f"optimizer {rank} {draw.uniform(0.0, 0.01):.4f}")
-        return
+        return [rank]
     if kind in PLACES:
         place, most_s = PLACES[kind]
         run.strike.write_text(f"{place} {rank} {draw.uniform(0.0, most_s):.4f}")
         if kind == "in a save":
-            return
-    kill(run, draw)
+            return [rank]
+    lost = [rank] if kind in PLACES else []
+    lost += kill(run, draw)
     if kind == "twice":
         time.sleep(draw.uniform(0.0, 0.5))
-        kill(run, draw)
+        lost += kill(run, draw)
+    return lost
 
 
 def one_run(
@@ -141,13 +155,14 @@ def one_run(
             if spare:
                 run.until(lambda: spares_wait(run, nodes), "standby processes")
             before = len(run.events("recovered"))
-            strike(run, kind, draw, RANKS[layout])
+            lost = strike(run, kind, draw, run.ranks)
             run.until(lambda before=before: len(run.events("recovered")) > before, f"recovery from: {kind}")
             time.sleep(0.7)  # of two faults the second may still come
             run.until(run.trains, "training again")
             recovered, first = run.events("recovered")[-1].fields, run.events("first_step")[-1].fields
             rows.append({
                 "layout": layout, "nodes": nodes, "spare": spare, "kind": kind, "again": run.done_again(),
+                "lost": lost, "replaceable": is_replaceable(layout, lost, run.ranks),
                 "source": first["source"], "recovery_s": recovered["recovery_s"],
                 "standby": len(run.events("standby_used")), "kept": run.events("ranks")[-1].fields["kept"],
                 "time": round(time.time()),
@@ -178,13 +193,13 @@ def of_layout(rows: list[dict[str, Any]], layout: str, settings: list[tuple[int,
 
 
 def table(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print what is in the results."""
+    """Print what is in the results. Faults that leave no rank with some part are in a row of their own."""
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         spare = f", {row['spare']} spare" if row["spare"] else ""
         nodes = f"{row['nodes']} node{'s' if row['nodes'] > 1 else ''}"
         kinds[row["layout"], f"{nodes}{spare}"].append(row)
-        kinds[row["layout"], "all"].append(row)
+        kinds[row["layout"], "all" if row["replaceable"] else "all: no replica left"].append(row)
     shown = Table(
         "layout", "on", "faults", "same bits", "steps done again: 0", "1", "more", "recovery, median s", "most"
     )
