@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ RANKS = {"ddp": 4, "fsdp2": 4, "hsdp": 4, "dp-tp-pp": 8}
 SETTINGS = ((1, 0), (1, 1), (2, 0), (2, 1))  # nodes, spare ranks of each
 PER_RUN = 7  # faults
 EVERY = 40  # steps from save to save
+PARTS = ("process group", "mesh, model", "restore", "first step")
 PLACES = {"in groups": ("groups", 0.3), "in restore": ("restore", 0.05), "in a save": ("save", 0.02)}
 KINDS = ("once", "once", "twice", "in groups", "in restore", "in a save", "in the optimizer")
 
@@ -61,7 +63,7 @@ class Run(StruckRun):
     def stamps(self) -> dict[tuple[int, int], list[Stamp]]:
         """Return, by round and rank, the stamps of finished steps; a line that a death has cut off is left out."""
         found = {}
-        for path in self.stamp_files.glob("*.*"):
+        for path in self.stamp_files.glob("*.*[0-9]"):
             number, _, rank = path.name.partition(".")
             lines = path.read_text().split("\n")[:-1]
             found[int(number), int(rank)] = [(int(step), digest) for step, digest in map(str.split, lines)]
@@ -72,6 +74,13 @@ class Run(StruckRun):
         number, restored = (self.events("first_step")[-1].fields[name] for name in ("round", "restored"))
         before = (found[-1][0] for (one, _), found in self.stamps().items() if one < number and found)
         return int(max(before, default=0) - restored)
+
+    def parts(self) -> list[float]:
+        """Return how long the parts of the last entry (PARTS) took, each until the rank that came to it last."""
+        number = self.events("first_step")[-1].fields["round"]
+        entries = [list(map(float, path.read_text().split())) for path in self.stamp_files.glob(f"{number}.*.entry")]
+        ends = [max(times) for times in zip(*entries, strict=True)]
+        return [round(end - before, 4) for before, end in pairwise(ends)]
 
     def end(self) -> None:
         self.enough.touch()
@@ -157,6 +166,7 @@ def one_run(
             before = len(run.events("recovered"))
             lost = strike(run, kind, draw, run.ranks)
             run.until(lambda before=before: len(run.events("recovered")) > before, f"recovery from: {kind}")
+            run.strike.unlink(missing_ok=True)
             time.sleep(0.7)  # of two faults the second may still come
             run.until(run.trains, "training again")
             recovered, first = run.events("recovered")[-1].fields, run.events("first_step")[-1].fields
@@ -165,7 +175,7 @@ def one_run(
                 "lost": lost, "replaceable": is_replaceable(layout, lost, run.ranks),
                 "source": first["source"], "recovery_s": recovered["recovery_s"],
                 "standby": len(run.events("standby_used")), "kept": run.events("ranks")[-1].fields["kept"],
-                "time": round(time.time()),
+                "parts": run.parts(), "time": round(time.time()),
             })  # fmt: skip
             print(json.dumps(rows[-1]), flush=True)
         run.end()
@@ -210,6 +220,12 @@ def table(rows: list[dict[str, Any]], console: Console) -> None:
         exact = sum(row["exact"] for row in some)
         times = f"{median(seconds):.2f}", f"{max(seconds):.1f}"
         shown.add_row(layout, where, str(len(some)), str(exact), *map(str, counts), *times)
+    console.print(shown)
+    shown = Table("layout", "of an entry: recovery, s", *PARTS)
+    for layout in dict.fromkeys(row["layout"] for row in rows):
+        some = [row for row in rows if row["layout"] == layout]
+        parts = [f"{median(one):.2f}" for one in zip(*(row["parts"] for row in some), strict=True)]
+        shown.add_row(layout, f"{median(row['recovery_s'] for row in some):.2f}", *parts)
     console.print(shown)
 
 
