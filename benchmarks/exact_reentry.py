@@ -13,6 +13,7 @@ steps that were done again, by the same stamps. The same command goes on where i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -35,6 +37,7 @@ RANKS = {"ddp": 4, "fsdp2": 4, "hsdp": 4, "dp-tp-pp": 8}
 SETTINGS = ((1, 0), (1, 1), (2, 0), (2, 1))  # nodes, spare ranks of each
 PER_RUN = 7  # faults
 EVERY = 40  # steps from save to save
+PARTS = ("process group", "mesh, model", "restore", "first step")
 PLACES = {"in groups": ("groups", 0.3), "in restore": ("restore", 0.05), "in a save": ("save", 0.02)}
 KINDS = ("once", "once", "twice", "in groups", "in restore", "in a save", "in the optimizer")
 
@@ -60,7 +63,7 @@ class Run(StruckRun):
     def stamps(self) -> dict[tuple[int, int], list[Stamp]]:
         """Return, by round and rank, the stamps of finished steps; a line that a death has cut off is left out."""
         found = {}
-        for path in self.stamp_files.glob("*.*"):
+        for path in self.stamp_files.glob("*.*[0-9]"):
             number, _, rank = path.name.partition(".")
             lines = path.read_text().split("\n")[:-1]
             found[int(number), int(rank)] = [(int(step), digest) for step, digest in map(str.split, lines)]
@@ -71,6 +74,13 @@ class Run(StruckRun):
         number, restored = (self.events("first_step")[-1].fields[name] for name in ("round", "restored"))
         before = (found[-1][0] for (one, _), found in self.stamps().items() if one < number and found)
         return int(max(before, default=0) - restored)
+
+    def parts(self) -> list[float]:
+        """Return how long the parts of the last entry (PARTS) took, each until the rank that came to it last."""
+        number = self.events("first_step")[-1].fields["round"]
+        entries = [list(map(float, path.read_text().split())) for path in self.stamp_files.glob(f"{number}.*.entry")]
+        ends = [max(times) for times in zip(*entries, strict=True)]
+        return [round(end - before, 4) for before, end in pairwise(ends)]
 
     def end(self) -> None:
         self.enough.touch()
@@ -102,29 +112,42 @@ def compare(found: dict[tuple[int, int], list[Stamp]], calm: dict[int, dict[int,
     return Compared(count, "")
 
 
-def kill(run: Run, draw: random.Random) -> None:
-    try:
-        os.kill(draw.choice(run.pids()), signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it has ended meanwhile: then this is one fault
+def kill(run: Run, draw: random.Random) -> list[int]:
+    """Kill a rank of the newest round, and return its number; none where it has ended meanwhile."""
+    rank, pid = draw.choice(list(run.pids_by_rank().items()))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        return [rank]
+    return []
 
 
-def strike(run: Run, kind: str, draw: random.Random, ranks: int) -> None:
-    """Do it."""
+def is_replaceable(layout: str, lost: Sequence[int], ranks: int) -> bool:
+    """Return whether some rank has the part of each lost one."""
+    replicas = {"ddp": 1, "hsdp": ranks // 2, "fsdp2": ranks}.get(layout)  # ranks with the same remainder
+    groups: dict[int, set[int]] = defaultdict(set)
+    for rank in range(ranks):  # of three dimensions: the data axis is the second of two, two, two
+        groups[rank % replicas if replicas is not None else rank & ~2].add(rank)
+    return not any(group <= set(lost) for group in groups.values())
+
+
+def strike(run: Run, kind: str, draw: random.Random, ranks: int) -> list[int]:
+    """Do it, and return the ranks that are lost."""
     time.sleep(0.3 + draw.uniform(0.0, 1.5))
     rank = draw.randrange(ranks)
     if kind == "in the optimizer":
         run.strike.write_text(f"optimizer {rank} {draw.uniform(0.0, 0.01):.4f}")
-        return
+        return [rank]
     if kind in PLACES:
         place, most_s = PLACES[kind]
         run.strike.write_text(f"{place} {rank} {draw.uniform(0.0, most_s):.4f}")
         if kind == "in a save":
-            return
-    kill(run, draw)
+            return [rank]
+    lost = [rank] if kind in PLACES else []
+    lost += kill(run, draw)
     if kind == "twice":
         time.sleep(draw.uniform(0.0, 0.5))
-        kill(run, draw)
+        lost += kill(run, draw)
+    return lost
 
 
 def one_run(
@@ -141,16 +164,18 @@ def one_run(
             if spare:
                 run.until(lambda: spares_wait(run, nodes), "standby processes")
             before = len(run.events("recovered"))
-            strike(run, kind, draw, RANKS[layout])
+            lost = strike(run, kind, draw, run.ranks)
             run.until(lambda before=before: len(run.events("recovered")) > before, f"recovery from: {kind}")
+            run.strike.unlink(missing_ok=True)
             time.sleep(0.7)  # of two faults the second may still come
             run.until(run.trains, "training again")
             recovered, first = run.events("recovered")[-1].fields, run.events("first_step")[-1].fields
             rows.append({
                 "layout": layout, "nodes": nodes, "spare": spare, "kind": kind, "again": run.done_again(),
+                "lost": lost, "replaceable": is_replaceable(layout, lost, run.ranks),
                 "source": first["source"], "recovery_s": recovered["recovery_s"],
                 "standby": len(run.events("standby_used")), "kept": run.events("ranks")[-1].fields["kept"],
-                "time": round(time.time()),
+                "parts": run.parts(), "time": round(time.time()),
             })  # fmt: skip
             print(json.dumps(rows[-1]), flush=True)
         run.end()
@@ -178,13 +203,13 @@ def of_layout(rows: list[dict[str, Any]], layout: str, settings: list[tuple[int,
 
 
 def table(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print what is in the results."""
+    """Print what is in the results. Faults that leave no rank with some part are in a row of their own."""
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         spare = f", {row['spare']} spare" if row["spare"] else ""
         nodes = f"{row['nodes']} node{'s' if row['nodes'] > 1 else ''}"
         kinds[row["layout"], f"{nodes}{spare}"].append(row)
-        kinds[row["layout"], "all"].append(row)
+        kinds[row["layout"], "all" if row["replaceable"] else "all: no replica left"].append(row)
     shown = Table(
         "layout", "on", "faults", "same bits", "steps done again: 0", "1", "more", "recovery, median s", "most"
     )
@@ -195,6 +220,12 @@ def table(rows: list[dict[str, Any]], console: Console) -> None:
         exact = sum(row["exact"] for row in some)
         times = f"{median(seconds):.2f}", f"{max(seconds):.1f}"
         shown.add_row(layout, where, str(len(some)), str(exact), *map(str, counts), *times)
+    console.print(shown)
+    shown = Table("layout", "of an entry: recovery, s", *PARTS)
+    for layout in dict.fromkeys(row["layout"] for row in rows):
+        some = [row for row in rows if row["layout"] == layout]
+        parts = [f"{median(one):.2f}" for one in zip(*(row["parts"] for row in some), strict=True)]
+        shown.add_row(layout, f"{median(row['recovery_s'] for row in some):.2f}", *parts)
     console.print(shown)
 
 

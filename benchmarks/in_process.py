@@ -15,7 +15,9 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 
@@ -67,10 +69,29 @@ def recovered(run: Launched, killed_at_s: float) -> tuple[float, int] | None:
     return max(ends) - killed_at_s, lost
 
 
+PHASES = ("until the function is entered", "groups", "model, restore", "DDP", "first step")
+
+
+def phases(run: Launched, killed_at_s: float) -> list[float]:
+    """Return the seconds from one end of PHASES to the next, each end by the rank that came to it last.
+
+    Of the entry that followed a kill; none where ranks do not tell.
+    """
+    entries = []
+    for rank in range(run.ranks):
+        path = run.directory / f"phases-rank{rank}"
+        rows = [list(map(float, line.split())) for line in path.read_text().splitlines()] if path.exists() else []
+        entries += [row[1:] for row in rows if row[1] > killed_at_s][:1]
+    if len(entries) < run.ranks:
+        return []
+    ends = [killed_at_s, *(max(times) for times in zip(*entries, strict=True))]
+    return [end - before for before, end in pairwise(ends)]
+
+
 def trial(mode: Mode, options: argparse.Namespace, choice: random.Random, series: Series) -> str:
     """One run of the launcher, with several faults in a row."""
     faults = min(options.faults, mode.most_faults or options.faults)
-    lost, paused = [], []
+    lost, paused, profiles = [], [], []
     launcher, number = mode.launcher, signal.SIGKILL
     if options.stop_s:
         launcher = replace(launcher, options=(*launcher.options, f"--hang-timeout={options.stop_s:g}"))
@@ -89,10 +110,14 @@ def trial(mode: Mode, options: argparse.Namespace, choice: random.Random, series
             assert found is not None
             series.values_s.append(found[0] - options.stop_s)
             lost.append(max(0, found[1]))
+            profiles += [profile] if (profile := phases(run, killed_at_s)) else []
             if (pause := pauses(run, killed_at_s)) is not None:
                 paused.append(shown(pause))
         told = f"; {states(run, faults)}" if mode in PEER_MODES else ""
     told += f"; healthy ranks paused {', '.join(paused)} s" if paused else ""
+    if profiles:
+        parts = zip(PHASES, map(median, zip(*profiles, strict=True)), strict=True)
+        told += f"; {', '.join(f'{name} {shown(seconds)}' for name, seconds in parts)} s"
     times = ", ".join(shown(value) for value in series.values_s[-faults:])
     return f"{times} s; steps done again: {lost}{told}"
 

@@ -2,7 +2,8 @@
 
 Each rank writes a line for each finished step, and for the one that it has restored: its number, and a digest of all
 that the rank holds then (parameters, optimizer, random generator). So a run is compared with an undisturbed one at
-every step of every rank. Run by the launcher; the mesh of ``dp-tp-pp`` is (pipeline, data, tensor), 2 each.
+every step of every rank. It also writes the times of each entry. Run by the launcher; the mesh of ``dp-tp-pp`` is
+(pipeline, data, tensor), 2 each.
 """
 
 from __future__ import annotations
@@ -187,9 +188,12 @@ def work(
     """Train; it is entered again by the ranks that live."""
     strike = PlantedDeath(options.strike, run.rank)
     strike.at("groups")
+    times = [time.time()]
     dist.init_process_group("gloo", timeout=run.collective_timeout)
+    times.append(time.time())
     torch.manual_seed(0)
     model, parallel, backward, replicas = LAYOUTS[options.layout](run, kept)
+    times.append(time.time())
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(1 + data_rank(run, options.layout))
 
@@ -202,6 +206,7 @@ def work(
     start, found = checkpoint.restore(state()) or (0, None)
     if found is not None:
         set_rng_state(found["random"])
+    times.append(time.time())
     if isinstance(parallel, nn.parallel.DistributedDataParallel):
         train.warm_up_ddp(parallel, lambda: loss_of(parallel(torch.ones(BATCH, WIDTH)), torch.ones(1)).backward())
     options.stamps.mkdir(parents=True, exist_ok=True)
@@ -216,6 +221,9 @@ def work(
         strike.at("optimizer")
         optimizer.step()
         os.write(stamps, f"{step + 1} {digest(model, optimizer)}\n".encode())
+        if step == start:
+            entry = options.stamps / f"{run.round}.{run.rank}.entry"
+            entry.write_text(" ".join(map(str, (*times, time.time()))))
         strike.at("save")
         time.sleep(options.step_s)
         if ends.item():

@@ -1,7 +1,8 @@
 """Data-parallel training for benchmarks/in_process.py: replicated state, and a function that is entered again.
 
-Each rank appends ``step unix_time round`` lines to ``$OUT/steps-rank<R>``. Where the model is made ``inside`` of the
-function, it is made again with each entry; ``outside``, it is kept.
+Each rank appends ``step unix_time round`` lines to ``$OUT/steps-rank<R>``, and to ``$OUT/phases-rank<R>`` the times of
+an entry: of the function's begin, and when groups, restore, DDP and the first step were done. Where the model is made
+``inside`` of the function, it is made again with each entry; ``outside``, it is kept.
 """
 
 import os
@@ -45,11 +46,15 @@ kept = make() if WHERE == "outside" else None
 
 @train.restartable
 def main() -> None:
+    times = [time.time()]
     dist.init_process_group("gloo")
+    times.append(time.time())
     model, optimizer, checkpoint = kept or make()
     state = {"model": model, "optimizer": optimizer}
     start, _ = checkpoint.restore(state) or (0, None)
+    times.append(time.time())
     parallel = DistributedDataParallel(model, init_sync=False)  # all ranks have the same already
+    times.append(time.time())
     with (Path(os.environ["OUT"]) / f"steps-rank{run.rank}").open("ab", buffering=0) as stamps:
         for step in run.steps(start, 1_000_000, save=checkpoint.saver(state), every=1000):
             began = time.monotonic()
@@ -57,6 +62,9 @@ def main() -> None:
             parallel(torch.full((8, 64), float(step % 7))).square().mean().backward()
             optimizer.step()
             stamps.write(f"{step + 1} {time.time():.6f} {run.round}\n".encode())
+            if step == start:
+                with (Path(os.environ["OUT"]) / f"phases-rank{run.rank}").open("a") as phases:
+                    phases.write(" ".join(f"{at:.6f}" for at in (run.round, *times, time.time())) + "\n")
             time.sleep(max(0.0, began + STEP_S - time.monotonic()))
 
 

@@ -47,11 +47,16 @@ class StruckRun:
                 raise RuntimeError(f"{what}: {(self.path / 'log').read_text()[-2000:]}")
             time.sleep(0.01)
 
-    def pids(self) -> list[int]:
+    def pids_by_rank(self) -> dict[int, int]:
         """Return the ranks of the newest round."""
         found = self.events("ranks")
         newest = max((event.fields["round"] for event in found), default=-1)
-        return [int(pid) for one in found if one.fields["round"] == newest for pid in one.fields["pids"].values()]
+        pids = [one.fields["pids"] for one in found if one.fields["round"] == newest]
+        return {int(rank): int(pid) for one in pids for rank, pid in one.items()}
+
+    def pids(self) -> list[int]:
+        """Return their processes."""
+        return list(self.pids_by_rank().values())
 
     def trains(self) -> bool:
         """Return whether all ranks of the newest round have done a step."""

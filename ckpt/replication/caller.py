@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +13,11 @@ import zmq
 
 from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.replication.messages import Have, Miss, Release, Want, asking, giving
+from resilio_hpc.ckpt.replication.transport import Lane, tcp_lane
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.core import encrypted_stream, wire
+from resilio_hpc.core import wire
 from resilio_hpc.core.errors import CheckpointError
 
-CONNECT_S = 3.0
-"""For a node that has answered just before."""
 _LOOK_MS = 100
 
 
@@ -33,14 +31,13 @@ class SnapshotCaller:
         self._context, self._keys, self._endpoint, self._silent_s = context, keys, endpoint, silent_s
         self._goes_on = goes_on
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._lanes: set[Lane] = set()
 
     def end(self) -> None:
         """Stop waiting for bytes, after ``goes_on`` has turned False."""
         with self._lock:
-            for connection in self._connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+            for lane in self._lanes:
+                lane.end()
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[zmq.Socket[bytes]]:
@@ -68,30 +65,25 @@ class SnapshotCaller:
         return None
 
     @contextlib.contextmanager
-    def connected(self, have: Have) -> Iterator[socket.socket | None]:
-        """Connect to where the bytes are sent; None: it was given up."""
+    def connected(self, have: Have) -> Iterator[Lane | None]:
+        """Connect to where the bytes are given; None: it was given up."""
         host = self._endpoint.rpartition(":")[0]
-        with socket.create_connection((host, have.stream.port), CONNECT_S) as connection:
-            connection.settimeout(self._silent_s)
+        with contextlib.closing(tcp_lane(host, have.stream, self._silent_s)) as lane:
             with self._lock:
                 goes_on = self._goes_on()
                 if goes_on:
-                    self._connections.add(connection)
+                    self._lanes.add(lane)
             try:
-                if goes_on:
-                    connection.sendall(have.stream.token)
-                yield connection if goes_on else None
+                yield lane if goes_on else None
             finally:
                 with self._lock:
-                    self._connections.discard(connection)
+                    self._lanes.discard(lane)
 
     def bytes_of(self, have: Have, size: int) -> bytes | None:
         """Return the bytes that were asked for; None: it was given up."""
-        with self.connected(have) as connection:
+        with self.connected(have) as lane:
             room = bytearray(size)
-            whole = connection is not None and encrypted_stream.take(
-                connection, have.stream.key, memoryview(room), self._goes_on
-            )
+            whole = lane is not None and lane.take(memoryview(room), self._goes_on)
         return bytes(room) if whole else None
 
 

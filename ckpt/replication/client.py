@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -29,9 +28,10 @@ from resilio_hpc.ckpt.replication.messages import (
 )
 from resilio_hpc.ckpt.replication.replica_copies import ReplicaCopies, owned
 from resilio_hpc.ckpt.replication.replica_fetch import NoReplica, fetch_replica
+from resilio_hpc.ckpt.replication.transport import Lane
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
-from resilio_hpc.core import encrypted_stream, wire
+from resilio_hpc.core import wire
 from resilio_hpc.core.errors import CheckpointError, WireError
 from resilio_hpc.core.helper_process import step_back
 
@@ -220,21 +220,21 @@ class _Fetching(threading.Thread):
         return replace(header, local_rank=rank - order.first_rank, local_world_size=order.local_world_size)
 
     def _take(self, have: Have, header: Header) -> None:
-        with self._caller.connected(have) as connection:
-            if connection is None:
+        with self._caller.connected(have) as lane:
+            if lane is None:
                 return
             pair = self._pair(header)
             try:
-                self._fill(pair, header, connection, have.stream.key)
+                self._fill(pair, header, lane)
             finally:
                 if self.order.into_arenas:
                     pair.close()  # from here on it is the rank's
 
-    def _fill(self, pair: ArenaPair, header: Header, connection: socket.socket, key: bytes) -> None:
+    def _fill(self, pair: ArenaPair, header: Header, lane: Lane) -> None:
         slot, room, sequence = pair.reserve(header.step, header.size_bytes)
         whole = False
         try:
-            if encrypted_stream.take(connection, key, room[PAGE : header.size_bytes], lambda: self._goes_on):
+            if lane.take(room[PAGE : header.size_bytes], lambda: self._goes_on):
                 with self._lock:
                     if self._goes_on:
                         pair.finish(slot, replace(header, sequence=sequence))

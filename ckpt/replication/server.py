@@ -31,6 +31,7 @@ from resilio_hpc.ckpt.replication.messages import (
     giving,
 )
 from resilio_hpc.ckpt.replication.replica_copies import OpenedCopy, ReplicaCopies, ReplicaCopy, read_ranges
+from resilio_hpc.ckpt.replication.transport import Lane, TcpLane
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import encrypted_stream, wire
 from resilio_hpc.core.errors import CheckpointError, WireError
@@ -98,7 +99,7 @@ class _Kept:
         self.page = pinned.page
         self._pinned, self._is_urgent, self._stalled_s = pinned, is_urgent, stalled_s
         self._lock = threading.Lock()
-        self._reader: socket.socket | None = None
+        self._reader: Lane | None = None
         self._is_over = False
 
     def is_forgotten(self, forgotten_s: float) -> bool:
@@ -107,15 +108,15 @@ class _Kept:
 
     def give(self, connection: socket.socket) -> None:
         """Send it to the first caller."""
+        lane = TcpLane(connection, self.stream, self._stalled_s)
         with self._lock:
             if self._is_over or self._reader is not None:
                 return
-            self._reader = connection
+            self._reader = lane
         if not self._is_urgent:
             step_back()
         try:
-            connection.settimeout(self._stalled_s)
-            encrypted_stream.give(connection, self.stream.key, self._pinned.views())
+            lane.give(self._pinned.views())
         except OSError:
             pass  # the reader is gone, or was told to go
         finally:
@@ -129,8 +130,7 @@ class _Kept:
             if self._reader is None:
                 self._end()
             else:
-                with contextlib.suppress(OSError):
-                    self._reader.shutdown(socket.SHUT_RDWR)
+                self._reader.end()
 
     def _end(self) -> None:
         if not self._is_over:

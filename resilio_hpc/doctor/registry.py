@@ -16,6 +16,7 @@ from resilio_hpc.doctor import (
     recovery,
     shared_memory,
     slurm_site,
+    transports,
 )
 from resilio_hpc.doctor.finding import DoctorCheck
 
@@ -102,6 +103,11 @@ CHECKS: tuple[DoctorCheck, ...] = (
         "loopback", "network", network.loopback, "a connection to 127.0.0.1, and to the address of this machine's name",
         "agents and ranks meet there", needed=True, after=("ports",),
         helps="`ip link set lo up`; the firewall; a right address of the name",
+    ),
+    DoctorCheck(
+        "transports", "network", transports.transports, "how copies of snapshots go to other nodes; for RDMA the "
+        "verbs library, its devices, active ports, free huge pages, locked memory", "they go over TCP, RDMA or not",
+        helps="nothing has to be done",
     ),
     DoctorCheck(
         "run-directory", "directories", directories.run_directory, "the run directory (`--run-dir`): owner, room, and "

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.doctor import gpus, kernel, recovery, slurm_settings
+from resilio_hpc.doctor import gpus, kernel, recovery, slurm_settings, transports
 from resilio_hpc.doctor.finding import DoctorFinding, DoctorState
 from resilio_hpc.prolog_epilog.base.node import NodeView
 from resilio_hpc.prolog_epilog.base.table import load
@@ -155,3 +155,25 @@ def test_a_missing_gpu_is_named(tmp_path: Path) -> None:
 def test_a_driver_that_does_not_answer_fails(tmp_path: Path) -> None:
     (found,) = gpu_findings(tmp_path, FakeNvml(init=NVMLError_DriverNotLoaded("Driver Not Loaded")))
     assert (found.state, "Driver Not Loaded" in found.seen) == (DoctorState.FAILED, True)
+
+
+def test_ports_of_rdma_are_found_where_they_are_active(tmp_path: Path) -> None:
+    write(tmp_path, {
+        "class/mlx5_0/ports/1/state": "4: ACTIVE\n", "class/mlx5_0/ports/2/state": "1: DOWN\n",
+        "class/mlx5_1/ports/1/state": "2: INIT\n",
+        "meminfo": "MemTotal: 5 kB\nHugePages_Free: 7\nHugepagesize: 2048 kB\nDirectMap4k: 1 kB\n",
+    })  # fmt: skip
+    seen = transports.look(tmp_path / "class", tmp_path / "meminfo")
+    assert (seen.active, seen.free_huge_pages, seen.huge_page_bytes) == (("mlx5_0 port 1",), 7, 2 << 20)
+    found = transports.judged(seen)
+    assert found.state is DoctorState.NOTICE
+    assert "mlx5_0 port 1" in found.seen
+    assert "7 huge pages of 2 MiB" in found.seen
+    assert transports.look(tmp_path / "none", tmp_path / "meminfo").active == ()
+
+
+@pytest.mark.parametrize(("devices", "said"), [(None, "libibverbs is not installed"), (0, "libibverbs sees 0 devices")])
+def test_a_node_without_rdma_uses_tcp_and_that_is_fine(devices: int | None, said: str) -> None:
+    found = transports.judged(transports.RdmaSeen(devices, (), 0, 2 << 20, None))
+    assert found.state is DoctorState.OK
+    assert found.seen == f"copies of snapshots go over TCP, encrypted; no active RDMA port ({said})"

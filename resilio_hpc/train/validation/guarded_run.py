@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from resilio_hpc.train.validation.replica_groups import ReplicaPlace
+from resilio_hpc.train.validation.replica_groups import ReplicaRound
 
 
-class GuardedRun(ReplicaPlace, Protocol):
+class GuardedRun(ReplicaRound, Protocol):
     """What a guard needs of its run; ``train.Run`` is one."""
 
     launched: bool

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from resilio_hpc.train.validation.replica_groups import ReplicaRound, replica_groups
 from resilio_hpc.train.validation.tensor_digest import signed
 from resilio_hpc.train.validation.verdict import StepOutcome
 
@@ -97,6 +98,20 @@ class ReplicaPeers:
         dist.recv(theirs, before, group=self._group)
         if sent is not None:
             sent.wait()
+
+
+class PeersOfRound:
+    """The peers of a run's present round. Groups end with their round, and a guard may live on (``restartable``)."""
+
+    def __init__(self, run: ReplicaRound) -> None:
+        self._run = run
+        self._made: tuple[int, ReplicaPeers] | None = None
+
+    def now(self) -> ReplicaPeers:
+        """Return them; all ranks make them together, when they are asked for first in a round."""
+        if self._made is None or self._made[0] != self._run.round:
+            self._made = self._run.round, ReplicaPeers(replica_groups(self._run))
+        return self._made[1]
 
 
 def _outcome(data: bytes) -> StepOutcome:

@@ -14,6 +14,12 @@ class ReplicaPlace(Protocol):
     data_parallel: int
 
 
+class ReplicaRound(ReplicaPlace, Protocol):
+    """A rank's place in the present round of the run."""
+
+    round: int
+
+
 def group_name(rank: int, tensor_parallel: int, data_parallel: int) -> str:
     """Return the name of the ranks that have the same part of the model, in the order of ``Run.data_parallel_rank``."""
     return f"tp{rank % tensor_parallel} pp{rank // (tensor_parallel * data_parallel)}"

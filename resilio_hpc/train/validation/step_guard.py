@@ -31,8 +31,7 @@ from resilio_hpc.train.validation.guarded_run import BoundarySaver, GuardedRun
 from resilio_hpc.train.validation.healing import heal
 from resilio_hpc.train.validation.measured import FirstBad, digest_gradients, loss_of, norm_of
 from resilio_hpc.train.validation.packets import BatchWork, CannotTravel, packed, unpacked
-from resilio_hpc.train.validation.peers import ReplicaPeers
-from resilio_hpc.train.validation.replica_groups import replica_groups
+from resilio_hpc.train.validation.peers import PeersOfRound, ReplicaPeers
 from resilio_hpc.train.validation.rewind import Position, Rewindable
 from resilio_hpc.train.validation.spikes import FACTOR, WARM_UP
 from resilio_hpc.train.validation.verdict import StepFinding, StepOutcome, after_exchange, after_rerun, difference
@@ -43,7 +42,7 @@ END_S = 60.0
 
 
 class StepGuard:
-    """Guards the steps of one rank. All ranks make one together, and call ``compute`` at the same steps.
+    """Guards the steps of one rank. All ranks make one, and call ``compute`` at the same steps.
 
     It is part of the checkpoint: put it into the state. ``optimizers``: where those of one replica are corrupt, their
     states are copied from another one, as parameters are. ``rewinds``: objects whose position ``compute``'s function
@@ -72,9 +71,13 @@ class StepGuard:
         self._policy = on_deterministic
         self._scaler = scaler
         self._save = save
-        self._peers = ReplicaPeers(replica_groups(run))
+        self._round = PeersOfRound(run)
         self._state = GuardState(warm_up, factor)
         self._tries = 0
+
+    @property
+    def _peers(self) -> ReplicaPeers:
+        return self._round.now()
 
     @property
     def counts(self) -> Mapping[str, int]:
