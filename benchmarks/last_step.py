@@ -49,7 +49,7 @@ class Run(StruckRun):
             *("--nproc-per-node", str(options.ranks), "--max-restarts", "100"),
             *("--nnodes", str(options.nodes), "--spares", str(options.spares), str(SCRIPT)),
             *("--step-s", str(STEP_S if options.work_s is None else 0.0), "--work-s", str(options.work_s or 0.0)),
-            *("--every", "40" if options.work_s is None else "3"),
+            *("--every", "40" if options.work_s is None else "1"),
             *("--stamps", str(self.stamps), "--result", str(self.result), "--enough", str(self.enough), *more),
             *(("--in-process",) if options.in_process else ()),
         ]
@@ -124,6 +124,9 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
         for _ in range(faults):
             kind = draw.choices(list(kinds), list(kinds.values()))[0]
             before, ready = len(run.events("recovered")), len(run.events("spawner_ready"))
+            if options.work_s is not None:  # at 100 faults a day many steps are committed between two of them
+                commits = len(run.events("committed"))
+                run.until(lambda commits=commits: len(run.events("committed")) > commits + 1, "a step of this round")
             struck_at = strike(run, kind, draw, options.work_s or 0.0)
             run.until(lambda before=before: len(run.events("recovered")) > before, f"recovery from: {kind}")
             time.sleep(0.7)  # of two faults the second may still come

@@ -21,14 +21,7 @@ class StruckRun:
         self.path = path
         self.ledger = path / "run" / "ledger"
         path.mkdir()
-        launcher = (
-            sys.executable,
-            "-m",
-            "resilio_hpc.cli.resilio_launch",
-            "--run-dir",
-            "run",
-            "--no-environment-check",
-        )
+        launcher = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch")
         environment = {**os.environ, "RESILIO_LOCAL_NODES": str(nodes), "OMP_NUM_THREADS": "1"}
         with (path / "log").open("wb") as log:
             self.process = subprocess.Popen(
