@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from resilio_hpc.ckpt.audit import audit
     from resilio_hpc.ckpt.checkpointer import Checkpointer
     from resilio_hpc.ckpt.coordination.agent_coordinator import EXIT_RESTORE_FAILED
     from resilio_hpc.ckpt.format.manifest import REPLICATED
@@ -16,10 +17,19 @@ if TYPE_CHECKING:
     from resilio_hpc.ckpt.state.rng import rng_state, set_rng_state
     from resilio_hpc.ckpt.state.slab import Slab
 
-__all__ = ["EXIT_RESTORE_FAILED", "REPLICATED", "Checkpointer", "SaveHandle", "Slab", "rng_state", "set_rng_state"]
+__all__ = [
+    "EXIT_RESTORE_FAILED",
+    "REPLICATED",
+    "Checkpointer",
+    "SaveHandle",
+    "Slab",
+    "audit",
+    "rng_state",
+    "set_rng_state",
+]
 
 _HOMES = {
-    "Checkpointer": "checkpointer", "EXIT_RESTORE_FAILED": "coordination.agent_coordinator",
+    "Checkpointer": "checkpointer", "audit": "audit", "EXIT_RESTORE_FAILED": "coordination.agent_coordinator",
     "REPLICATED": "format.manifest", "SaveHandle": "handle", "Slab": "state.slab", "rng_state": "state.rng",
     "set_rng_state": "state.rng",
 }  # fmt: skip

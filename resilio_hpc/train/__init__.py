@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.train.batches import BatchPlan, accumulation_steps, keep_batch, scale_batch
 from resilio_hpc.train.exact_resume import warm_up_ddp
+from resilio_hpc.train.loader_position import LoaderPosition, TrackedLoader
 from resilio_hpc.train.restartable import RoundOver, restartable
 from resilio_hpc.train.run import Run, attach
 from resilio_hpc.train.samples import SampleOrder
 
 __all__ = [
-    "BatchPlan", "RoundOver", "Run", "SampleOrder", "StepGuard", "accumulation_steps", "attach", "keep_batch",
-    "restartable", "scale_batch", "warm_up_ddp",
+    "BatchPlan", "LoaderPosition", "RoundOver", "Run", "SampleOrder", "StepGuard", "TrackedLoader",
+    "accumulation_steps", "attach", "keep_batch", "restartable", "scale_batch", "warm_up_ddp",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

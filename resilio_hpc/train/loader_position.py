@@ -145,6 +145,55 @@ class LoaderPosition:
             one.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
+class TrackedLoader:
+    """A loader that knows its position, for loops of your own: ``for batch in loader``, or ``next(batches)``.
+
+    It belongs into the state: ``{"model": model, …, "data": loader}``. After a restore, call ``set_rng_state`` first;
+    the next iteration goes on with the batch after those that were taken. See docs/exact-resume.md.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        """``loader``: a DataLoader, or a StatefulDataLoader."""
+        self.loader = loader
+        self.positions = [LoaderPosition(loader)]
+        self.epoch = 0
+        self._taken = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return epoch and position."""
+        return {"epoch": self.epoch, "position": self.positions[0].state(self._taken)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next iteration go on from there."""
+        self.epoch, position = state["epoch"], state["position"]
+        self._taken = position["taken"]
+        self.positions[0].load(position, between=self._taken == 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches that are left in this epoch, each counted as taken."""
+        position = self.positions[0]
+        for sampler in (getattr(self.loader, name, None) for name in ("sampler", "batch_sampler")):
+            set_epoch = getattr(sampler, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(self.epoch)
+        batches = iter(self.loader)
+        position.begin_other()
+        position.pass_over(lambda: next(batches))
+        for batch in batches:
+            self._taken += 1
+            yield batch
+        self.epoch, self._taken = self.epoch + 1, 0
+
+    def batches(self) -> Iterator[Any]:
+        """Yield the batches of all epochs from here on."""
+        while True:
+            yield from self
+
+    def __len__(self) -> int:
+        """Return how many batches an epoch has."""
+        return len(self.loader)
+
+
 class _Indices:
     """A loader's batch sampler, or sampler, whose iterations are seen as they begin."""
 
