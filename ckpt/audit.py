@@ -121,12 +121,14 @@ def _is_samplers(one: Any) -> bool:
 
 
 def _locals() -> list[Any]:
-    """Return the variables of the functions that run."""
+    """Return the variables of the functions that run, but for this module's: a frame keeps what is asked of it."""
     frames: list[FrameType | None] = list(sys._current_frames().values())
     found: list[Any] = []
-    for frame in frames:
+    while frames:
+        frame = frames.pop()
         while frame is not None:
-            found += frame.f_locals.values()
+            if frame.f_code.co_filename != __file__:
+                found += frame.f_locals.values()
             frame = frame.f_back
     return found
 

@@ -11,7 +11,6 @@ from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 
 SCRIPT = """
-import time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from resilio_hpc import ckpt, train
@@ -45,14 +44,12 @@ parts = {
     "model": model, "head": head, "optimizer": optimizer, "second": second, "schedule": schedule, "scaler": scaler,
     "noise": noise.get_state(), "data": loader, "random": ckpt.rng_state(),
 }
-began = time.monotonic()
 print("whole", ckpt.audit(parts), ckpt.audit(lambda: parts))
 dicts = {
     name: part.state_dict() if hasattr(part, "state_dict") and part is not loader else part
     for name, part in parts.items()
 }
 print("dicts", ckpt.audit(dicts))
-print(time.monotonic() - began, file=__import__("sys").stderr)
 for name in parts:
     print(name, ckpt.audit({key: part for key, part in parts.items() if key != name}))
 print("buffers", ckpt.audit({**parts, "model": dict(model.named_parameters())}))
