@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from resilio_hpc.ckpt import rng_state, set_rng_state
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.train.loader_position import LoaderPosition
 
 _BASE = ("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks")
@@ -129,6 +130,11 @@ class LightningState:
                 if count and len(self._positions) >= count:
                     self._positions.clear()  # they are made again
                 self._positions.append(LoaderPosition(made))
+                if self._positions[-1].is_own:
+                    raise UsageError(
+                        f"ResilioCallback keeps the position of a plain DataLoader, and not that of {type(made).__name__}, "
+                        "which has a state of its own: under DDP it went on with other batches"
+                    )
             return made
 
         strategy.process_dataloader = process
