@@ -168,7 +168,7 @@ def test_the_job_script_leaves_to_the_launcher_what_a_resize_changes(capsys: pyt
         ((*SMALL, "--", "train.py"), 2, "a command is for --emit sbatch"),
         (("llama2-7b", "--gpu", "h100", "--global-batch", "8"), 2, "--gpus N: how many?"),
         (("llama2-7b", "--inventory", "nowhere.toml", "--global-batch", "8"), 2, "nowhere.toml"),
-        (("--gpus", "8", "--gpu", "h100", "--global-batch", "8"), 2, "one of MODEL and --megatron"),
+        (("--gpus", "8", "--gpu", "h100", "--global-batch", "8"), 2, "one of MODEL, --megatron and --module"),
         (("llama2-7", "--gpus", "8"), 2, "did you mean llama2-7"),
         ((*SMALL, "--cost", "paper", "--recompute", "none"), 3, "no layout of algorithm 1 fits"),
     ],

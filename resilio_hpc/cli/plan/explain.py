@@ -17,7 +17,7 @@ from resilio_hpc.autoparallel.search.frameworks import machine_and_stack
 from resilio_hpc.autoparallel.search.ranking import Training, at_shape
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.common.steps import print_columns
-from resilio_hpc.cli.plan import setting
+from resilio_hpc.cli.plan import search_options, setting
 from resilio_hpc.cli.plan.predict import calibration_of, profile_of
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError, os_error_text
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", metavar="MODEL", help="a preset, or Hugging Face's config.json")
     parser.add_argument("--gpu", required=True, metavar="TYPE", help="h100, a100-40gb, …")
     parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a node (the usual machine's)")
-    setting.add_model(parser)
+    search_options.add_model(parser)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the picture")
     parser.add_argument("--json", action="store_true", help="for programs")

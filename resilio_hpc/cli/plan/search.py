@@ -18,7 +18,7 @@ from resilio_hpc.autoparallel.search.offers import offers, why_none
 from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.cli.common.parser import Parser
-from resilio_hpc.cli.plan import emit, setting, submit, table
+from resilio_hpc.cli.plan import emit, search_options, setting, submit, table
 from resilio_hpc.cli.plan.setting import PlanAnswer, PlanSetting
 from resilio_hpc.core.errors import UsageError
 
@@ -106,9 +106,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a preset, or Hugging Face's config.json")
-    setting.add_model(parser)
-    setting.add_cluster(parser)
-    setting.add_run(parser)
+    search_options.add_model(parser)
+    search_options.add_cluster(parser)
+    search_options.add_run(parser)
     parser.add_argument("--rank", choices=list(RANKS), default="time",
                         help="by iteration time (default), GPU-hours, or end: wait, failures and run")  # fmt: skip
     parser.add_argument("--cost", choices=("full", "paper"), default="full",
