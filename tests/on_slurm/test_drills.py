@@ -42,7 +42,7 @@ def files(cluster: DevCluster) -> set[Path]:
         pytest.param("node-power-cut-no-spare", "node power cut, no spare", "was lost", marks=pytest.mark.slow),
         pytest.param(
             "gpu-goes-bad-its-node-goes-on-with-the-other", "GPU goes bad, its node goes on with the other",
-            "could not be started", marks=pytest.mark.slow,
+            "was killed by SIGKILL", marks=pytest.mark.slow,
         ),
         pytest.param("local-disk-full", "local disk full", "No fault", marks=pytest.mark.slow),
     ],

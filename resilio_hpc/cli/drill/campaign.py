@@ -23,9 +23,9 @@ from resilio_hpc.drills import campaign_faults
 from resilio_hpc.drills.campaign import PoissonCampaign, campaign_cluster
 from resilio_hpc.drills.campaign_file import CampaignFile, summary
 from resilio_hpc.drills.campaign_plan import CampaignPlan
-from resilio_hpc.drills.campaign_result import StruckFault
+from resilio_hpc.drills.campaign_result import StruckFault, as_fields
 from resilio_hpc.drills.drill_words import slug
-from resilio_hpc.drills.evidence import keep_evidence, new_folder
+from resilio_hpc.drills.evidence import keep_evidence, new_folder, write_record
 
 
 def main(options: argparse.Namespace) -> int:
@@ -96,10 +96,10 @@ def _part(options: argparse.Namespace, plan: CampaignPlan, file: CampaignFile) -
         say(f"Slurm {cluster.slurm_version}, {len(cluster.nodes)} nodes; {left.duration_s:.0f} s of faults are left")
         result = PoissonCampaign(cluster, left, part=file.part, on_fault=struck, say=say).run()
         file.ended(result)
-        if result.wrong and options.evidence:
-            folder = new_folder(options.evidence.absolute(), "campaign")
-            keep_evidence(cluster, folder)
-            say(f"WRONG: {result.wrong}; evidence {folder}")
+        folder = new_folder(options.evidence.absolute(), "campaign")
+        keep_evidence(cluster, folder)
+        write_record(folder, {"plan": dataclasses.asdict(left), **as_fields(result)})
+        say(f"{f'WRONG: {result.wrong}; ' if result.wrong else ''}evidence {folder}")
     say(f"ended after {time.monotonic() - began:.0f} s")
     return 130 if result.interrupted else 0
 
