@@ -210,9 +210,9 @@ def work(
     if isinstance(parallel, nn.parallel.DistributedDataParallel):
         train.warm_up_ddp(parallel, lambda: loss_of(parallel(torch.ones(BATCH, WIDTH)), torch.ones(1)).backward())
     options.stamps.mkdir(parents=True, exist_ok=True)
-    stamps = os.open(options.stamps / f"{run.round}.{run.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+    stamps = (options.stamps / f"{run.round}.{run.rank}").open("ab", buffering=0)
     if start > 0:
-        os.write(stamps, f"{start} {digest(model, optimizer)}\n".encode())
+        stamps.write(f"{start} {digest(model, optimizer)}\n".encode())
     for step in run.steps(start, options.steps, save=checkpoint.saver(state, replicas), every=options.every):
         optimizer.zero_grad()
         backward(torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH))
@@ -220,7 +220,7 @@ def work(
         dist.all_reduce(ends)
         strike.at("optimizer")
         optimizer.step()
-        os.write(stamps, f"{step + 1} {digest(model, optimizer)}\n".encode())
+        stamps.write(f"{step + 1} {digest(model, optimizer)}\n".encode())
         if step == start:
             entry = options.stamps / f"{run.round}.{run.rank}.entry"
             entry.write_text(" ".join(map(str, (*times, time.time()))))
@@ -230,7 +230,7 @@ def work(
             run.step_done(step + 1)
             run.finish(step + 1)
             break
-    os.close(stamps)
+    stamps.close()
     dist.destroy_process_group()
 
 

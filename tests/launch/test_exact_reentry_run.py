@@ -17,7 +17,7 @@ from exact_reentry import Run, compare, spares_wait, undisturbed
 from resilio_hpc.launch.agent.last_step import OWN
 
 pytestmark = pytest.mark.slow
-STEP_S, MOST_STEPS = 0.03, 300
+STEP_S, MOST_STEPS = 0.03, 200
 _undisturbed: dict[str, dict[int, dict[int, str]]] = {}  # by layout
 
 
