@@ -10,6 +10,8 @@ import pytest
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow  # a process of its own, whose first optimizer imports much of torch
+
 SCRIPT = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
