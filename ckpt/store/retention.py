@@ -48,13 +48,15 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``keep_hours``: of all those, only the ones committed within so many hours (None: of any age). ``keep_gb``: of
     those, as many as fit into so many gigabytes of 10^9 bytes (None: all); the oldest go first. Damaged steps are not
-    counted as kept, and go before good ones where room is short. Raises UsageError for numbers that make no sense.
+    counted as kept, and go before good ones where room is short. ``keep_step``: one that stays whatever the others say,
+    such as the newest that replicas were compared after (-1: none). Raises UsageError for numbers that make no sense.
     """
 
     keep_last: int = 3
     keep_every: int = 0
     keep_hours: float | None = None
     keep_gb: float | None = None
+    keep_step: int = -1
 
     def __post_init__(self) -> None:
         for name, least in (("keep_last", 1), ("keep_every", 0)):
@@ -80,9 +82,10 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def expendable(self, steps: Sequence[CommittedStep], now: float) -> list[int]:
         """Return the steps to remove, of ``steps`` in the order of their commits.
 
-        The step committed last always stays, and so does the last one that is not damaged.
+        The step committed last always stays, and so do the last one that is not damaged, and ``keep_step``.
         """
         stay = {*steps[-1:], *[step for step in steps if not step.damaged][-1:]}
+        stay |= {step for step in steps if step.step == self.keep_step}
         gone = set()
         good_ones_later = 0
         for step in reversed(steps):

@@ -30,6 +30,9 @@ STEPS = [CommittedStep(100 * number, DAY * number, 2 * GB) for number in range(1
         (Retention(20, keep_gb=0.1), [1000]),
         (Retention(2, keep_every=300, keep_gb=7), [600, 900, 1000]),
         (Retention(2, keep_every=300, keep_gb=4), [900, 1000]),
+        (Retention(2, keep_step=300), [300, 900, 1000]),
+        (Retention(5, keep_hours=1e-9, keep_gb=0.1, keep_step=300), [300, 1000]),
+        (Retention(2, keep_step=301), [900, 1000]),  # it is gone
     ],
 )
 def test_last_ones_milestones_age_and_room(retention: Retention, kept: list[int]) -> None:

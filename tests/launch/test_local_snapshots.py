@@ -189,6 +189,9 @@ def test_the_saver_is_told_with_each_commit_which_steps_to_keep(node: Node) -> N
     (request,) = node.saver.requests
     assert isinstance(request, messages.Commit)
     assert request.retention == Retention(3, keep_every=100, keep_gb=0.5)
+    node.snapshots.commit(m.CommitStep(1, 0, 9, 1, (RECORD,), verified=4))
+    newest = node.saver.requests[-1]
+    assert isinstance(newest, messages.Commit) and newest.retention.keep_step == 4
 
 
 def test_what_the_saver_does_not_take_has_failed(node: Node) -> None:

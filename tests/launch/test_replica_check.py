@@ -10,6 +10,7 @@ from resilio_hpc.core.judgement import Judgement
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.protocol import messages as m
+from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 
@@ -67,6 +68,22 @@ def test_a_step_is_verified_by_a_sweep_that_began_after_it() -> None:
     sweep(world, 13)
     sweep(world, 16)
     assert [event["step"] for event in world.records("step_verified")] == [10]
+
+
+def test_a_commit_names_the_verified_step_that_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[int, int]] = []
+    commit = VirtualAgent.commit
+
+    def seen(agent: VirtualAgent, message: m.CommitStep) -> None:
+        kept.append((message.step, message.verified))
+        commit(agent, message)
+
+    monkeypatch.setattr(VirtualAgent, "commit", seen)
+    world = trained(25)
+    sweep(world, 16)
+    world.until_step(35)
+    world.run(lambda: 30 in world.controller.run.committed_steps, limit_s=10)
+    assert dict(kept) == {10: -1, 20: -1, 30: 10}
 
 
 def test_all_go_back_to_the_newest_verified_step_and_to_no_newer_snapshot() -> None:

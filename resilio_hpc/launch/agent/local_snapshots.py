@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from resilio_hpc.ckpt.format.manifest import REPLICATED
 from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.ckpt.saver import messages
@@ -136,7 +138,7 @@ class LocalSnapshots:
             messages.Commit(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=message.world_size,
                 directory=self._checkpoints, shards=list(message.records),
-                retention=self._retention,
+                retention=msgspec.structs.replace(self._retention, keep_step=message.verified),
             )
         )  # fmt: skip
         if not sent:

@@ -119,7 +119,8 @@ class CheckpointPhase:
         """Order the manifest, if every file is durable and this epoch may commit."""
         run, commits = self._run, self._commits
         if commits.records and run.recorded:
-            order = m.CommitStep(run.epoch, run.round, commits.in_flight, run.world_size, commits.records)
+            verified = max(run.verified_steps, default=-1)
+            order = m.CommitStep(run.epoch, run.round, commits.in_flight, run.world_size, commits.records, verified)
             self._unanswered = (run.members[0].node, order.step)
             self._next_again = run.now() + AGAIN_S
             self._out.send(run.members[0].node, order)

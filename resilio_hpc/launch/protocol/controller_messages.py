@@ -129,13 +129,14 @@ class KeepCopies(Struct, frozen=True):
 
 
 class CommitStep(Struct, frozen=True):
-    """Write the manifest of this step from all nodes' records."""
+    """Write the manifest of this step from all nodes' records. ``verified``: a step that must not be removed for it."""
 
     epoch: Count
     round: Count
     step: Count
     world_size: Count
     records: tuple[ShardRecord, ...]
+    verified: Count = -1
 
 
 class StageReached(Struct, frozen=True):
