@@ -36,7 +36,8 @@ class StruckRun:
         """Wait for it. Raises RuntimeError, with the launcher's output, where it does not come."""
         deadline = time.monotonic() + LIMIT_S
         while not reached():
-            if time.monotonic() > deadline or self.process.poll() is not None:
+            is_over = self.process.poll() is not None
+            if (time.monotonic() > deadline or is_over) and not reached():
                 raise RuntimeError(f"{what}: {(self.path / 'log').read_text()[-2000:]}")
             time.sleep(0.01)
 
