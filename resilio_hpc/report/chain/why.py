@@ -77,11 +77,14 @@ def explain(path: Path, run_id: str, events: Sequence[Event], state: RunNow, now
     facts = facts_of(events)
     is_complete = state.verdict is not None and state.verdict.verdict == "completed"
     total = progress(events, None, now).total if is_complete else None
-    steps = (state.status.step if state.status else None, facts.committed, total)
-    step = max((one for one in steps if one is not None), default=None)
+    steps = (state.status.step if state.status else None, facts.committed)
+    step = max((one for one in steps if one is not None), default=total)
+    is_last = total is None or step == total  # a script may end early, and need not save its last step
     to_do = _to_do(broke, state)
     recovers = broke is not None and broke.outcome is RecoveryOutcome.UNDER_WAY
-    sentences = [_now(state, step, now, recovers), *_silence(events, state)]
+    sentences = [_now(state, step if is_last else None, now, recovers), *_silence(events, state)]
+    if not is_last:
+        sentences.append(f"Its newest checkpoint is of step {step}; {total} were planned.")
     if broke is None:
         sentences.append("No fault of a rank or a node is on record.")
     else:

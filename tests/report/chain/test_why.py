@@ -58,6 +58,14 @@ def test_why_steps_are_done_again_is_said() -> None:
     assert own not in said(KILLED, lost, AGAIN, none).text
 
 
+def test_the_step_of_a_run_that_ended_before_its_planned_steps_is_not_made_up() -> None:
+    planned, saved = event(12.0, "steps_planned", round=0, start=0, total=1000), event(40.0, "committed", step=60)
+    early = said(planned, saved, verdict="completed", reason="every rank exited with 0").text
+    assert "at step" not in early and "newest checkpoint is of step 60; 1000 were planned" in early
+    whole = said(planned, event(40.0, "committed", step=1000), verdict="completed", reason="").text
+    assert whole.startswith("The run is complete at step 1000")
+
+
 def test_a_fault_that_was_overcome() -> None:
     found = said(BUG, ECHO, ORIGIN, ECHOES, AGAIN, BACK)
     assert found.text.startswith("The run trains at step 40")
