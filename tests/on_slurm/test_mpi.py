@@ -34,7 +34,7 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "examples" / "mpi_jacobi.py"
 SIZE, STEPS = 48, 150
-LONG = 300  # steps of a run that is struck in its middle, however quick the machine is
+LONG = 600  # steps of a run that is struck in its middle, however quick the machine is
 
 
 def digest(steps: int) -> str:
