@@ -120,7 +120,9 @@ def test_every_line_has_the_time_of_day() -> None:
 
 def test_every_kind_that_the_launcher_records_has_words_and_a_row_in_the_documentation() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "resilio_hpc" / "launch").rglob("*.py"))
-    entry = r"(?:ledger\.append|\b_?record\)?|\b_write|\.tell)\(\s*\"([a-z_]+)\"(?: if [^\"]* else \"([a-z_]+)\")?"
+    entry = (
+        r"(?:ledger\.append|\bRecord|\b_?record\)?|\b_write|\.tell)\(\s*\"([a-z_]+)\"(?: if [^\"]* else \"([a-z_]+)\")?"
+    )
     recorded = {kind for found in re.findall(entry, sources) for kind in found if kind}
     recorded |= set(re.findall(r"yield \"([a-z_]+)\", {", sources))  # of workers/rank_records
     documented = set(re.findall(r"^\| `([a-z_]+)` \|", (ROOT / "docs" / "ledger.md").read_text(), re.MULTILINE))
