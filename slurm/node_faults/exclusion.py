@@ -52,14 +52,16 @@ def choose(
         return Exclusion()
     allowed = max(policy.exclude_at_least, math.floor(policy.exclude_share * len(would_do)))
     usable = {name for name, node in would_do.items() if node.state.in_service and not node.state.flags & _NOT_NOW}
-    groups = [{name for name in usable if _in(would_do[name], [one])} for one in partitions] or [set(usable)]
+    suitable = [{name for name, node in would_do.items() if _in(node, [one])} for one in partitions] or [{*would_do}]
+    groups = [(names, names & usable) for names in suitable]
     chosen: list[NodeScore] = []
-    for one in bad:  # a node that is out of service now is not needed
-        enough = all(len(group) > needed for group in groups if one.node in group)
+    for one in bad:
+        # one that is out of service now may be needed when it is back, as all are that a restarted slurmctld looks for
+        enough = all(len(left - {one.node}) >= needed for names, left in groups if one.node in names)
         if len(chosen) < allowed and enough:
             chosen.append(one)
-            for group in groups:
-                group.discard(one.node)
+            for _, left in groups:
+                left.discard(one.node)
     taken = [one.node for one in chosen]
     spared = tuple(one.node for one in bad if one.node not in taken)
     words = [f"{one.node}: {one.summary}" for one in chosen]

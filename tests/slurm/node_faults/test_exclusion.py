@@ -53,6 +53,17 @@ def test_who_has_too_small_a_score_is_not_avoided() -> None:
     assert choose(bad("n1", score=POLICY.exclude_at - 0.01), pool(9), 1, POLICY).nodes == ()
 
 
+@pytest.mark.parametrize("states", [["IDLE*"] * 4, ["IDLE", "IDLE", "IDLE", "DOWN"]], ids=["slurmctld began", "boots"])
+def test_a_node_that_is_out_of_service_now_and_will_be_needed_is_not_avoided(states: list[str]) -> None:
+    nodes = [node(f"n{number}", *one.split()) for number, one in enumerate(states, 1)]
+    nodes = [
+        node(one.name, "IDLE", "NOT_RESPONDING") if state == "IDLE*" else one
+        for one, state in zip(nodes, states, strict=True)
+    ]
+    assert choose(bad("n4"), nodes, 4, POLICY).nodes == ()
+    assert choose(bad("n4"), [*nodes, *(node(f"m{number}") for number in range(4))], 4, POLICY).nodes == ("n4",)
+
+
 def test_what_is_out_of_service_leaves_no_room() -> None:
     down = [node("n3", "DOWN"), node("n4", "IDLE", "DRAIN"), node("n5", "SPARKLING")]
     nodes = [node("n1"), node("n2"), *down]
