@@ -186,14 +186,23 @@ def _goodput(place: Path, report: RunReport, lives: Sequence[Life]) -> list[Verd
 
 
 def _job_seconds(place: Path) -> tuple[float, float]:
-    """Return how long jobs ran, and from the first one's begin to the last one's end, by slurmctld."""
-    spans: dict[tuple[str, str], tuple[float, float]] = {}
+    """Return how long jobs ran, and from the first one's begin to the last one's end, by slurmctld.
+
+    While a job is requeued, its times are those of what is to come: its run ended when that was seen.
+    """
+    begun: dict[tuple[str, int], float] = {}
+    ended: dict[tuple[str, int], float] = {}
     for row in rows(place / "jobs.jsonl"):
-        begin, end = _unix(row["StartTime"]), _unix(row["EndTime"])
-        if begin and row["JobState"] not in ("PENDING", "RUNNING", "CONFIGURING"):
-            spans[row["JobId"], row["StartTime"]] = begin, end
-    ran = sum(end - begin for begin, end in spans.values())
-    return ran, max(end for _, end in spans.values()) - min(begin for begin, _ in spans.values())
+        run = row["JobId"], int(row["Restarts"])
+        if row["JobState"] == "RUNNING":
+            begun[run] = _unix(row["StartTime"])
+        elif row["JobState"] not in ("PENDING", "CONFIGURING", "COMPLETING") and run in begun:
+            ended[run] = _unix(row["EndTime"])
+        before = run[0], run[1] - 1
+        if before in begun:
+            ended.setdefault(before, row["seen"])
+    ran = sum(ended[run] - begun[run] for run in ended)
+    return ran, max(ended.values()) - min(begun.values())
 
 
 def _unix(text: str) -> float:
