@@ -263,6 +263,7 @@ class Soak:
                     (self.cluster.layout.nvme(node) / "soak.enough").touch()
             if self._over:
                 break
+            self._resume(self.cluster.nodes)  # those that slurmctld did not find after its restart
         time.sleep(5.0)  # what a job leaves behind ends within its kill wait
         self._watch_jobs()
         self._sample("after")

@@ -119,7 +119,7 @@ def _leaked(samples: Sequence[dict[str, Any]]) -> list[Verdict]:
     files = [max(map(len, part), default=0) for part in memory]
     size = [max((sum(one.values()) for one in part), default=0) / 1e6 for part in memory]
     text = f"{files[0]} files, {size[0]:.0f} MB in the first third, {files[1]}, {size[1]:.0f} MB in the last"
-    verdicts.append(Verdict("most in a node's /dev/shm", text, files[1] <= 1.2 * files[0] and size[1] <= 1.2 * size[0]))
+    verdicts.append(Verdict("most in a node's /dev/shm", text, files[1] <= files[0] + 8 and size[1] <= size[0] + 8))
     logs = max((len(sample["shm"]) for sample in during), default=0)
     verdicts.append(Verdict("files of a node's ended rounds and others in /tmp, at most", str(logs), True))
     return verdicts
