@@ -162,7 +162,7 @@ def _forgotten_schedules(schedules: list[Any], saved: _Saved) -> Iterator[str]:
 
 
 def _forgotten_loaders(live: _Live, saved: _Saved) -> Iterator[str]:
-    """Yield loaders that are iterated over now. One whose iteration has ended begins anew in the next epoch."""
+    """Yield loaders that are iterated over now. One whose iteration has ended begins again in the next epoch."""
     torch = sys.modules["torch"]
     iterators = [one for one in live.of(torch.utils.data.dataloader._BaseDataLoaderIter) if one._num_yielded > 0]
     for loader in live.of(torch.utils.data.DataLoader):

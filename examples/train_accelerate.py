@@ -21,7 +21,7 @@ from resilio_hpc.frameworks.accelerate import AcceleratedSteps  # <-
 
 
 class Sine(Dataset):
-    """A noisy sine; its noise is drawn anew each time."""
+    """A noisy sine; its noise is drawn each time."""
 
     def __init__(self, samples: int) -> None:
         self.x = torch.rand(samples, 1, generator=torch.Generator().manual_seed(0)) * 6 - 3

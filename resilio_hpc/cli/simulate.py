@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from resilio_hpc.cli.common import output_form
+from resilio_hpc.cli.common.number_option import number
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError
@@ -31,22 +32,8 @@ exit codes: 0 whatever becomes of the run; 1 the page could not be written; 2 a 
 """
 
 
-def _number(least: float, most: float, whole: bool = False) -> Callable[[str], float]:
-    def read(value: str) -> float:
-        try:
-            found: float = int(value) if whole else float(value)
-        except ValueError:
-            found = math.nan
-        if not least <= found <= most:
-            kind = "a whole number" if whole else "a number"
-            raise argparse.ArgumentTypeError(f"{printable(value, 60)!r}: {kind} from {least:g} to {most:g} is needed")
-        return found
-
-    return read
-
-
 def _every(value: str) -> float | None:
-    return None if value == "auto" else _number(0.001, 1e7)(value)
+    return None if value == "auto" else number(0.001, 1e7)(value)
 
 
 def _switch(value: str) -> bool:
@@ -57,11 +44,11 @@ def _switch(value: str) -> bool:
 
 # what --compare may vary: field of the setup, how a value is read, its words
 _VARIES: dict[str, tuple[str, Callable[[str], float | bool | None]]] = {
-    "spares": ("spares", _number(0, MOST_GPUS, whole=True)),
-    "min-nodes": ("min_nodes", _number(1, MOST_GPUS, whole=True)),
+    "spares": ("spares", number(0, MOST_GPUS, whole=True)),
+    "min-nodes": ("min_nodes", number(1, MOST_GPUS, whole=True)),
     "save-every": ("save_every_s", _every),
-    "job-hours": ("job_s", _number(0.01, 1e6)),
-    "max-restarts": ("max_restarts", _number(0, 1e6, whole=True)),
+    "job-hours": ("job_s", number(0.01, 1e6)),
+    "max-restarts": ("max_restarts", number(0, 1e6, whole=True)),
     "partner-copies": ("partner_copies", _switch),
     "replicated": ("replicated", _switch),
     "evict-devices": ("evict_devices", _switch),
@@ -77,25 +64,25 @@ def _parser() -> Parser:
         epilog=_EXAMPLES,
     )
     size = parser.add_argument_group("the run")
-    size.add_argument("--gpus", type=_number(1, MOST_GPUS, whole=True), metavar="N", help="GPUs that train")
-    size.add_argument("--gpus-per-node", type=_number(1, 64, whole=True), metavar="N", help="(default: 8)")
-    size.add_argument("--days", type=_number(0.001, MOST_DAYS), metavar="D", help="(default: the fleet's; else 30)")
-    size.add_argument("--job-hours", type=_number(0, 1e6), default=24.0, metavar="H",
+    size.add_argument("--gpus", type=number(1, MOST_GPUS, whole=True), metavar="N", help="GPUs that train")
+    size.add_argument("--gpus-per-node", type=number(1, 64, whole=True), metavar="N", help="(default: 8)")
+    size.add_argument("--days", type=number(0.001, MOST_DAYS), metavar="D", help="(default: the fleet's; else 30)")
+    size.add_argument("--job-hours", type=number(0, 1e6), default=24.0, metavar="H",
                       help="time limit of each job of the chain; 0: none (default: 24)")  # fmt: skip
     size.add_argument("--no-chain", action="store_true", help="no next job: what stops is over")
     rates = parser.add_argument_group("how often it fails")
     rates.add_argument("--fleet", metavar="NAME", help="a published one: llama3 (default), rsc1, rsc1-1024, ant")
-    rates.add_argument("--mtbf-h", type=_number(0.001, 1e9), metavar="H", help="mean hours between faults of the run")
+    rates.add_argument("--mtbf-h", type=number(0.001, 1e9), metavar="H", help="mean hours between faults of the run")
     rates.add_argument("--from-run", action="append", default=[], metavar="RUN",
                        help="rates and times as these runs had them, by their ledgers")  # fmt: skip
     rates.add_argument("--domain", action="append", default=[], metavar="NODES:H",
                        help="nodes side by side that go together (a rack), each group every H hours")  # fmt: skip
     how = parser.add_argument_group("how it is run")
-    how.add_argument("--spares", type=_number(0, MOST_GPUS, whole=True), metavar="K", help="(default: 1 %% of nodes)")
-    how.add_argument("--min-nodes", type=_number(1, MOST_GPUS, whole=True), metavar="N", help="(default: all)")
+    how.add_argument("--spares", type=number(0, MOST_GPUS, whole=True), metavar="K", help="(default: 1 %% of nodes)")
+    how.add_argument("--min-nodes", type=number(1, MOST_GPUS, whole=True), metavar="N", help="(default: all)")
     how.add_argument("--save-every", type=_every, default=math.nan, metavar="S|auto",
                      help="seconds of training between saves; auto: Daly's (default: the runs', else 600)")  # fmt: skip
-    how.add_argument("--max-restarts", type=_number(0, 1e6, whole=True), default=3, metavar="N", help="(default: 3)")
+    how.add_argument("--max-restarts", type=number(0, 1e6, whole=True), default=3, metavar="N", help="(default: 3)")
     how.add_argument("--partner-copies", action="store_true", help="snapshots in another node's memory, too")
     how.add_argument("--local-checkpoints", action="store_true", help="committed steps on the nodes' own disks, too")
     how.add_argument("--replicated", action="store_true", help="all nodes hold the same state (DDP)")
@@ -108,9 +95,9 @@ def _parser() -> Parser:
     what.add_argument("--compare", action="append", default=[], metavar="NAME=V,V",
                       help=f"resilio with each of the values; of: {', '.join(_VARIES)}")  # fmt: skip
     what.add_argument(
-        "--repeats", type=_number(1, MOST_REPEATS, whole=True), default=5, metavar="N", help="(default: 5)"
+        "--repeats", type=number(1, MOST_REPEATS, whole=True), default=5, metavar="N", help="(default: 5)"
     )
-    what.add_argument("--seed", type=_number(0, 2**53, whole=True), default=0, metavar="N", help="(default: 0)")
+    what.add_argument("--seed", type=number(0, 2**53, whole=True), default=0, metavar="N", help="(default: 0)")
     what.add_argument("--constants", action="store_true", help="show all numbers with their sources")
     output_form.add(what, "everything, for programs")
     return parser

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from resilio_hpc.cli.common.number_option import number
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
@@ -79,7 +80,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument(
         "--cluster", default="", metavar="NAME", help="a dev cluster that is up (default: one for each)"
     )
-    cluster.add_argument("--repeats", type=_number(1, MOST_REPEATS, whole=True), default=1, metavar="N",
+    cluster.add_argument("--repeats", type=number(1, MOST_REPEATS, whole=True), default=1, metavar="N",
                          help="so often each")  # fmt: skip
     cluster.add_argument(
         "--slurm", default="", metavar="SERIES", help="of a cluster that is made (default: this host's)"
@@ -87,9 +88,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--no-torch", action="store_true", help="ranks sum over sockets, without torch: quicker")
     live = parser.add_argument_group("to a live run of your own")
     live.add_argument("--run", default="", metavar="RUN", help="its directory, or the number of one of its jobs")
-    live.add_argument(
-        "--rank", type=_number(0, 1e7, whole=True), metavar="N", help="whom it meets (default: by chance)"
-    )
+    live.add_argument("--rank", type=number(0, 1e7, whole=True), metavar="N", help="whom it meets (default: by chance)")
     live.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     live.add_argument("--force", action="store_true", help="also where no checkpoint is there yet")
     campaign = parser.add_argument_group("a campaign: one long run under faults drawn by chance")
@@ -99,7 +98,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     campaign.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
     campaign.add_argument("--no-twin", action="store_true", help="without the same run that has no faults")
     campaign.add_argument("--faults", metavar="NAME=WEIGHT,…", help="only these, so often beside each other")
-    campaign.add_argument("--nodes", type=_number(3, 64, whole=True), default=4, metavar="N", help="of the run (4)")
+    campaign.add_argument("--nodes", type=number(3, 64, whole=True), default=4, metavar="N", help="of the run (4)")
     campaign.add_argument("--results", type=Path, metavar="FILE", help="add each fault here; the same file goes on")
 
 
@@ -109,7 +108,7 @@ def _schedule_options(parser: argparse.ArgumentParser) -> None:
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--monthly", action="store_true", help="on --day of each month (the default)")
     when.add_argument("--weekly", action="store_true", help="on Sundays")
-    parser.add_argument("--day", type=_number(1, 28, whole=True), default=1, metavar="N", help="of the month (1)")
+    parser.add_argument("--day", type=number(1, 28, whole=True), default=1, metavar="N", help="of the month (1)")
     parser.add_argument("--at", default="03:17", metavar="HH:MM", help="(03:17)")
     parser.add_argument("--jitter", type=_seconds, default=0.0, metavar="TIME", help="begin by chance within so long")
     form = parser.add_mutually_exclusive_group()
@@ -120,20 +119,6 @@ def _schedule_options(parser: argparse.ArgumentParser) -> None:
                         help="where evidence and the log go (default: resilio-drills)")  # fmt: skip
     parser.add_argument("--install", action="store_true", help="write it, after a question")
     parser.add_argument("--yes", action="store_true", help="ask nothing")
-
-
-def _number(least: float, most: float, whole: bool = False) -> Callable[[str], float]:
-    def read(value: str) -> float:
-        try:
-            found: float = int(value) if whole else float(value)
-        except ValueError:
-            found = math.nan
-        if not least <= found <= most:
-            kind = "a whole number" if whole else "a number"
-            raise argparse.ArgumentTypeError(f"{printable(value, 60)!r}: {kind} from {least:g} to {most:g} is needed")
-        return found
-
-    return read
 
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
