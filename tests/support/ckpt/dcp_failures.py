@@ -6,6 +6,7 @@ what its processes say, and ``code-<name>`` how they end.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import signal
@@ -26,9 +27,14 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
 from resilio_hpc.ckpt.store import checkpoint_index
 from tests.support.ckpt.dtensor_layouts import in_processes
+from tests.support.waiting import PATIENCE_S, until
 
 ROWS = 1 << 20
 """8 MB in all, 2 MB a process."""
+
+LIMIT = timedelta(seconds=60)
+STUCK_S = PATIENCE_S / 2
+"""A process that takes longer says where it is, and ends."""
 
 
 class Dying(DefaultSavePlanner):
@@ -129,11 +135,28 @@ def asynchronous(rank: int, directory: Path, ranks: int, kind: AsyncCheckpointer
     check(directory, 4.0, ranks)
 
 
+def join(what: str, directory: Path, ranks: int, rank: int) -> dist.TCPStore:
+    """Make the group of all processes over a store on a port that rank 0 holds.
+
+    The store also serves the processes that save in the background. By default, torch gives them a port that was free
+    a moment ago; if another program takes it, one of them waits half an hour for the store.
+    """
+    place = directory.parent / f"port-{what}-{os.getppid()}"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT, wait_for_workers=False)
+        place.with_suffix(".part").write_text(str(store.port))
+        place.with_suffix(".part").rename(place)
+    else:
+        until(place.exists, "the store's port", alive=lambda: os.getppid() != 1)
+        store = dist.TCPStore("127.0.0.1", int(place.read_text()), timeout=LIMIT)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "DCP_USE_PREFIX_STORE": "1"}
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=LIMIT)
+    return store
+
+
 def main(what: str, directory: Path, ranks: int, rank: int) -> None:
-    store = directory.parent / f"store-{what}-{os.getppid()}"
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-    )
+    faulthandler.dump_traceback_later(STUCK_S, exit=True)
+    store = join(what, directory, ranks, rank)
     if what == "thread":
         asynchronous(rank, directory, ranks, AsyncCheckpointerType.THREAD)
     elif what == "process":
@@ -146,6 +169,8 @@ def main(what: str, directory: Path, ranks: int, rank: int) -> None:
             happens[what](rank, directory, ranks)
         again(directory, ranks)
     dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
+    del store
 
 
 def again(directory: Path, ranks: int) -> None:
