@@ -11,7 +11,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.agent.kept_ranks import KeptRanks
 from resilio_hpc.launch.agent.last_step import LastStepSaves
@@ -21,6 +20,7 @@ from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE
 from resilio_hpc.launch.workers.rank_reentry import RankReentry
 from resilio_hpc.launch.workers.spawner_messages import RankCommand
+from tests.support.virtual_cluster import lent_snapshots
 from tests.support.virtual_cluster.invariants import Violation
 from tests.support.virtual_cluster.network import LATENCY_S
 from tests.support.virtual_cluster.rank_process import Behaviour, RankProcess
@@ -288,7 +288,8 @@ class NodeProcesses:
         assert order is not None
         life = _life_in(order)
         process.rank, process.round = int(order.variables["RANK"]), life[1]
-        process.life, process.is_ordered_out, process.makes_groups, process.saved = life, False, True, False
+        process.life, process.is_ordered_out, process.makes_groups = life, False, True
+        process.saved, process.saves = False, 0
         self._attach(process)
         process.entered()
 
@@ -333,6 +334,9 @@ class NodeProcesses:
         how = self._world.saves_last()
         if how.fate == "deaf":
             return
+        process.saves += 1
+        if process.saves > 1:  # one at a time
+            return
         self._says(process, rank_link.SavingLastStep())
         if how.fate == "dies":
             self.later(process, how.seconds, partial(self._dies, process))
@@ -340,13 +344,13 @@ class NodeProcesses:
             self.later(process, how.seconds, partial(self._saved, process, training, how.fate == "unable"))
 
     def _saved(self, process: RankProcess, training: Training, is_unable: bool) -> None:
-        if process.saved:
-            return
-        process.saved = not is_unable
+        again, process.saves, process.saved = process.saves > 1, 0, not is_unable
         step = training.finished(process.rank)
         if not is_unable:
             self._agent.site.take(training.snapshot(process.rank, step), is_last=True)
         self._says(process, rank_link.LastStepSaved(-1, NOT_HELD) if is_unable else rank_link.LastStepSaved(step))
+        if again:
+            self.save_last(process)
 
     def _look(self, local: LocalRound) -> Future[tuple[int, list[int]]]:
         """As ``lost_ranks.whole_step``, after a while."""
@@ -355,28 +359,12 @@ class NodeProcesses:
         return found
 
     def _whole_step(self, local: LocalRound) -> tuple[int, list[int]]:
-        memory, ranks = self._agent.site.memory, [rank.rank for rank in local.ranks.values()]
-        taken = {step for (rank, step), copy in memory.items() if rank in ranks and copy.round == local.number}
-        for step in sorted(taken, reverse=True):
-            missing = [rank for rank in ranks if (rank, step) not in memory or memory[rank, step].round != local.number]
-            lent = self._lent(local)
-            if all((rank, step) in lent for rank in missing):
-                return step, missing
-        return -1, []
+        ranks = [rank.rank for rank in local.ranks.values()]
+        return lent_snapshots.whole_step(self._agent.site.memory, ranks, local.number, self._lent(local))
 
     def _lent(self, local: LocalRound) -> dict[tuple[int, int], Snapshot]:
-        """As ``lost_ranks.lent``: what ranks can restore by another one's snapshot and their own record."""
-        training, memory = self._training(life_of(local)), self._agent.site.memory
-        if training is None or not training.shares:
-            return {}
-        ranks = [rank.rank for rank in local.ranks.values()]
-        steps = {step for (rank, step), copy in memory.items() if rank in ranks and copy.life == training.life}
-        found = {}
-        for rank, step in [(rank, step) for rank in ranks for step in sorted(steps) if (rank, step) not in memory]:
-            record = lost_ranks.record_of(training.records(rank), step, local.number, training.size)
-            if record is not None:
-                found[rank, step] = training.snapshot(rank, step, record.step)
-        return found
+        training, ranks = self._training(life_of(local)), [rank.rank for rank in local.ranks.values()]
+        return lent_snapshots.lent(self._agent.site.memory, ranks, local.number, training)
 
     def lend(self) -> None:
         """What ranks can restore so is held from now on: none of them takes a step any more."""
