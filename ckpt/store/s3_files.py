@@ -35,7 +35,11 @@ def in_parallel(act: Callable[[Given], Result], items: Iterable[Given]) -> list[
     if len(given) < 2:
         return [act(one) for one in given]
     with ThreadPoolExecutor(THREADS, "resilio-s3") as pool:
-        return list(pool.map(act, given))
+        try:
+            results = [pool.submit(act, one) for one in given]
+        except RuntimeError:  # no thread can be started: this process ends
+            return [act(one) for one in given]
+        return [result.result() for result in results]
 
 
 class S3File:
