@@ -46,8 +46,8 @@ def directory_path(given: str | os.PathLike[str], name: str) -> Path:
         raise UsageError(f"{name} is {text!r}, not the path of a directory")
     if _URL.match(text):
         raise UsageError(
-            f"{name} is {text}: it must be a directory of a file system (checkpoints may also go to s3://BUCKET/PREFIX); "
-            "mount what is behind that URL, and give the path"
+            f"{name} is {text}: it must be a directory of a file system (checkpoints may also go to "
+            "s3://BUCKET/PREFIX); mount what is behind that URL, and give the path"
         )
     path = Path(text).absolute()
     try:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from resilio_hpc.core.errors import UsageError
 
@@ -29,6 +29,9 @@ _BUSY = {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "T
 _REFUSED = {"PreconditionFailed", "412"}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _FORBIDDEN = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "ExpiredToken", "InvalidToken"}
+
+
+Result = TypeVar("Result")
 
 
 class Object(NamedTuple):
@@ -71,9 +74,7 @@ class Bucket:
     def head(self, key: str) -> Object | None:
         """Return what is known of an object, None where it is missing."""
         try:
-            return self._call(
-                key, lambda: _object(answer := self._head(key), answer["ContentLength"])
-            )
+            return self._call(key, lambda: _object(answer := self._head(key), answer["ContentLength"]))
         except FileNotFoundError:
             return None
 
@@ -109,14 +110,14 @@ class Bucket:
         """Remove an object, which may be missing."""
         self._call(key, lambda: self._client.delete_object(Bucket=self.name, Key=key))
 
-    def list(self, prefix: str, delimiter: str = "") -> Iterator[tuple[str, Object]]:
+    def listed(self, prefix: str, delimiter: str = "") -> Iterator[tuple[str, Object]]:
         """Yield the keys that begin so, with what is known of them. A list may be older than other answers.
 
         ``delimiter``: keys with it after the prefix are left out.
         """
         more: dict[str, str] = {}
         while True:
-            page = self._call(
+            page: Any = self._call(
                 prefix,
                 lambda: self._client.list_objects_v2(Bucket=self.name, Prefix=prefix, Delimiter=delimiter, **more),  # noqa: B023
             )
@@ -165,7 +166,7 @@ class Bucket:
         found: list[tuple[str, str]] = []
         more: dict[str, str] = {}
         while True:
-            page = self._call(
+            page: Any = self._call(
                 prefix,
                 lambda: self._client.list_multipart_uploads(Bucket=self.name, Prefix=prefix, **more),  # noqa: B023
             )
@@ -176,7 +177,7 @@ class Bucket:
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _call(self, key: str, act: Callable[[], Any]) -> Any:
+    def _call(self, key: str, act: Callable[[], Result]) -> Result:
         """Repeat a call while the store is overloaded or away, until the deadline."""
         deadline, pause_s = time.monotonic() + self._deadline_s, _FIRST_PAUSE_S
         while True:
@@ -192,9 +193,7 @@ class Bucket:
                 )  # fmt: skip
             if not self._is_told and pause_s > 1.0:
                 self._is_told = True
-                print(
-                    f"resilio: s3://{self.name}: {why}; trying again for {left_s:.0f} s", file=sys.stderr, flush=True
-                )
+                print(f"resilio: s3://{self.name}: {why}; trying again for {left_s:.0f} s", file=sys.stderr, flush=True)
             time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -37,8 +37,8 @@ def link(run_path: Path, given: str) -> None:
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:
             raise UsageError(
-                f"--checkpoint-dir {given}: {run_path} has checkpoints already: copy them (resilio ckpt copy), or choose "
-                "another --run-dir"
+                f"--checkpoint-dir {given}: {run_path} has checkpoints already: copy them (resilio ckpt copy), or "
+                "choose another --run-dir"
             ) from None
         raise UsageError(f"--checkpoint-dir {given}: {os_error_text(error, str(run_path))}") from None
     if found != wanted:
