@@ -19,7 +19,7 @@ _POLL_S = 0.5
 """For how long a name is taken to say the same to calls that ask for a file behind it: it is polled."""
 
 
-class Place(NamedTuple):
+class S3Place(NamedTuple):
     """Where a path is. ``key``: of the directory of checkpoints, ends with "/" where it is not empty.
 
     ``entry``: the name of a step, or of a save on its way, or "". ``name``: of a file in it, or "".
@@ -40,7 +40,7 @@ class Place(NamedTuple):
         return self.entry.startswith("step-")
 
 
-class Entry(NamedTuple):
+class S3Entry(NamedTuple):
     """What the object of a name says: the name of its data, and for a committed step its manifest."""
 
     data: str
@@ -52,22 +52,22 @@ class Entry(NamedTuple):
         return b"resilio data %s\n%s" % (self.data.encode(), self.manifest)
 
 
-class Names:
+class S3Names:
     """The names of one store: ``prefix`` is the path of what has the key ``key``."""
 
     def __init__(self, bucket: Bucket, prefix: Path, key: str) -> None:
         """Look at nothing yet."""
         self._bucket, self._prefix, self._key = bucket, prefix, key
-        self._seen: dict[str, tuple[Entry, float]] = {}
+        self._seen: dict[str, tuple[S3Entry, float]] = {}
 
-    def place(self, path: Path) -> Place:
+    def place(self, path: Path) -> S3Place:
         """Return where a path is."""
         parts = path.relative_to(self._prefix).parts
         at = next((at for at, part in enumerate(parts) if _ENTRY.fullmatch(part)), len(parts))
         root = "/".join(filter(None, [self._key, *parts[:at]]))
-        return Place(f"{root}/" if root else "", "".join(parts[at : at + 1]), "/".join(parts[at + 1 :]))
+        return S3Place(f"{root}/" if root else "", "".join(parts[at : at + 1]), "/".join(parts[at + 1 :]))
 
-    def entry(self, place: Place, is_polled: bool = False) -> Entry | None:
+    def entry(self, place: S3Place, is_polled: bool = False) -> S3Entry | None:
         """Return what a name says, None where it is missing. ``is_polled``: it may be half a second old."""
         key = place.entry_key
         before, at = self._seen.get(key, (None, 0.0))
@@ -81,7 +81,7 @@ class Names:
         header = _HEADER.match(data)
         if header is None:
             raise OSError(errno.EBADMSG, "it names no data of a checkpoint", f"s3://{self._bucket.name}/{key}")
-        entry = Entry(header[1].decode(), data[header.end() :], found)
+        entry = S3Entry(header[1].decode(), data[header.end() :], found)
         self._seen[key] = entry, time.monotonic()
         return entry
 
@@ -97,7 +97,7 @@ class Names:
             raise missing(path)
         return f"{place.key}data/{entry.data}/{place.name}"
 
-    def manifest(self, path: Path) -> Entry | None:
+    def manifest(self, path: Path) -> S3Entry | None:
         """Return the entry of the committed step whose manifest this is; None for another file."""
         place = self.place(path)
         if place.name != MANIFEST or not place.is_step:
@@ -109,10 +109,10 @@ class Names:
 
     def stands_for(self, key: str, data: str) -> bool:
         """Return whether the name of a committed step below ``key`` stands for these data."""
-        entry = self.entry(Place(key, f"step-{data.partition('-')[0]}", ""))
+        entry = self.entry(S3Place(key, f"step-{data.partition('-')[0]}", ""))
         return entry is not None and entry.data == data
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: S3Place) -> None:
         """Remove a name."""
         self._seen.pop(place.entry_key, None)
         self._bucket.delete(place.entry_key)

@@ -26,7 +26,7 @@ from pathlib import Path
 from resilio_hpc.ckpt.store.backend import EntryKind, Store, StoreEntry
 from resilio_hpc.ckpt.store.s3_bucket import Bucket
 from resilio_hpc.ckpt.store.s3_files import S3File, S3NewFile, in_parallel
-from resilio_hpc.ckpt.store.s3_names import MANIFEST, Names, Place, missing, step_of
+from resilio_hpc.ckpt.store.s3_names import MANIFEST, S3Names, S3Place, missing, step_of
 from resilio_hpc.core.errors import CheckpointError
 
 _REMOVED = re.compile(r"\.removed-(\d{10,18}-[0-9a-f]{16})")
@@ -40,7 +40,7 @@ class S3Store(Store):
 
     def __init__(self, bucket: Bucket, prefix: Path, key: str = "") -> None:
         """``key``: where in the bucket ``prefix`` is."""
-        self._bucket, self._names = bucket, Names(bucket, prefix, key)
+        self._bucket, self._names = bucket, S3Names(bucket, prefix, key)
         self._missing: dict[str, float] = {}
         self._is_checked = False
 
@@ -63,7 +63,7 @@ class S3Store(Store):
         there = {name for name, is_there in zip(sorted(steps), exists, strict=True) if is_there}
         return [name for name in listed if name and name not in steps] + sorted(there)
 
-    def _latest(self, place: Place) -> Iterator[str]:
+    def _latest(self, place: S3Place) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError):
             text = self._bucket.get(f"{place.key}latest", 0, 40)[0]
             if text.strip().isdigit():

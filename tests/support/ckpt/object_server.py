@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -109,9 +109,9 @@ def _await(port: int) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
-            link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            link.request("GET", "/")
-            link.getresponse().read()
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as link:
+                link.request("GET", "/")
+                link.getresponse().read()
             return
         except OSError:
             if time.monotonic() > deadline:
