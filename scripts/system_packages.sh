@@ -19,6 +19,7 @@ bindfs bindfs
 mpiexec openmpi-bin
 chromium chromium
 promtool prometheus
+radosgw radosgw ceph-mon ceph-osd ceph-common
 /usr/lib/*/pmix2/lib/libpmix.so libpmix-dev'
 
 missing_packages() {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
-from resilio_hpc.core.directories import directory_path
+from resilio_hpc.core.directories import checkpoints_path, directory_path
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.rank_link import STANDBY_VARIABLE
 from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
@@ -138,11 +138,11 @@ def current() -> Coordinator | None:
 def checkpoint_directory(remote: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Path:
     """Return ``remote`` or $RESILIO_CHECKPOINT_DIR. Raises UsageError when both are missing, or it is not usable."""
     if remote:
-        return directory_path(remote, "the directory of checkpoints")
+        return checkpoints_path(remote, "the directory of checkpoints")
     chosen = environment.get("RESILIO_CHECKPOINT_DIR")
     if not chosen:
         raise UsageError("where should checkpoints go? give Checkpointer(remote=…) or set RESILIO_CHECKPOINT_DIR")
-    return directory_path(chosen, "RESILIO_CHECKPOINT_DIR")
+    return checkpoints_path(chosen, "RESILIO_CHECKPOINT_DIR")
 
 
 def local_directory(local: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Path | None:

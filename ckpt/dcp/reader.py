@@ -31,7 +31,7 @@ from resilio_hpc.ckpt.state import decoded_tree, tensors
 from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap, is_dtensor
 from resilio_hpc.ckpt.store import checkpoint_index, writers
 from resilio_hpc.ckpt.tiers import local_disk
-from resilio_hpc.core.directories import directory_path
+from resilio_hpc.core.directories import checkpoints_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch
 
 
@@ -53,7 +53,7 @@ class ResilioReader(StorageReader):
         ``step``: None, the one committed last. ``local``: directory on this node's own disk, where copies are read
         first (default $RESILIO_LOCAL_CHECKPOINT_DIR). Raises UsageError.
         """
-        self.directory = directory_path(directory, "the directory of checkpoints")
+        self.directory = checkpoints_path(directory, "the directory of checkpoints")
         self.step = None if step is None else checkpoint_index.check_step(step)
         self._local = local_directory(local, os.environ)
         self._manifest: Manifest | None = None
@@ -74,7 +74,7 @@ class ResilioReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Reset for a load; ``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
         if checkpoint_id:
-            self.directory = directory_path(checkpoint_id, "checkpoint_id")
+            self.directory = checkpoints_path(checkpoint_id, "checkpoint_id")
         self._manifest = None
 
     def storage_meta(self) -> StorageMeta:

@@ -37,7 +37,7 @@ from resilio_hpc.ckpt.store.commit import commit_step, open_staging
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.ckpt.tiers.peer_disks import this_node
-from resilio_hpc.core.directories import directory_path
+from resilio_hpc.core.directories import checkpoints_path
 from resilio_hpc.core.errors import CheckpointError, UsageError
 
 
@@ -67,7 +67,7 @@ class ResilioWriter(StorageWriter):
         room for it (default: the temporary directory). Raises UsageError for a step that is no whole number from 0 on,
         and for such settings.
         """
-        self.directory = directory_path(directory, "the directory of checkpoints")
+        self.directory = checkpoints_path(directory, "the directory of checkpoints")
         self.step = checkpoint_index.check_step(step)
         self._retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._local = local_directory(local, os.environ)
@@ -87,7 +87,7 @@ class ResilioWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Reset for a save; ``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
         if checkpoint_id:
-            self.directory = directory_path(checkpoint_id, "checkpoint_id")
+            self.directory = checkpoints_path(checkpoint_id, "checkpoint_id")
         self._plan = None
 
     def storage_meta(self) -> StorageMeta:

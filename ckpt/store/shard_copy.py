@@ -57,8 +57,8 @@ def copy_shard(
         named = [rank.table for rank in shard.ranks] + [table.tree for table in tables]
         file = stack.enter_context(store.new_file(target / shard.file, former=former))
         file.allocate(shard.size_bytes)
-        _copy_blocks(reader.file, file, parts, source, bytes_per_s)
         _copy_rest(reader.file, file, parts, named, shard, source)
+        _copy_blocks(reader.file, file, parts, source, bytes_per_s)  # last: see ``s3_files.S3NewFile``
 
 
 @contextlib.contextmanager

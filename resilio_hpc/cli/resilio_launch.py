@@ -87,9 +87,11 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
     )
     if options.dry_run:
         return _dry_run(options, caller, here, tuple(target.name for target in targets))
-    from resilio_hpc.launch.rundir import run_directory
+    from resilio_hpc.launch.rundir import checkpoint_link, run_directory
     from resilio_hpc.launch.supervisor import supervisor
 
+    if options.checkpoints.checkpoint_dir:
+        checkpoint_link.link(Path(options.run_dir), options.checkpoints.checkpoint_dir)
     run = run_directory.open_run(Path(options.run_dir), program=options.program)
     supervise = supervise or partial(supervisor.run, targets=targets, at_end=_keep_summary)
     # without targets, since the options are on the agents' command lines

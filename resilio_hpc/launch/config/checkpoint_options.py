@@ -58,3 +58,8 @@ class CheckpointOptions:
         reads=None,
         metavar="DIR",
     )
+    checkpoint_dir: str = run_flag(
+        "keep checkpoints there, not in the run directory: s3://BUCKET/PREFIX of an object store, or a directory",
+        "",
+        metavar="PLACE",
+    )

@@ -6,7 +6,7 @@
     witness.JOB.E.N     which half of a group of voters went on (exclusively created)
     ledger/<writer>.jsonl   what happened
     logs/<round>/<node>/    the ranks' output
-    checkpoints/        see resilio_hpc.ckpt
+    checkpoints/        see resilio_hpc.ckpt; a link with --checkpoint-dir
     chain.json          the jobs of the chain
     links/<job>.json    how each job's part ended; {} until then
     limits.json         how long the run may go without a sign, and what that was learned from
@@ -21,6 +21,7 @@ This module is the layout and the small blocking operations; agents do theirs in
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -64,8 +65,10 @@ def open_run(path: Path, wait_s: float = 10.0, program: Sequence[str] = ()) -> R
         trusted_files.make_directory(path)
         path = trusted_run(path)
         for name in ("ledger", "logs", "checkpoints", "links"):
-            trusted_files.make_directory(path / name)
-        trusted_files.close_directories(path / "checkpoints")  # an older version left its steps open to the group
+            if not (path / name).is_symlink():  # to an object store: see ``checkpoint_link``
+                trusted_files.make_directory(path / name)
+        with contextlib.suppress(FileNotFoundError):
+            trusted_files.close_directories(path / "checkpoints")  # an older version left its steps open to the group
         create_exclusive(path / "secret", new_secret() + b"\n", 0o600)
         identity = {"version": VERSION, "run_id": secrets.token_hex(6), "created": time.time(), "program": [*program]}
         create_exclusive(path / "run.json", json.dumps(identity).encode(), 0o644)

@@ -1,0 +1,134 @@
+"""Names in an object store: what a path means there, and which data a step's name stands for. See ``s3_store``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from resilio_hpc.ckpt.store.s3_bucket import Bucket, Object
+from resilio_hpc.core.regular_file import NotRegular
+
+MANIFEST = "manifest.json"
+_ENTRY = re.compile(r"step-(\d{10,18})|\.staging-step-(\d{10,18})-.*")
+_HEADER = re.compile(rb"resilio data (\d{10,18}-[0-9a-f]{16})\n")
+_POLL_S = 0.5
+"""For how long a name is taken to say the same to calls that ask for a file behind it: it is polled."""
+
+
+class S3Place(NamedTuple):
+    """Where a path is. ``key``: of the directory of checkpoints, ends with "/" where it is not empty.
+
+    ``entry``: the name of a step, or of a save on its way, or "". ``name``: of a file in it, or "".
+    """
+
+    key: str
+    entry: str
+    name: str
+
+    @property
+    def entry_key(self) -> str:
+        """The key of the object with the entry's name."""
+        return f"{self.key}{self.entry}"
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a committed step, or in one."""
+        return self.entry.startswith("step-")
+
+
+class S3Entry(NamedTuple):
+    """What the object of a name says: the name of its data, and for a committed step its manifest."""
+
+    data: str
+    manifest: bytes
+    found: Object
+
+    def content(self) -> bytes:
+        """Return the object's content."""
+        return b"resilio data %s\n%s" % (self.data.encode(), self.manifest)
+
+
+class S3Names:
+    """The names of one store: ``prefix`` is the path of what has the key ``key``."""
+
+    def __init__(self, bucket: Bucket, prefix: Path, key: str) -> None:
+        """Look at nothing yet."""
+        self._bucket, self._prefix, self._key = bucket, prefix, key
+        self._seen: dict[str, tuple[S3Entry, float]] = {}
+
+    def place(self, path: Path) -> S3Place:
+        """Return where a path is."""
+        parts = path.relative_to(self._prefix).parts
+        at = next((at for at, part in enumerate(parts) if _ENTRY.fullmatch(part)), len(parts))
+        root = "/".join(filter(None, [self._key, *parts[:at]]))
+        return S3Place(f"{root}/" if root else "", "".join(parts[at : at + 1]), "/".join(parts[at + 1 :]))
+
+    def entry(self, place: S3Place, is_polled: bool = False) -> S3Entry | None:
+        """Return what a name says, None where it is missing. ``is_polled``: it may be half a second old."""
+        key = place.entry_key
+        before, at = self._seen.get(key, (None, 0.0))
+        if before is not None and is_polled and time.monotonic() < at + _POLL_S:
+            return before
+        self._seen.pop(key, None)
+        try:
+            data, found = self._bucket.get(key)
+        except FileNotFoundError:
+            return None
+        header = _HEADER.match(data)
+        if header is None:
+            raise OSError(errno.EBADMSG, "it names no data of a checkpoint", f"s3://{self._bucket.name}/{key}")
+        entry = S3Entry(header[1].decode(), data[header.end() :], found)
+        self._seen[key] = entry, time.monotonic()
+        return entry
+
+    def file_key(self, path: Path) -> str:
+        """Return the key of a file. Raises FileNotFoundError where its directory is missing."""
+        place = self.place(path)
+        if not place.entry:
+            return place.key[:-1]
+        if not place.name:
+            raise NotRegular(errno.EINVAL, "it is a directory, not a regular file", str(path))
+        entry = self.entry(place, is_polled=True)
+        if entry is None:
+            raise missing(path)
+        return f"{place.key}data/{entry.data}/{place.name}"
+
+    def manifest(self, path: Path) -> S3Entry | None:
+        """Return the entry of the committed step whose manifest this is; None for another file."""
+        place = self.place(path)
+        if place.name != MANIFEST or not place.is_step:
+            return None
+        entry = self.entry(place)
+        if entry is None:
+            raise missing(path)
+        return entry
+
+    def stands_for(self, key: str, data: str) -> bool:
+        """Return whether the name of a committed step below ``key`` stands for these data."""
+        entry = self.entry(S3Place(key, f"step-{data.partition('-')[0]}", ""))
+        return entry is not None and entry.data == data
+
+    def remove(self, place: S3Place) -> None:
+        """Remove a name."""
+        self._seen.pop(place.entry_key, None)
+        self._bucket.delete(place.entry_key)
+
+    def forget(self) -> None:
+        """Ask for every name again."""
+        self._seen.clear()
+
+
+def step_of(entry: str) -> str:
+    """Return the number of the step in an entry's name, as it is written there."""
+    found = _ENTRY.fullmatch(entry)
+    assert found
+    return found[1] or found[2]
+
+
+def missing(path: Path) -> FileNotFoundError:
+    """Return the error of a name that does not exist."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

@@ -1,0 +1,262 @@
+"""A bucket of an S3-compatible store as a store of committed steps. It renames nothing: names are objects of their own.
+
+    run/step-0000000100             a committed step: the name of its data, and its manifest; written last, if missing
+    run/.staging-step-…             a save on its way: the name of its data
+    run/data/<step>-<random>/       its files: node-0.h5 …, the notes of its writers
+    run/.removed-<step>-<random>    these data are to be removed
+    run/latest, run/epoch-fence     as in a file system
+
+A commit is one conditional write (``If-None-Match: *``), so a step has one writer, and exists whole or not at all. What
+is removed gets its ``.removed-`` object first, then loses its name. A writer looks for that object after its commit,
+and a process that removes looks for the commit after it wrote that object: one of the two sees the other. Lists may
+be old: steps in them are looked for by name, and so is the step of ``latest``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from resilio_hpc.ckpt.store.backend import EntryKind, Store, StoreEntry
+from resilio_hpc.ckpt.store.s3_bucket import Bucket
+from resilio_hpc.ckpt.store.s3_files import S3File, S3NewFile, in_parallel
+from resilio_hpc.ckpt.store.s3_names import MANIFEST, S3Names, S3Place, missing, step_of
+from resilio_hpc.core.errors import CheckpointError
+
+_REMOVED = re.compile(r"\.removed-(\d{10,18}-[0-9a-f]{16})")
+_POLL_S = 0.5
+"""For how long the note of a rank is taken to be missing: it is polled."""
+_NO_LIMIT = 1 << 62
+
+
+class S3Store(Store):
+    """Directories of checkpoints in one bucket. ``prefix``: the path of the store, of which the rest are keys."""
+
+    def __init__(self, bucket: Bucket, prefix: Path, key: str = "") -> None:
+        """``key``: where in the bucket ``prefix`` is."""
+        self._bucket, self._names = bucket, S3Names(bucket, prefix, key)
+        self._missing: dict[str, float] = {}
+        self._is_checked = False
+
+    def _url(self, key: str) -> str:
+        return f"s3://{self._bucket.name}/{key}"
+
+    def names(self, directory: Path) -> list[str]:
+        """See Store."""
+        place = self._names.place(directory)
+        if place.entry:
+            entry = self._names.entry(place)
+            if entry is None:
+                raise missing(directory)
+            prefix = f"{place.key}data/{entry.data}/"
+            listed = [key[len(prefix) :] for key, _ in self._bucket.listed(prefix)]
+            return sorted({*listed, *([MANIFEST] if place.is_step else [])})
+        listed = [key[len(place.key) :] for key, _ in self._bucket.listed(place.key, "/")]
+        steps = {name for name in listed if name.startswith("step-")} | set(self._latest(place))
+        exists = in_parallel(lambda name: self._bucket.head(f"{place.key}{name}") is not None, sorted(steps))
+        there = {name for name, is_there in zip(sorted(steps), exists, strict=True) if is_there}
+        return [name for name in listed if name and name not in steps] + sorted(there)
+
+    def _latest(self, place: S3Place) -> Iterator[str]:
+        with contextlib.suppress(FileNotFoundError):
+            text = self._bucket.get(f"{place.key}latest", 0, 40)[0]
+            if text.strip().isdigit():
+                yield f"step-{int(text):010d}"
+
+    def look(self, path: Path, follow: bool = False) -> StoreEntry | None:
+        """See Store. Above the steps every directory exists: the bucket has none."""
+        place = self._names.place(path)
+        if place.entry and not place.name:
+            entry = self._names.entry(place, is_polled=place.entry.startswith("."))
+            return None if entry is None else StoreEntry(EntryKind.DIRECTORY, 0, entry.found.changed_ns)
+        try:
+            if (committed := self._names.manifest(path)) is not None:
+                return StoreEntry(EntryKind.FILE, len(committed.manifest), committed.found.changed_ns)
+            key = self._names.file_key(path)
+        except FileNotFoundError:
+            return None
+        found = self._bucket.head(key) if key else None
+        if found is not None:
+            return StoreEntry(EntryKind.FILE, found.size_bytes, found.changed_ns)
+        return None if place.name or _is_file_name(path.name) else StoreEntry(EntryKind.DIRECTORY, 0, 0)
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def read(self, path: Path, limit: int = -1, follow: bool = True) -> bytes:
+        """See Store."""
+        if (committed := self._names.manifest(path)) is not None:
+            return committed.manifest if limit < 0 else committed.manifest[:limit]
+        is_note = path.name.startswith(".shard-")
+        key = self._names.file_key(path)
+        if is_note and time.monotonic() < self._missing.get(key, 0.0):
+            raise missing(path)
+        try:
+            return self._bucket.get(key, 0, limit)[0]
+        except FileNotFoundError:
+            if is_note:
+                self._missing[key] = time.monotonic() + _POLL_S
+            raise
+
+    def open(self, path: Path, follow: bool = True) -> S3File:
+        """See Store."""
+        key = self._names.file_key(path)
+        found = self._bucket.head(key)
+        if found is None:
+            raise missing(path)
+        return S3File(self._bucket, key, found)
+
+    def write(self, path: Path, data: bytes, durable: bool = True) -> None:
+        """See Store."""
+        self._bucket.put(self._names.file_key(path), data)
+
+    def create(self, path: Path, data: bytes = b"") -> bool:
+        """See Store."""
+        return self._bucket.put(self._names.file_key(path), data, former="")
+
+    @contextlib.contextmanager
+    def new_file(self, path: Path, mode: int = 0o666, former: Path | None = None) -> Iterator[S3NewFile]:
+        """See Store. While it is on its way a small object beside it changes, as a sign of life."""
+        key = self._names.file_key(path)
+        head, _, name = key.rpartition("/")
+        sign, signed = f"{head}/.uploading-{name}", []
+
+        def tell(sent: int) -> None:
+            self._bucket.put(sign, b"%d\n" % sent)
+            signed.append(sent)
+
+        file = S3NewFile(self._bucket, key, tell)
+        try:
+            yield file
+            file.finish()
+        except BaseException:
+            file.give_up()
+            raise
+        if signed:
+            self._bucket.delete(sign)
+
+    # -- directories -----------------------------------------------------------------------------------------------
+
+    def make_directory(self, path: Path) -> None:
+        """See Store. Only that of a save is an object."""
+        if self._names.place(path).entry:
+            with contextlib.suppress(FileExistsError):
+                self.make_new_directory(path)
+
+    def make_new_directory(self, path: Path) -> None:
+        """See Store."""
+        place = self._names.place(path)
+        if not place.entry:
+            return
+        data = f"{step_of(place.entry)}-{os.urandom(8).hex()}"
+        body = f"resilio data {data}\n".encode()
+        if not self._bucket.put(place.entry_key, body, former=""):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        self._check_conditions(place.entry_key, body)
+
+    def _check_conditions(self, key: str, body: bytes) -> None:
+        """Tell once where the store ignores ``If-None-Match``: that write again must be refused."""
+        if not self._is_checked:
+            self._is_checked = True
+            if self._bucket.put(key, body, former=""):
+                print(
+                    f"resilio: s3://{self._bucket.name}: this store ignores If-None-Match, so two jobs that write to "
+                    "one directory of checkpoints may undo each other's steps",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+
+    def put_in_place(self, staging: Path, final: Path, check: Callable[[Path], None]) -> None:
+        """See Store. Of two writers that commit the same step at once, the second one is refused."""
+        here, there = self._names.place(staging), self._names.place(final)
+        ours = self._names.entry(here)
+        if ours is None:
+            raise missing(staging)
+        former = self._names.entry(there)
+        if former is None or former.data != ours.data:
+            if former is not None:
+                check(final)
+            manifest = self._bucket.get(f"{here.key}data/{ours.data}/{MANIFEST}")[0]
+            body = f"resilio data {ours.data}\n".encode() + manifest
+            if not self._bucket.put(there.entry_key, body, former.found.tag if former else ""):
+                raise CheckpointError(
+                    f"{self._url(there.key)}{there.entry}: another writer committed this step meanwhile; its step stays"
+                )
+            if self._bucket.head(f"{here.key}.removed-{ours.data}") is not None:
+                self._bucket.delete(there.entry_key)
+                raise CheckpointError(
+                    f"{self._url(here.key)}{here.entry}: another process took this save for dead, and removed it"
+                )
+            if former is not None:
+                self._bucket.put(f"{there.key}.removed-{former.data}", b"")
+        self._names.remove(here)
+
+    def move_away(self, path: Path, why: str) -> Path:
+        """See Store."""
+        place = self._names.place(path)
+        entry = self._names.entry(place) if place.entry and not place.name else None
+        if entry is None:
+            return path.with_name(f".removed-{path.name.lstrip('.')}")
+        mark = f"{place.key}.removed-{entry.data}"
+        is_step = place.is_step
+        if is_step or not self._names.stands_for(place.key, entry.data):
+            self._bucket.put(mark, b"")
+            if not is_step and self._names.stands_for(place.key, entry.data):
+                self._bucket.delete(mark)
+        self._names.remove(place)
+        return path.with_name(f".removed-{entry.data}")
+
+    def is_moved_away(self, name: str) -> bool:
+        """See Store."""
+        return bool(_REMOVED.fullmatch(name))
+
+    def remove(self, path: Path, ignore_errors: bool = True) -> None:
+        """See Store."""
+        try:
+            self._remove(path)
+        except OSError:
+            if not ignore_errors:
+                raise
+
+    def _remove(self, path: Path) -> None:
+        place = self._names.place(path)
+        removed = _REMOVED.fullmatch(path.name)
+        if place.entry and not place.name:
+            self._remove(self.move_away(path, "removed"))
+        elif removed is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._bucket.delete(self._names.file_key(path))
+        else:
+            root = f"{place.key[:-1].rpartition('/')[0]}/".lstrip("/")
+            if not self._names.stands_for(root, removed[1]):
+                self._remove_data(f"{root}data/{removed[1]}/")
+            self._bucket.delete(f"{root}{path.name}")
+
+    def _remove_data(self, prefix: str) -> None:
+        """Abort the uploads, and remove the files. An upload may end between the two."""
+        in_parallel(lambda one: self._bucket.abort_upload(*one), self._bucket.uploads(prefix))
+        in_parallel(lambda one: self._bucket.delete(one[0]), self._bucket.listed(prefix))
+
+    def recycle(self, gone: Path, recycled: Path) -> None:
+        """See Store: an object cannot be written over."""
+
+    def sync(self, directory: Path) -> None:
+        """See Store: every answer means that it is durable."""
+
+    def refresh(self, directory: Path) -> None:
+        """See Store."""
+        self._names.forget()
+        self._missing.clear()
+
+    def free_bytes(self, directory: Path) -> int:
+        """See Store."""
+        return _NO_LIMIT
+
+
+def _is_file_name(name: str) -> bool:
+    """Return whether a name above the steps is one of a file: other names are those of directories."""
+    return name.startswith(".") or name in ("latest", "epoch-fence", MANIFEST, "run.json", "damaged")

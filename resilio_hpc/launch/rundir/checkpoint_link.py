@@ -1,0 +1,57 @@
+"""Where a run keeps its checkpoints: ``checkpoints`` in its directory, or a link to another place.
+
+With ``--checkpoint-dir s3://bucket/prefix`` it is a link of that name, which every process of the run reads
+(``ckpt.store.mounts``). So all jobs of a chain, and all commands, find the steps by the run's directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from resilio_hpc.ckpt.store.mounts import RUN_CHECKPOINTS, linked_url, store_of
+from resilio_hpc.core import trusted_files
+from resilio_hpc.core.directories import directory_path, s3_url
+from resilio_hpc.core.errors import UsageError, os_error_text
+
+
+def target(given: str) -> str:
+    """Return what ``--checkpoint-dir`` means: a URL, or an absolute path. Raises UsageError."""
+    return s3_url(given) or str(directory_path(given, "--checkpoint-dir"))
+
+
+def link(run_path: Path, given: str) -> None:
+    """Let a run, which may be new, keep its checkpoints there. Raises UsageError where it has some elsewhere."""
+    wanted, name = target(given), run_path / RUN_CHECKPOINTS
+    try:
+        trusted_files.make_directory(run_path)
+        if not name.is_symlink():
+            if name.is_dir():
+                name.rmdir()
+            try:
+                name.symlink_to(wanted)
+            except FileExistsError:  # another launch of this run was faster
+                pass
+        found = os.readlink(name)  # noqa: PTH115 - a path would lose a slash of the URL
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise UsageError(
+                f"--checkpoint-dir {given}: {run_path} has checkpoints already: copy them (resilio ckpt copy), or "
+                "choose another --run-dir"
+            ) from None
+        raise UsageError(f"--checkpoint-dir {given}: {os_error_text(error, str(run_path))}") from None
+    if found != wanted:
+        raise UsageError(f"--checkpoint-dir {given}: {run_path} keeps its checkpoints in {found}")
+    check(name)
+
+
+def check(name: Path) -> None:
+    """Ask the store whether it can be used, before any process trains. Raises UsageError."""
+    try:
+        if linked_url(name):
+            store_of(name).names(name)
+        else:
+            Path(os.path.realpath(name)).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--checkpoint-dir: {os_error_text(error, str(name))}") from None
