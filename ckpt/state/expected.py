@@ -7,6 +7,8 @@ import sys
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers
+from resilio_hpc.ckpt.state.any_layout import AnyLayout
+from resilio_hpc.ckpt.state.flat_slab import FlatSlab
 from resilio_hpc.ckpt.state.overlap import is_optimizer
 from resilio_hpc.ckpt.state.slab import slab_of
 from resilio_hpc.ckpt.state.tensors import is_tensor
@@ -29,6 +31,10 @@ def _collect(value: Any, found: dict[Any, int]) -> None:
     if containers.is_container(value):
         for _, item in containers.parts(value):
             _collect(item, found)
+    elif type(value) is AnyLayout:
+        _collect(value.saved, found)
+    elif type(value) is FlatSlab:
+        _collect(value.tensor, found)
     elif slab is not None:
         _collect(slab.tensor, found)
     elif is_tensor(value):

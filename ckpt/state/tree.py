@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers, overlap, plain_values, tensors
+from resilio_hpc.ckpt.state.any_layout import AnyLayout
 from resilio_hpc.ckpt.state.decoded_tree import TensorRef, decode
+from resilio_hpc.ckpt.state.flat_slab import FlatSlab
 from resilio_hpc.ckpt.state.paths import joined, place
 from resilio_hpc.ckpt.state.plain_values import SCALARS
 from resilio_hpc.ckpt.state.slab import Slab
@@ -123,6 +125,10 @@ class Encoder:
             return self._sequence(value, path)
         if tensors.is_tensor(value) or kind is Slab:
             return {"$tensor": self._number(value, path)}
+        if kind is FlatSlab:  # the tree has its first part; the table has all, under the same path
+            return {"$tensor": [self._number(part, path) for part in value.parts()][0]}
+        if kind is AnyLayout:
+            return self.encode(value.saved, path)
         if has_state(value):
             return self._object(value, path)
         self.kinds.add(kind)
