@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from resilio_hpc.ckpt.checkpointer import Checkpointer
     from resilio_hpc.ckpt.coordination.agent_coordinator import EXIT_RESTORE_FAILED
     from resilio_hpc.ckpt.format.manifest import REPLICATED
+    from resilio_hpc.ckpt.fsdp1 import fsdp_state
     from resilio_hpc.ckpt.handle import SaveHandle
     from resilio_hpc.ckpt.state.any_layout import AnyLayout
     from resilio_hpc.ckpt.state.flat_slab import FlatSlab
@@ -33,6 +34,7 @@ __all__ = [
     "SaveHandle",
     "Slab",
     "audit",
+    "fsdp_state",
     "optimizer_layouts",
     "rng_state",
     "set_rng_state",
@@ -43,7 +45,7 @@ _HOMES = {
     "REPLICATED": "format.manifest", "SaveHandle": "handle", "Slab": "state.slab", "rng_state": "state.rng",
     "set_rng_state": "state.rng", "AnyLayout": "state.any_layout", "FlatSlab": "state.flat_slab", "Bucket": "buckets",
     "BucketParameter": "buckets", "optimizer_layouts": "buckets", "DP_RESHARDABLE": "buckets",
-    "FULLY_RESHARDABLE": "buckets",
+    "FULLY_RESHARDABLE": "buckets", "fsdp_state": "fsdp1",
 }  # fmt: skip
 
 

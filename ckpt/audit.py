@@ -16,6 +16,7 @@ from typing import Any
 from resilio_hpc.ckpt.state import containers, tensors
 from resilio_hpc.ckpt.state.any_layout import AnyLayout
 from resilio_hpc.ckpt.state.flat_slab import FlatSlab
+from resilio_hpc.ckpt.state.module_names import persistent_buffers
 from resilio_hpc.ckpt.state.rng import rng_state
 from resilio_hpc.ckpt.state.slab import Slab
 from resilio_hpc.ckpt.state.tree import has_state
@@ -97,7 +98,10 @@ class _Saved:
                 self._keys.add(key_of(value))
                 self._nests.append(value)
         elif has_state(value):
-            self._objects.update(id(one) for one in (value, *getattr(value, "stands_for", ())))
+            self._objects.add(id(value))
+            for one in getattr(value, "stands_for", ()):
+                self._objects.add(id(one))
+                self._keys.update(key_of(each) for each in getattr(one, "parameters", tuple)())
             self.positions += [value, *getattr(value, "positions", ())]
             self._walk(value.state_dict())
         elif isinstance(value, bytes):
@@ -159,15 +163,10 @@ def _forgotten_tensors(optimizers: list[Any], modules: list[Any], saved: _Saved)
         own = {id(one): name for name, one in root.named_parameters() if id(one) in trained}
         names.update(own)
         if own:
-            buffers.update((id(one), (name, one)) for name, one in _persistent_buffers(root))
+            buffers.update((id(one), (name, one)) for name, one in persistent_buffers(root))
     lost = [names.get(key, "without a module") for key, one in trained.items() if not saved.has_tensor(one)]
     yield from _listed("parameter", "that an optimizer trains", lost)
     yield from _listed("buffer", "", [name for name, one in buffers.values() if not saved.has_tensor(one)])
-
-
-def _persistent_buffers(root: Any) -> Iterator[tuple[str, Any]]:
-    kept = root.state_dict(keep_vars=True)
-    return ((name, one) for name, one in root.named_buffers() if name in kept)
 
 
 def _forgotten_schedules(schedules: list[Any], saved: _Saved) -> Iterator[str]:

@@ -217,12 +217,30 @@ class _Matching:
         if overlap.is_optimizer(live) and isinstance(saved, dict) and isinstance(saved.get("state"), dict):
             saved = self._optimizers.arranged(live, saved, path)
             template = self._optimizers.template(live, saved)
+        elif hasattr(live, "restore_template"):
+            template = self._own_template(live, saved, path)
         self._is_new, before = True, self._is_new
         build = self.match(template, saved, path)
         self._is_new = before
         fills_tensors = not overlap.is_optimizer(live) and next(refs(saved), None) is not None
         self.loads.add(live, path, build, fills_tensors)
         return lambda: live
+
+    def _own_template(self, live: Any, saved: Any, path: Path) -> Any:
+        """Return the places that an object has made for what was saved of it in parts."""
+
+        def saved_at(*keys: Any) -> Any:
+            found = containers.look_up(saved, keys)
+            return self._elsewhere((*path, *keys)) if found is NOTHING else found
+
+        def dtype_of(ref: Any) -> Any:
+            is_part = isinstance(ref, TensorRef) and self._in_parts(ref)
+            return tensors.torch_dtype(self._records[ref.index].dtype) if is_part else None
+
+        try:
+            return live.restore_template(saved_at, dtype_of)
+        except ValueError as error:
+            raise LayoutMismatch(f"{place(path)}: {error}") from error
 
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         """Match a module: its state_dict() shows its live tensors, so the bytes go straight into them."""

@@ -46,6 +46,8 @@ def _collect(value: Any, found: dict[Any, int]) -> None:
         _collect([*value.parameters(), *value.buffers()], found)
     elif torch is not None and isinstance(value, torch.optim.Optimizer):
         _collect_optimizer(value, found)
+    else:
+        _collect([one for one in getattr(value, "stands_for", ()) if is_optimizer(one)], found)
 
 
 def _collect_optimizer(optimizer: Any, found: dict[Any, int]) -> None:
@@ -61,4 +63,6 @@ def _collect_optimizer(optimizer: Any, found: dict[Any, int]) -> None:
 
 def holds_optimizer(state: Any) -> bool:
     """Return whether it holds a torch optimizer."""
+    if any(map(is_optimizer, getattr(state, "stands_for", ()))):
+        return True
     return is_optimizer(state) or any(holds_optimizer(item) for _, item in containers.parts(state))

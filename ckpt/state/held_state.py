@@ -152,6 +152,8 @@ class HeldState:
 
     def _hold_tensor(self, value: Any, path: tuple[Any, ...]) -> Any:
         slab = value if type(value) in (Slab, FlatSlab) else None
+        if type(slab) is FlatSlab and not len(slab.tensor):
+            return slab
         tensor = slab.tensor if slab is not None else value
         self._has_loose_parts |= slab is not None or is_dtensor(tensor)
         held = self._hold_array(tensor, path) if not hasattr(tensor, "detach") else self._hold_torch(tensor, path)
