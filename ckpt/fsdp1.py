@@ -71,7 +71,7 @@ class _Shards:
         if handle._training_state.name != "IDLE" or flat.shape != shard.shape:
             raise UsageError("fsdp_state: parameters are gathered now; save and restore between two steps")
         if any(extension is not None for extension in flat._param_extensions):
-            raise UsageError("fsdp_state: parameters that are DTensors below FSDP1 cannot be saved; use fully_shard (FSDP2)")
+            raise UsageError("fsdp_state: DTensors below FSDP1 cannot be saved; use fully_shard (FSDP2)")
         between = getattr(module, "_inter_node_pg", None)  # of HYBRID_SHARD: groups with the same shards
         replica = between.rank() if between is not None else 0 if handle.uses_sharded_strategy else handle.rank
         names = [_joined(prefix, name) for name in flat._fqns]
@@ -113,7 +113,7 @@ class FsdpOptimizer:
     """A torch optimizer of an FSDP1 model, whose state has the names of parameters. ``fsdp_state`` makes it."""
 
     def __init__(self, model: Any, optimizer: Any, shards: _Shards) -> None:
-        """Raises UsageError for an optimizer with parameters that the model does not have."""
+        """Check that the model has all parameters of the optimizer. Raises UsageError."""
         self.stands_for = (model, optimizer)
         self._optimizer, self._shards = optimizer, shards
         self._fresh: dict[int, dict[str, Any]] = {}
@@ -135,8 +135,8 @@ class FsdpOptimizer:
                 if names[0] in self._shards.ranges and hasattr(value, "detach") and value.dim():
                     if value.shape != parameter.shape:
                         raise UsageError(
-                            f"fsdp_state: {key} of {names[0]} has shape {list(value.shape)}, not one element for each of "
-                            "the parameter's, and cannot be cut otherwise"
+                            f"fsdp_state: {key} of {names[0]} has shape {list(value.shape)}, not one element for each "
+                            "of the parameter's, and cannot be cut otherwise"
                         )
                     for name, part in self._shards.parts_of(parameter, value):
                         state[name][key] = part
@@ -164,10 +164,17 @@ class FsdpOptimizer:
             if names[0] not in self._shards.ranges or (not parameter.numel() and len(names) == 1):
                 continue
             found = {name: saved("state", name) for name in names}
-            keys = {key: dtype_of(value) for values in found.values() if values is not NOTHING for key, value in values.items()}
+            keys = {
+                key: dtype_of(value)
+                for values in found.values()
+                if values is not NOTHING
+                for key, value in values.items()
+            }
             lacking = [name for name, values in found.items() if values is NOTHING or values.keys() != keys.keys()]
             if keys and lacking:
-                raise ValueError(f"{', '.join(lacking[:3])} had no such state as the parameters it is flattened with now")
+                raise ValueError(
+                    f"{', '.join(lacking[:3])} had no such state as the parameters it is flattened with now"
+                )
             for key, dtype in keys.items():
                 if dtype is not None:
                     fresh = parameter.detach().new_zeros(parameter.shape, dtype=dtype)
@@ -179,7 +186,7 @@ class FsdpOptimizer:
     def load_state_dict(self, loaded: Mapping[str, Any]) -> None:
         """Take a state that was filled into the places of ``restore_template``. Raises ValueError where it differs."""
         groups = [self._group_of(group, loaded["param_groups"]) for group in self._groups()]
-        state = {}
+        taken: dict[Any, dict[str, Any]] = {}
         for parameter in (one for group in self._optimizer.param_groups for one in group["params"]):
             names = self._shards.names_of[id(parameter)]
             values = [loaded["state"].get(name) for name in names]
@@ -187,10 +194,12 @@ class FsdpOptimizer:
                 continue
             others = [{key: value for key, value in one.items() if type(value) is not FlatSlab} for one in values]
             if any(not _is_same(one, others[0]) for one in others):
-                raise ValueError(f"{names[0]} and others that are one flat parameter now differ in {', '.join(others[0])}")
-            state[parameter] = {**others[0], **self._fresh.get(id(parameter), {})}
+                raise ValueError(
+                    f"{names[0]} and others that are one flat parameter now differ in {', '.join(others[0])}"
+                )
+            taken[parameter] = {**others[0], **self._fresh.get(id(parameter), {})}
         self._optimizer.state.clear()
-        self._optimizer.state.update(state)
+        self._optimizer.state.update(taken)
         for group, values in zip(self._optimizer.param_groups, groups, strict=True):
             group.update(values)
 
@@ -208,4 +217,4 @@ def _joined(*names: str) -> str:
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(bool((value == other[key])) for key, value in one.items())
+    return one.keys() == other.keys() and all(bool(value == other[key]) for key, value in one.items())

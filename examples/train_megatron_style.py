@@ -6,8 +6,8 @@
 The lines that make it survive failures are marked with `<-`. Each tensor-parallel rank has a part of each matrix, each
 pipeline stage some of the layers. Parameters are bfloat16; float32 copies and Adam's moments lie in flat buckets, cut
 evenly between the data-parallel ranks. No DTensor tells how they belong together, so the script does, with Slab and
-Bucket. Most saves are as the buckets lie (cheap; any number of data-parallel ranks loads them), each few-th by parameter
-(any layout loads it), as is the last one.
+Bucket. Most saves are as the buckets lie: cheap, and any number of data-parallel ranks loads them. Each few-th one, and
+the last, is by parameter: any layout loads it.
 
 With the same layout it ends with the same bits, interrupted or not. Another pipeline layout, and one or two data
 parallel ranks, sum the same numbers in the same order, too; another tensor-parallel layout does not.
@@ -27,8 +27,15 @@ from torch import nn
 from torch.nn import functional
 
 from resilio_hpc import train
-from resilio_hpc.ckpt import DP_RESHARDABLE, FULLY_RESHARDABLE, Bucket, BucketParameter, Checkpointer, Slab
-from resilio_hpc.ckpt import optimizer_layouts
+from resilio_hpc.ckpt import (
+    DP_RESHARDABLE,
+    FULLY_RESHARDABLE,
+    Bucket,
+    BucketParameter,
+    Checkpointer,
+    Slab,
+    optimizer_layouts,
+)
 
 BUCKET_ELEMENTS = 400  # tiny, so that a process has several
 ALIGNED = 64  # places of parameters in a bucket, as Megatron aligns them
@@ -125,7 +132,9 @@ class DistributedOptimizer:
                 place = BucketParameter(f"layers.{number}.{name}", end, parameter.shape, whole, start, replica)
                 self.parameters[-1].append((parameter, place))
                 end += -(-parameter.numel() // ALIGNED) * ALIGNED
-        self.shards = [nn.Parameter(self._share(self._flat(bucket, lambda p: p.detach()))) for bucket in self.parameters]
+        self.shards = [
+            nn.Parameter(self._share(self._flat(bucket, lambda p: p.detach()))) for bucket in self.parameters
+        ]
         self.adam = torch.optim.AdamW(self.shards, lr=3e-3, foreach=False)
         for shard in self.shards:  # as its first step would make it
             zeros = {name: torch.zeros_like(shard.detach()) for name in ("exp_avg", "exp_avg_sq")}
@@ -176,7 +185,9 @@ class DistributedOptimizer:
 
 def gradients_of(blocks: dict[int, Block], batch: torch.Tensor, layout: Layout) -> tuple[Any, torch.Tensor]:
     """Return the gradients of this process for its micro-batches [count, rows, width], summed in float32."""
-    gradients = {parameter: torch.zeros(parameter.shape) for block in blocks.values() for parameter in block.parameters()}
+    gradients = {
+        parameter: torch.zeros(parameter.shape) for block in blocks.values() for parameter in block.parameters()
+    }
     total = torch.zeros(())
     for part in batch:
         if layout.is_first:

@@ -28,7 +28,7 @@ from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.plain_values import SCALARS
 from resilio_hpc.ckpt.state.slab import Slab, slab_of
 from resilio_hpc.ckpt.state.tree import has_state
-from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 
 Build = Callable[[], Any]
 
@@ -163,11 +163,7 @@ class _Matching:
         except LayoutMismatch as error:
             raise LayoutMismatch(f"{error}{live.hint(next(iter(layout)))}") from error
 
-        def made() -> Any:
-            build()
-            return live
-
-        return made
+        return lambda: (build(), live)[1]
 
     def _dict(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         if not isinstance(live, dict):

@@ -20,7 +20,7 @@ class SavedParts:
     """Orders parts of tensors from ``targets``."""
 
     def __init__(self, source: CheckpointSource, records: Sequence[TensorRecord], targets: Targets) -> None:
-        """``records``: all that the source has, by number; it may grow."""
+        """Begin with none. ``records``: all that the source has, by number; it may grow."""
         self._source, self._records, self._targets = source, records, targets
         self._mine = len(records)  # the others come from elsewhere
 

@@ -32,7 +32,9 @@ class FlatSlab:
 
     def __post_init__(self) -> None:
         if is_dtensor(self.tensor) or len(self.tensor.shape) != 1:
-            raise UsageError(f"FlatSlab: a tensor of shape {list(self.tensor.shape)} is no flat shard: it has no one dimension")
+            raise UsageError(
+                f"FlatSlab: a tensor of shape {list(self.tensor.shape)} is no flat shard: it has no one dimension"
+            )
         box, count = self.box, len(self.tensor)
         if type(self.first) is not int or not 0 <= self.first <= self.first + count <= box.size:
             raise UsageError(

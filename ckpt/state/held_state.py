@@ -95,7 +95,11 @@ class HeldState:
         self._check()
         if moved := self.watched.moved():
             raise NotHeld(f"{moved} was replaced by another tensor")
-        known = {key_of(copied) for copied in self._copied.values()} | self._parts | {key_of(other) for other, _ in self._others}
+        known = (
+            {key_of(copied) for copied in self._copied.values()}
+            | self._parts
+            | {key_of(other) for other, _ in self._others}
+        )
         for leaf in found.leaves:
             is_torch = leaf.kind == "torch" and leaf.size_bytes > 0
             if is_torch and not self.watched.has(leaf.value) and key_of(leaf.value) not in known:

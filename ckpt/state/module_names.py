@@ -1,4 +1,4 @@
-"""What modules of torch hold, without a call of their state_dict(), which gathers under FSDP1; names without wrappers."""
+"""What torch's modules hold, and its names, without a call of their state_dict(), which gathers under FSDP1."""
 
 from __future__ import annotations
 

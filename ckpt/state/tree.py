@@ -205,7 +205,7 @@ class Encoder:
         """Return the number of a shard's first part. The same object elsewhere is the same, also without elements."""
         key = "flat", id(value)
         if key not in self._seen:
-            self._seen[key] = [self._number(part, path) for part in value.parts()][0]
+            self._seen[key] = next(self._number(part, path) for part in value.parts())
             self._shards.append(value)  # so that no other object gets its id
         return self._seen[key]
 
@@ -252,8 +252,8 @@ def check_no_fsdp1(value: Any, path: tuple[Any, ...]) -> None:
     """Raise UsageError for a module with FSDP1 in it: its state_dict() gathers all, and needs all ranks for that."""
     if next(fsdp_modules(value), None) is not None:
         raise UsageError(
-            f"{place(path)}: a model under FullyShardedDataParallel is saved by ckpt.fsdp_state(model, optimizer), which "
-            "gathers nothing; or use fully_shard (FSDP2), whose modules are saved as they are"
+            f"{place(path)}: a model under FullyShardedDataParallel is saved by ckpt.fsdp_state(model, optimizer), "
+            "which gathers nothing; or use fully_shard (FSDP2), whose modules are saved as they are"
         )
 
 

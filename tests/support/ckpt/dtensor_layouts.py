@@ -61,7 +61,9 @@ def restored_alone(directory: Path, target: dict[str, Any], rank: int = 0, world
     (manifest,) = checkpoint_index.committed(directory)
     with (
         ThreadPoolExecutor(1) as pool,
-        CommittedSource(checkpoint_index.step_directory(directory, manifest.step), manifest, rank, world, "own") as source,
+        CommittedSource(
+            checkpoint_index.step_directory(directory, manifest.step), manifest, rank, world, "own"
+        ) as source,
     ):
         return restore(source, target, pool) is target
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from resilio_hpc.ckpt import Checkpointer, audit, fsdp_state, rng_state
+from resilio_hpc.ckpt import audit, fsdp_state, rng_state
 from resilio_hpc.core.errors import LayoutMismatch, UsageError
 from tests.support.ckpt.dtensor_layouts import check, checkpointer, in_processes, restored_alone
 
@@ -157,7 +157,7 @@ def every_layout(directory: Path, rank: int, layout: Layout, three: Any, two: An
     dist.barrier()
     if rank == 0:
         plain = Model(3)
-        parameters = {name: value for name, value in plain.named_parameters(remove_duplicate=False)}
+        parameters = dict(plain.named_parameters(remove_duplicate=False))
         assert restored_alone(directory, {"training": {"parameters": parameters}})
         for name, value in parameters.items():
             assert torch.equal(value, expected["model"][name]), name
