@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import gc
 import sys
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, FrameType, FunctionType, GeneratorType, GenericAlias, GetSetDescriptorType
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers, tensors
+from resilio_hpc.ckpt.state.any_layout import AnyLayout
+from resilio_hpc.ckpt.state.flat_slab import FlatSlab
+from resilio_hpc.ckpt.state.module_names import persistent_buffers
 from resilio_hpc.ckpt.state.rng import rng_state
+from resilio_hpc.ckpt.state.slab import Slab
 from resilio_hpc.ckpt.state.tree import has_state
 from resilio_hpc.ckpt.state.watched import Key, key_of
 
@@ -72,18 +77,31 @@ class _Saved:
         self._keys: set[Key] = set()
         self._nests: list[Any] = []  # containers and plain values
         self._walk(state)
+        self._ranges: list[tuple[int, int]] = []  # of memory that saved tensors have, without overlaps, in order
+        for start, size in sorted(self._keys):
+            if self._ranges and start <= self._ranges[-1][1]:
+                self._ranges[-1] = self._ranges[-1][0], max(self._ranges[-1][1], start + size)
+            else:
+                self._ranges.append((start, start + size))
 
     def _walk(self, value: Any) -> None:
         if containers.is_container(value):
             self._nests.append(value)
             for _, item in containers.parts(value):
                 self._walk(item)
+        elif type(value) is AnyLayout:
+            self._walk(value.saved)
+        elif type(value) in (Slab, FlatSlab):
+            self._walk(value.tensor)
         elif tensors.is_tensor(value):
             if hasattr(value, "detach"):
                 self._keys.add(key_of(value))
                 self._nests.append(value)
         elif has_state(value):
             self._objects.add(id(value))
+            for one in getattr(value, "stands_for", ()):
+                self._objects.add(id(one))
+                self._keys.update(key_of(each) for each in getattr(one, "parameters", tuple)())
             self.positions += [value, *getattr(value, "positions", ())]
             self._walk(value.state_dict())
         elif isinstance(value, bytes):
@@ -95,7 +113,9 @@ class _Saved:
 
     def has_tensor(self, value: Any) -> bool:
         """Return whether a tensor's elements are in the state."""
-        return key_of(value) in self._keys
+        start, size = key_of(value)
+        number = bisect(self._ranges, (start, sys.maxsize)) - 1
+        return not size or (number >= 0 and start + size <= self._ranges[number][1])
 
     def has_optimizer(self, optimizer: Any) -> bool:
         """Return whether an optimizer is there: itself, or all of its state's tensors and its groups."""
@@ -143,15 +163,10 @@ def _forgotten_tensors(optimizers: list[Any], modules: list[Any], saved: _Saved)
         own = {id(one): name for name, one in root.named_parameters() if id(one) in trained}
         names.update(own)
         if own:
-            buffers.update((id(one), (name, one)) for name, one in _persistent_buffers(root))
+            buffers.update((id(one), (name, one)) for name, one in persistent_buffers(root))
     lost = [names.get(key, "without a module") for key, one in trained.items() if not saved.has_tensor(one)]
     yield from _listed("parameter", "that an optimizer trains", lost)
     yield from _listed("buffer", "", [name for name, one in buffers.values() if not saved.has_tensor(one)])
-
-
-def _persistent_buffers(root: Any) -> Iterator[tuple[str, Any]]:
-    kept = root.state_dict(keep_vars=True)
-    return ((name, one) for name, one in root.named_buffers() if name in kept)
 
 
 def _forgotten_schedules(schedules: list[Any], saved: _Saved) -> Iterator[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 from typing_extensions import Self
 
+from resilio_hpc.ckpt.format.dataset_names import dataset_names
 from resilio_hpc.ckpt.format.extents import gaps, hash_gaps
 from resilio_hpc.ckpt.format.files import NewFile
 from resilio_hpc.ckpt.format.hdf_group import HdfGroup, hdf_file
@@ -247,14 +247,3 @@ def _make_hole(group: HdfGroup, name: str, size: int) -> _Hole:
     """Make a hole with some room to grow: later numbers may have more digits."""
     size += size // 64 + 64
     return _Hole(group.make_dataset(name, Stored(BYTE, (size,))), size)
-
-
-def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
-    """Yield the names of a rank's tensors, below its group.
-
-    They are the paths, numbered where it has several parts of one tensor.
-    """
-    seen: Counter[str] = Counter()
-    for record in records:
-        seen[record.path] += 1
-        yield record.path if seen[record.path] == 1 else f"{record.path}${seen[record.path]}"

@@ -17,15 +17,18 @@ from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.format.source import CheckpointSource
 from resilio_hpc.ckpt.restore.loads import Loads, Undo
 from resilio_hpc.ckpt.restore.optimizers import Optimizers
+from resilio_hpc.ckpt.restore.saved_parts import SavedParts, check_fits
 from resilio_hpc.ckpt.restore.targets import Path, Targets
-from resilio_hpc.ckpt.state import containers, decoded_tree, meta_device, overlap, target_checks, tensors
+from resilio_hpc.ckpt.state import containers, decoded_tree, meta_device, overlap, tensors
+from resilio_hpc.ckpt.state.any_layout import AnyLayout
 from resilio_hpc.ckpt.state.containers import NOTHING, SEQUENCES
 from resilio_hpc.ckpt.state.decoded_tree import TensorRef, refs
+from resilio_hpc.ckpt.state.flat_slab import FlatSlab
 from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.plain_values import SCALARS
-from resilio_hpc.ckpt.state.slab import Box, Shape, Slab, slab_of
+from resilio_hpc.ckpt.state.slab import Slab, slab_of
 from resilio_hpc.ckpt.state.tree import has_state
-from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 
 Build = Callable[[], Any]
 
@@ -64,6 +67,7 @@ class _Matching:
         self.saved, parameters = decoded_tree.read(source.tree)
         self._optimizers = Optimizers(self._records, parameters)
         self.targets = Targets(self._records)
+        self._parts = SavedParts(source, self._records, self.targets)
         self.loads = Loads()
         self._is_new = False  # what is matched now belongs to an object, which gets it later
         self._is_shared_out_anew = False
@@ -89,6 +93,8 @@ class _Matching:
         """Return how to make ``saved`` out of ``live`` once the bytes are read."""
         if live is not NOTHING and type(live) not in SCALARS and has_state(live):
             return self._object(live, saved, path)
+        if type(live) is AnyLayout:
+            return self._any_layout(live, saved, path)
         if isinstance(saved, TensorRef):
             return self._tensor(live, saved, path)
         if live is not NOTHING and _is_tensor(live):
@@ -104,7 +110,7 @@ class _Matching:
         if saved.index >= len(self._records):
             raise CorruptCheckpoint(f"{place(path)}: the checkpoint has no tensor number {saved.index}")
         record = self._records[saved.index]
-        if record.slab is not None or (live is not NOTHING and slab_of(live) is not None):
+        if record.slab is not None or (live is not NOTHING and _is_slab(live)):
             return self._slab(live, saved, record, path)
         foreign = self._source.is_foreign or saved.index >= self._mine
         if foreign and record.size_bytes and not self._source.is_the_same_everywhere(record):
@@ -116,7 +122,7 @@ class _Matching:
             _refuse_to_lose(live, saved, path)
             self.targets.want(saved.index)
             return lambda: self.targets.fresh(saved.index)
-        self._check_fits(live, record, record.shape, path)
+        check_fits(live, record, record.shape, path)
         self.targets.note_meta(live)
         self.targets.add(path, live, self._is_new, saved.index)
         return lambda: live
@@ -128,35 +134,36 @@ class _Matching:
         """
         whole = record.slab.global_shape if record.slab is not None else record.shape
         first = record.slab.start if record.slab is not None else (0,) * len(whole)
-        is_new = self._is_new
         if live is NOTHING or not _is_tensor(live):
             _refuse_to_lose(live, saved, path)
             if self._source.is_foreign:
                 raise LayoutMismatch(f"{place(path)}: saved in parts by others; give a state that says which to take")
+            if self._parts.has_several(record.path):
+                raise LayoutMismatch(f"{place(path)}: saved as a flat shard; give a state that says which to take")
             tensor = tensors.empty(record.kind, record.dtype, record.shape)
-            live = made = Slab(tensor, whole, first, record.slab.replica if record.slab is not None else 0)
-            is_new = True
-        else:
-            made = slab_of(live) or Slab(live, tuple(live.shape), (0,) * live.ndim)
-            self.targets.note_meta(live.tensor if type(live) is Slab else live)
-        self._check_fits(made.tensor, record, tuple(made.tensor.shape), path)
-        if tuple(made.global_shape) != whole:
-            raise LayoutMismatch(
-                f"{place(path)}: the checkpoint holds shape {list(whole)}, the state {list(made.global_shape)}"
-            )
-        box = Box(tuple(made.start), tuple(made.tensor.shape))
-        if record.offset >= 0 and box == Box(first, record.shape):
-            self.targets.add(path, live, is_new, saved.index)
-        elif box.size:
-            self.targets.add_pieces(path, live, is_new, record, self._source.find(record, box), box.shape)
+            live = Slab(tensor, whole, first, record.slab.replica if record.slab is not None else 0)
+            self._parts.add(path, live, live, saved.index, True)
+            return lambda: live
+        if type(live) is FlatSlab:
+            for part in live.parts():
+                self._parts.add(path, part, part, saved.index, self._is_new)
+            return lambda: live
+        made = slab_of(live) or Slab(live, tuple(live.shape), (0,) * live.ndim)
+        self.targets.note_meta(live.tensor if type(live) is Slab else live)
+        self._parts.add(path, live, made, saved.index, self._is_new)
         return lambda: live
 
-    @staticmethod
-    def _check_fits(live: Any, record: TensorRecord, shape: Shape, path: Path) -> None:
+    def _any_layout(self, live: AnyLayout, saved: Any, path: Path) -> Build:
         try:
-            target_checks.check_fits(live, record.kind, record.dtype, shape)
-        except (LayoutMismatch, UsageError) as error:
-            raise type(error)(f"{place(path)}: {error}") from error
+            layout = live.as_in(saved)
+        except LayoutMismatch as error:
+            raise LayoutMismatch(f"{place(path)}: {error}") from error
+        try:
+            build = self.match(layout, saved, path)
+        except LayoutMismatch as error:
+            raise LayoutMismatch(f"{error}{live.hint(next(iter(layout)))}") from error
+
+        return lambda: (build(), live)[1]
 
     def _dict(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         if not isinstance(live, dict):
@@ -206,12 +213,30 @@ class _Matching:
         if overlap.is_optimizer(live) and isinstance(saved, dict) and isinstance(saved.get("state"), dict):
             saved = self._optimizers.arranged(live, saved, path)
             template = self._optimizers.template(live, saved)
+        elif hasattr(live, "restore_template"):
+            template = self._own_template(live, saved, path)
         self._is_new, before = True, self._is_new
         build = self.match(template, saved, path)
         self._is_new = before
         fills_tensors = not overlap.is_optimizer(live) and next(refs(saved), None) is not None
         self.loads.add(live, path, build, fills_tensors)
         return lambda: live
+
+    def _own_template(self, live: Any, saved: Any, path: Path) -> Any:
+        """Return the places that an object has made for what was saved of it in parts."""
+
+        def saved_at(*keys: Any) -> Any:
+            found = containers.look_up(saved, keys)
+            return self._elsewhere((*path, *keys)) if found is NOTHING else found
+
+        def dtype_of(ref: Any) -> Any:
+            is_part = isinstance(ref, TensorRef) and self._in_parts(ref)
+            return tensors.torch_dtype(self._records[ref.index].dtype) if is_part else None
+
+        try:
+            return live.restore_template(saved_at, dtype_of)
+        except ValueError as error:
+            raise LayoutMismatch(f"{place(path)}: {error}") from error
 
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         """Match a module: its state_dict() shows its live tensors, so the bytes go straight into them."""
@@ -261,8 +286,12 @@ def _holds_live_parts(value: Any) -> bool:
         return not containers.holds_scalars_only(value) and any(
             map(_holds_live_parts, value.values() if isinstance(value, dict) else value)
         )
-    return _is_tensor(value) or has_state(value)
+    return _is_tensor(value) or type(value) is AnyLayout or has_state(value)
+
+
+def _is_slab(value: Any) -> bool:
+    return type(value) is FlatSlab or slab_of(value) is not None
 
 
 def _is_tensor(value: Any) -> bool:
-    return type(value) is Slab or tensors.is_tensor(value)
+    return type(value) in (Slab, FlatSlab) or tensors.is_tensor(value)

@@ -7,6 +7,8 @@ import sys
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers
+from resilio_hpc.ckpt.state.any_layout import AnyLayout
+from resilio_hpc.ckpt.state.flat_slab import FlatSlab
 from resilio_hpc.ckpt.state.overlap import is_optimizer
 from resilio_hpc.ckpt.state.slab import slab_of
 from resilio_hpc.ckpt.state.tensors import is_tensor
@@ -29,6 +31,10 @@ def _collect(value: Any, found: dict[Any, int]) -> None:
     if containers.is_container(value):
         for _, item in containers.parts(value):
             _collect(item, found)
+    elif type(value) is AnyLayout:
+        _collect(value.saved, found)
+    elif type(value) is FlatSlab:
+        _collect(value.tensor, found)
     elif slab is not None:
         _collect(slab.tensor, found)
     elif is_tensor(value):
@@ -40,6 +46,8 @@ def _collect(value: Any, found: dict[Any, int]) -> None:
         _collect([*value.parameters(), *value.buffers()], found)
     elif torch is not None and isinstance(value, torch.optim.Optimizer):
         _collect_optimizer(value, found)
+    else:
+        _collect([one for one in getattr(value, "stands_for", ()) if is_optimizer(one)], found)
 
 
 def _collect_optimizer(optimizer: Any, found: dict[Any, int]) -> None:
@@ -55,4 +63,6 @@ def _collect_optimizer(optimizer: Any, found: dict[Any, int]) -> None:
 
 def holds_optimizer(state: Any) -> bool:
     """Return whether it holds a torch optimizer."""
+    if any(map(is_optimizer, getattr(state, "stands_for", ()))):
+        return True
     return is_optimizer(state) or any(holds_optimizer(item) for _, item in containers.parts(state))

@@ -14,10 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers, overlap, tensors, tree
+from resilio_hpc.ckpt.state.any_layout import AnyLayout
+from resilio_hpc.ckpt.state.flat_slab import FlatSlab, parts_of
 from resilio_hpc.ckpt.state.own_part import own_part, own_paths
 from resilio_hpc.ckpt.state.parts_held import WHOLE, PartsHeld, parts_held
 from resilio_hpc.ckpt.state.paths import joined
-from resilio_hpc.ckpt.state.slab import Slab, is_dtensor, slab_of
+from resilio_hpc.ckpt.state.slab import Slab, is_dtensor
 from resilio_hpc.ckpt.state.watched import (
     MOST_COPIED,
     Groups,
@@ -50,6 +52,7 @@ class HeldState:
         self._groups: dict[int, Groups] = {id(one): groups_of(one) for one in objects if overlap.is_optimizer(one)}
         self._schedules: dict[int, Any] = {}  # by id: their states
         self._others: list[tuple[Any, str]] = []  # other tensors that must not change
+        self._parts: set[Key] = set()  # of flat shards
         self._has_loose_parts = False  # of tensors, outside of torch's objects
         self._room = MOST_COPIED - self.watched.copied_bytes
         self._state = self._hold(state, ())
@@ -92,7 +95,11 @@ class HeldState:
         self._check()
         if moved := self.watched.moved():
             raise NotHeld(f"{moved} was replaced by another tensor")
-        known = {key_of(copied) for copied in self._copied.values()} | {key_of(other) for other, _ in self._others}
+        known = (
+            {key_of(copied) for copied in self._copied.values()}
+            | self._parts
+            | {key_of(other) for other, _ in self._others}
+        )
         for leaf in found.leaves:
             is_torch = leaf.kind == "torch" and leaf.size_bytes > 0
             if is_torch and not self.watched.has(leaf.value) and key_of(leaf.value) not in known:
@@ -134,7 +141,9 @@ class HeldState:
             if isinstance(value, dict):
                 return containers.alike_dict(value, {k: self._hold(v, (*path, k)) for k, v in value.items()})
             return containers.alike(value, [self._hold(item, (*path, at)) for at, item in enumerate(value)])
-        if tensors.is_tensor(value) or type(value) is Slab:
+        if type(value) is AnyLayout:
+            return self._hold(value.saved, path)
+        if tensors.is_tensor(value) or type(value) in (Slab, FlatSlab):
             return self._hold_tensor(value, path)
         if is_module(value) or overlap.is_optimizer(value) or is_scaler(value):
             return value
@@ -146,11 +155,17 @@ class HeldState:
         return copy.copy(value) if isinstance(value, bytearray | set) else value
 
     def _hold_tensor(self, value: Any, path: tuple[Any, ...]) -> Any:
-        slab = slab_of(value) if type(value) is Slab else None
+        slab = value if type(value) in (Slab, FlatSlab) else None
+        if type(slab) is FlatSlab and not len(slab.tensor):
+            return slab
         tensor = slab.tensor if slab is not None else value
         self._has_loose_parts |= slab is not None or is_dtensor(tensor)
         held = self._hold_array(tensor, path) if not hasattr(tensor, "detach") else self._hold_torch(tensor, path)
-        return held if slab is None else replace(slab, tensor=held)
+        if slab is None:
+            return held
+        made = replace(slab, tensor=held)
+        self._parts.update(key_of(part.tensor) for part in parts_of(made) if hasattr(part.tensor, "detach"))
+        return made
 
     def _hold_array(self, array: Any, path: tuple[Any, ...]) -> Any:
         if array.nbytes > self._room:

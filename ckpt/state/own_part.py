@@ -13,6 +13,7 @@ import msgspec
 
 from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.ckpt.state import overlap, tensors, tree
+from resilio_hpc.ckpt.state.flat_slab import FlatSlab
 from resilio_hpc.ckpt.state.parts_held import WHOLE, PartsHeld
 from resilio_hpc.ckpt.state.paths import LEFT_OUT, joined
 from resilio_hpc.ckpt.state.slab import Slab, is_dtensor
@@ -51,7 +52,7 @@ class _Outliner(tree.Encoder):
         if tensors.is_tensor(value):
             self._take(value, path)
             return LEFT_OUT
-        return LEFT_OUT if type(value) is Slab else super().encode(value, path)
+        return LEFT_OUT if type(value) in (Slab, FlatSlab) else super().encode(value, path)
 
     def _take(self, value: Any, path: tuple[Any, ...]) -> None:
         """Take a small tensor; one on a device would have to be waited for. One that is rebuilt needs no content."""

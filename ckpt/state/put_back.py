@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers, overlap, tensors
+from resilio_hpc.ckpt.state.any_layout import AnyLayout
+from resilio_hpc.ckpt.state.flat_slab import FlatSlab
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
 from resilio_hpc.ckpt.state.paths import joined
 from resilio_hpc.ckpt.state.slab import Slab, slab_of
@@ -52,7 +54,9 @@ def _matched(live: Any, then: Any, path: tuple[Any, ...], held: HeldState) -> Bu
             raise NotHeld(f"{joined(path)} is another object now")
         schedule = held.schedule_of(live) if is_schedule(live) else None
         return lambda: live if schedule is None else _loaded(live, schedule)
-    if type(live) is Slab or tensors.is_tensor(live):
+    if type(live) is AnyLayout:
+        return _giving(live, _matched(live.as_in(then), then, path, held))
+    if type(live) in (Slab, FlatSlab) or tensors.is_tensor(live):
         return _tensor(live, then, path)
     if containers.is_container(live):
         return _container(live, then, path, held)
@@ -61,8 +65,16 @@ def _matched(live: Any, then: Any, path: tuple[Any, ...], held: HeldState) -> Bu
     return lambda: copy.deepcopy(then)
 
 
+def _giving(live: Any, build: Build) -> Build:
+    def made() -> Any:
+        build()
+        return live
+
+    return made
+
+
 def _tensor(live: Any, then: Any, path: tuple[Any, ...]) -> Build:
-    live_slab, then_slab = slab_of(live), slab_of(then)
+    live_slab, then_slab = (one if type(one) is FlatSlab else slab_of(one) for one in (live, then))
     mine = live_slab.tensor if live_slab is not None else live
     its = then_slab.tensor if then_slab is not None else then
     if (live_slab is None) != (then_slab is None) or not tensors.is_tensor(its) or mine.shape != its.shape:

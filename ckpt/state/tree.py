@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers, overlap, plain_values, tensors
+from resilio_hpc.ckpt.state.any_layout import AnyLayout
 from resilio_hpc.ckpt.state.decoded_tree import TensorRef, decode
+from resilio_hpc.ckpt.state.flat_slab import FlatSlab
+from resilio_hpc.ckpt.state.module_names import fsdp_modules
 from resilio_hpc.ckpt.state.paths import joined, place
 from resilio_hpc.ckpt.state.plain_values import SCALARS
 from resilio_hpc.ckpt.state.slab import Slab
@@ -111,6 +114,7 @@ class Encoder:
         self.parameters: list[Any] = []
         self.kinds: set[Any] = set()
         self._seen: dict[tuple[Any, ...], int] = {}
+        self._shards: list[FlatSlab] = []
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
         """Return the node of ``value``, which is at ``path``. Raises UsageError."""
@@ -123,6 +127,10 @@ class Encoder:
             return self._sequence(value, path)
         if tensors.is_tensor(value) or kind is Slab:
             return {"$tensor": self._number(value, path)}
+        if kind is FlatSlab:  # the tree has its first part; the table has all, under the same path
+            return {"$tensor": self._number_flat(value, path)}
+        if kind is AnyLayout:
+            return self.encode(value.saved, path)
         if has_state(value):
             return self._object(value, path)
         self.kinds.add(kind)
@@ -170,6 +178,7 @@ class Encoder:
             self.optimizers.append(value)
             shapes = [_shape_of(parameter) for group in value.param_groups for parameter in group["params"]]
             self.parameters.append([[self._key(key, path) for key in path], shapes])
+        check_no_fsdp1(value, path)
         state = self._state_of(value)
         if has_state(state):
             raise UsageError(
@@ -191,6 +200,14 @@ class Encoder:
         if leaf.identity is not None:
             self._seen[leaf.identity] = number
         return number
+
+    def _number_flat(self, value: FlatSlab, path: tuple[Any, ...]) -> int:
+        """Return the number of a shard's first part. The same object elsewhere is the same, also without elements."""
+        key = "flat", id(value)
+        if key not in self._seen:
+            self._seen[key] = next(self._number(part, path) for part in value.parts())
+            self._shards.append(value)  # so that no other object gets its id
+        return self._seen[key]
 
     def _check_depth(self, path: tuple[Any, ...]) -> None:
         if len(path) > MAX_DEPTH:
@@ -229,6 +246,15 @@ def _factory_name(factory: Any, path: tuple[Any, ...]) -> str:
             "that is code; save dict() of it"
         )
     return name
+
+
+def check_no_fsdp1(value: Any, path: tuple[Any, ...]) -> None:
+    """Raise UsageError for a module with FSDP1 in it: its state_dict() gathers all, and needs all ranks for that."""
+    if next(fsdp_modules(value), None) is not None:
+        raise UsageError(
+            f"{place(path)}: a model under FullyShardedDataParallel is saved by ckpt.fsdp_state(model, optimizer), "
+            "which gathers nothing; or use fully_shard (FSDP2), whose modules are saved as they are"
+        )
 
 
 def _shape_of(parameter: Any) -> list[int] | None:

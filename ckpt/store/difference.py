@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from resilio_hpc.ckpt.format.dataset_names import dataset_names
 from resilio_hpc.ckpt.format.manifest import Manifest, RankTable
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
@@ -55,7 +56,7 @@ def _read(directory: Path, manifest: Manifest, rank: int) -> tuple[RankTable, An
 
 
 def _tensors(table: RankTable, other: RankTable) -> Iterator[tuple[str, str]]:
-    mine, theirs = ({record.path: record for record in each.tensors} for each in (table, other))
+    mine, theirs = (dict(zip(dataset_names(each.tensors), each.tensors, strict=True)) for each in (table, other))
     for path in dict.fromkeys((*mine, *theirs)):
         if path not in theirs:
             yield path, "only in the first"

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import h5py
 import numpy
 
+from resilio_hpc.ckpt.format.dataset_names import dataset_names
 from resilio_hpc.ckpt.format.manifest import FORMAT, VERSION, Manifest, RankTable, TensorRecord
-from resilio_hpc.ckpt.format.shard_metadata import dataset_names
 from resilio_hpc.ckpt.format.stored_types import stored_as
 from resilio_hpc.ckpt.state import decoded_tree
 from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap

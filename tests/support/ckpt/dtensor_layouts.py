@@ -56,12 +56,14 @@ def checkpointer(directory: Path, rank: int, world: int) -> Checkpointer:
     return Checkpointer(directory, overlap=True)
 
 
-def restored_alone(directory: Path, target: dict[str, Any]) -> bool:
-    """As one process would restore it that is in no group."""
+def restored_alone(directory: Path, target: dict[str, Any], rank: int = 0, world: int = 1) -> bool:
+    """As one process would restore it that is in no group, or in one of ``world``."""
     (manifest,) = checkpoint_index.committed(directory)
     with (
         ThreadPoolExecutor(1) as pool,
-        CommittedSource(checkpoint_index.step_directory(directory, manifest.step), manifest, 0, 1, "own") as source,
+        CommittedSource(
+            checkpoint_index.step_directory(directory, manifest.step), manifest, rank, world, "own"
+        ) as source,
     ):
         return restore(source, target, pool) is target
 

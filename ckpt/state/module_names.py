@@ -1,0 +1,30 @@
+"""What torch's modules hold, and its names, without a call of their state_dict(), which gathers under FSDP1."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)(?:\.|$)")
+
+
+def clean_name(name: str) -> str:
+    """Return the name that a parameter or module has without wrappers around its modules."""
+    return _WRAPPERS.sub("", name).removesuffix(".")
+
+
+def fsdp_modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the FSDP1 modules in a module, with their names; nothing where it is not in use."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and hasattr(model, "named_modules"):
+        yield from (item for item in model.named_modules() if isinstance(item[1], fsdp.FullyShardedDataParallel))
+
+
+def persistent_buffers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the buffers that a module's state has, with their names."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
