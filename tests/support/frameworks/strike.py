@@ -1,12 +1,14 @@
-"""Run a script, and strike one of its ranks in the midst of a step, whatever framework makes the steps.
+"""Run a script, note what it has trained, and strike one of its ranks in the midst of a step, whatever the framework.
 
-strike.py STEP RANK HOW SCRIPT [WORD…]     HOW: kill, raise, or wait (until the file "go on" is there)
+strike.py [STEP RANK HOW] SCRIPT [WORD…]     HOW: kill, raise, or wait (until the file "go on" is there)
 
-It strikes in the first life of the ranks only, in the forward pass that follows after STEP optimizer steps.
+It strikes in the first life of the ranks only, in the forward pass that follows after STEP optimizer steps. At a good
+end each rank writes one SHA-256 of all that its optimizers and its model hold to "end/RANK".
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import runpy
 import signal
@@ -15,37 +17,66 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
-def main() -> None:
-    """Plant it, and run the script."""
-    step, rank, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    done = 0
+class Watched:
+    """What the training of this process goes through."""
 
-    def stepped(*_: Any) -> None:
-        nonlocal done
-        done += 1
-
-    def strike(module: Any, _: Any) -> None:
-        nonlocal step
+    def __init__(self, step: int, rank: str, how: str) -> None:
+        self._step, self._how, self._done = step, how, 0
         first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        if not module.training or done != step or os.environ.get("RANK", "0") != rank or not first_life:
+        self._is_struck = not first_life or os.environ.get("RANK", "0") != rank
+        self._trained: dict[int, tuple[Any, Any]] = {}
+        self._model: Any = None
+        register_optimizer_step_post_hook(self._stepped)
+        register_module_forward_pre_hook(self._strike)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        self._done += 1
+        for group in optimizer.param_groups:  # ZeRO 3 has its parameters there for this moment alone
+            self._trained.update((id(one), (one, optimizer)) for one in group["params"])
+
+    def _strike(self, module: Any, _: Any) -> None:
+        self._model = module if self._model is None else self._model
+        if self._is_struck or not module.training or self._done != self._step:
             return
-        step = -1
-        if how == "kill":
+        self._is_struck = True
+        if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if how == "raise":
+        if self._how == "raise":
             raise ValueError("planted")
         Path("struck").touch()
         while not Path("go on").exists():
             time.sleep(0.01)
 
-    register_optimizer_step_post_hook(stepped)
-    register_module_forward_pre_hook(strike)
-    sys.argv = sys.argv[4:]
+    def digest(self) -> str:
+        """One SHA-256 over parameters, buffers, and the states of optimizers."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self._model.state_dict().items()):
+            digest.update(name.encode() + _bytes_of(tensor))
+        for parameter, optimizer in self._trained.values():
+            digest.update(_bytes_of(parameter))
+            for key, value in sorted(optimizer.state[parameter].items()):
+                digest.update(key.encode() + (_bytes_of(value) if torch.is_tensor(value) else repr(value).encode()))
+        return digest.hexdigest()
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    content: bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return content
+
+
+def main() -> None:
+    """Plant it, run the script, and note its end."""
+    is_struck = sys.argv[1].isdigit()
+    watched = Watched(int(sys.argv[1]), sys.argv[2], sys.argv[3]) if is_struck else Watched(-1, "", "")
+    sys.argv = sys.argv[4 if is_struck else 1 :]
     runpy.run_path(sys.argv[0], run_name="__main__")
+    Path("end").mkdir(exist_ok=True)
+    (Path("end") / os.environ.get("RANK", "0")).write_text(watched.digest())
 
 
 if __name__ == "__main__":
