@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,29 @@ class Watched:
     def digest(self) -> str:
         """One SHA-256 over parameters, buffers, and the states of optimizers."""
         digest = hashlib.sha256()
-        for name, tensor in sorted(self._model.state_dict().items()):
-            digest.update(name.encode() + _bytes_of(tensor))
-        for parameter, optimizer in self._trained.values():
-            digest.update(_bytes_of(parameter))
-            for key, value in sorted(optimizer.state[parameter].items()):
-                digest.update(key.encode() + (_bytes_of(value) if torch.is_tensor(value) else repr(value).encode()))
+        held = self._of_zero() if hasattr(self._model, "zero_optimization_stage") else self._of_torch()
+        for name, tensor in held:
+            digest.update(name.encode() + (_bytes_of(tensor) if torch.is_tensor(tensor) else repr(tensor).encode()))
         return digest.hexdigest()
+
+    def _of_torch(self) -> Iterator[tuple[str, Any]]:
+        yield from sorted(self._model.state_dict().items())
+        for number, (parameter, optimizer) in enumerate(self._trained.values()):
+            yield f"{number}", parameter
+            yield from sorted(optimizer.state[parameter].items())
+
+    def _of_zero(self) -> Iterator[tuple[str, Any]]:
+        """What DeepSpeed itself says of whole parameters: its partitions end with memory that has no meaning."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        yield from self._model.module.named_buffers()
+        for name, parameter in self._model.module.named_parameters():
+            yield name, safe_get_full_fp32_param(parameter)
+            for key in ("exp_avg", "exp_avg_sq"):
+                yield key, safe_get_full_optimizer_state(parameter, key)
+        for parameter, optimizer in self._trained.values():
+            yield "step", optimizer.state[parameter]["step"]
+        yield "counters", (self._model.global_steps, self._model.global_samples, self._model.lr_scheduler.state_dict())
 
 
 def _bytes_of(tensor: Any) -> bytes:
