@@ -87,6 +87,7 @@ class EpochSteps:
             "epoch": self._epoch,
             "taken": self._taken,
             "position": position,
+            "ranks": self.run.world_size,
             "random": rng_state(),
         }
 
@@ -101,7 +102,10 @@ class EpochSteps:
         self._restore()
         found = self._found
         if found is not None:
-            self.completed, self._epoch, self._taken = found["completed"], found["epoch"], found["taken"]
+            self.completed, self._epoch = found["completed"], found["epoch"]
+            self._taken = found["taken"] * found["ranks"] // self.run.world_size  # of all ranks, as many batches
+            if found["position"] is not None:
+                found["position"]["taken"] = self._taken
         self._go_on(found)
         if found is not None:
             set_rng_state(found["random"])

@@ -111,6 +111,7 @@ class ZeroState:
         zero = self._zero
         if self._stage < 3:
             zero.update_lp_params()
+            zero._lazy_init_hp_params_optimizer_state()  # else DeepSpeed knows it only after the next step
             return
         zero.checkpoint_event_prologue()
         for at, flat in enumerate(zero.fp32_partitioned_groups_flat):

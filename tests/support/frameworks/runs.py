@@ -66,18 +66,27 @@ class FrameworkRun:
 
     def start(self, *strike: str) -> subprocess.Popen[str]:
         """Start a launch; ``strike``: what strike.py is to do."""
-        launcher = [str(PYTHON), "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run"]
-        environment = scrubbed(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore", **DEEPSPEED)
+        return self._start(["resilio_hpc.cli.resilio_launch", "--run-dir", "run"], strike)
+
+    def _start(self, launcher: Sequence[str], strike: Sequence[str] = (), **more: str) -> subprocess.Popen[str]:
+        variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", **DEEPSPEED, **more}
         return subprocess.Popen(
-            [*launcher, "--nproc-per-node", str(self.ranks), STRIKE, *strike, *self._command],
-            cwd=self.path, text=True, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, env=environment,
+            [str(PYTHON), "-m", *launcher, "--nproc-per-node", str(self.ranks), STRIKE, *strike, *self._command],
+            cwd=self.path, text=True, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, env=scrubbed(**variables),
         )  # fmt: skip
 
     def launch(self, *strike: str) -> str:
         """Launch, and return what was printed, after a good end."""
-        launch = self.start(*strike)
+        return self._end_of(self.start(*strike))
+
+    def torchrun(self, other: FrameworkRun) -> str:
+        """Start under torchrun, from the checkpoints of another run. Returns what was printed, after a good end."""
+        where = str(other.path / "run" / "checkpoints")
+        return self._end_of(self._start(["torch.distributed.run", "--standalone"], RESILIO_CHECKPOINT_DIR=where))
+
+    def _end_of(self, launch: subprocess.Popen[str]) -> str:
         said, _ = launch.communicate(timeout=PATIENCE_S)
-        assert launch.returncode == 0, said[-3000:]
+        assert launch.returncode == 0, said[-6000:]
         return said
 
     def stop_and_go_on(self, step: int) -> str:

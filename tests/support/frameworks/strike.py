@@ -3,11 +3,12 @@
 strike.py [STEP RANK HOW] SCRIPT [WORD…]     HOW: kill, raise, or wait (until the file "go on" is there)
 
 It strikes in the first life of the ranks only, in the forward pass that follows after STEP optimizer steps. At a good
-end each rank writes one SHA-256 of all that its optimizers and its model hold to "end/RANK".
+end each rank writes what its optimizers and its model hold, as SHA-256, to "end/RANK".
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import runpy
@@ -54,12 +55,10 @@ class Watched:
             time.sleep(0.01)
 
     def digest(self) -> str:
-        """One SHA-256 over parameters, buffers, and the states of optimizers."""
-        digest = hashlib.sha256()
-        held = self._of_zero() if hasattr(self._model, "zero_optimization_stage") else self._of_torch()
-        for name, tensor in held:
-            digest.update(name.encode() + (_bytes_of(tensor) if torch.is_tensor(tensor) else repr(tensor).encode()))
-        return digest.hexdigest()
+        """A line for each parameter, buffer, and state of an optimizer, with its SHA-256."""
+        engines = [one for one in gc.get_objects() if type(one).__name__ == "DeepSpeedEngine"]
+        held = _of_zero(engines[0]) if engines else self._of_torch()
+        return "".join(f"{name} {_digest(value)}\n" for name, value in held)
 
     def _of_torch(self) -> Iterator[tuple[str, Any]]:
         yield from sorted(self._model.state_dict().items())
@@ -67,23 +66,28 @@ class Watched:
             yield f"{number}", parameter
             yield from sorted(optimizer.state[parameter].items())
 
-    def _of_zero(self) -> Iterator[tuple[str, Any]]:
-        """What DeepSpeed itself says of whole parameters: its partitions end with memory that has no meaning."""
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-        yield from self._model.module.named_buffers()
-        for name, parameter in self._model.module.named_parameters():
-            yield name, safe_get_full_fp32_param(parameter)
-            for key in ("exp_avg", "exp_avg_sq"):
-                yield key, safe_get_full_optimizer_state(parameter, key)
-        for parameter, optimizer in self._trained.values():
-            yield "step", optimizer.state[parameter]["step"]
-        yield "counters", (self._model.global_steps, self._model.global_samples, self._model.lr_scheduler.state_dict())
+def _of_zero(engine: Any) -> Iterator[tuple[str, Any]]:
+    """What DeepSpeed itself says of whole parameters: its partitions end with memory that has no meaning."""
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    yield from engine.module.named_buffers()
+    for name, parameter in engine.module.named_parameters():
+        whole = safe_get_full_fp32_param(parameter)
+        with deepspeed.zero.GatheredParameters([parameter]):
+            assert torch.equal(parameter.data, whole.to(parameter.dtype)), f"{name}: the model computes with others"
+        yield name, whole
+        for key in ("exp_avg", "exp_avg_sq"):
+            yield key, safe_get_full_optimizer_state(parameter, key)
+    yield "steps", {float(state["step"]) for state in engine.optimizer.optimizer.state.values()}
+    yield "counters", (engine.global_steps, engine.global_samples, engine.lr_scheduler.state_dict())
 
 
-def _bytes_of(tensor: Any) -> bytes:
-    content: bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return content
+def _digest(value: Any) -> str:
+    if not torch.is_tensor(value):
+        return repr(value)
+    return hashlib.sha256(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
 
 
 def main() -> None:
