@@ -10,7 +10,6 @@ import argparse
 import time
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 

@@ -31,7 +31,12 @@ class DeepSpeedSteps(EpochSteps):
     """
 
     def __init__(
-        self, engine: Any, loader: Any, every: int = 100, directory: str | os.PathLike[str] | None = None, **options: Any
+        self,
+        engine: Any,
+        loader: Any,
+        every: int = 100,
+        directory: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> None:
         self._engine, self._state = engine, ZeroState(engine)
         self._plain = _plain_loader_of(loader)

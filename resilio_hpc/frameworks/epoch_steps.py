@@ -181,7 +181,8 @@ def _call_through(loader: Any, through: Callable[[Callable[[], Iterator[Any]]], 
     own = getattr(kind, "__iter__", None)
     if own is None:
         raise UsageError(f"this adapter takes the loader of training, not {kind.__name__}")
+    watched = type(kind.__name__, (kind,), {"__iter__": lambda self: through(lambda: iter(own(self)))})
     try:
-        loader.__class__ = type(kind.__name__, (kind,), {"__iter__": lambda self: through(lambda: iter(own(self)))})
+        object.__dict__["__class__"].__set__(loader, watched)  # Accelerate's loaders have a property of that name
     except TypeError as error:
         raise UsageError(f"this adapter takes a DataLoader, not {kind.__name__}") from error

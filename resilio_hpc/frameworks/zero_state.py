@@ -20,13 +20,13 @@ _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 
 
 class _Fragment(NamedTuple):
-    """A part of a parameter here: ``count`` elements from ``offset`` in a flat tensor, from ``start`` in itself."""
+    """A part of a parameter here: ``size`` elements from ``offset`` in a flat tensor, from ``start`` in itself."""
 
     name: str
     whole: int
     start: int
     offset: int
-    count: int
+    size: int
 
 
 class ZeroState:
@@ -51,7 +51,7 @@ class ZeroState:
             "frozen": self._frozen(),
             "buffers": dict(_buffers(self._engine.module)),
             "schedule": [schedule] if hasattr(schedule, "state_dict") else [],
-            "scaler": [one for one in [self._scaler()] if one is not None],
+            "scaler": [one for one in [self._zero.torch_autocast_gradscaler] if one is not None],
             "engine": self,
         }
 
@@ -85,21 +85,16 @@ class ZeroState:
         step = type(inner).step
         if getattr(step, "hooked", False):
             step = step.__wrapped__  # it is no step of training
-        before = [dict(group) for group in inner.param_groups]
-        for group in inner.param_groups:
-            group.update(lr=0.0, weight_decay=0.0)
-        for at, flat in enumerate(self._flats()):
-            groups = [dict(group, params=[]) for group in before]
-            number = self._zero.sub_group_to_group_id[at] if self._stage == 3 else at
-            kept, inner.param_groups = inner.param_groups, [dict(inner.param_groups[number], params=[flat])]
-            gradient, flat.grad = flat.grad, torch.zeros_like(flat)
-            try:
+        groups = inner.param_groups
+        try:
+            for at, flat in enumerate(self._flats()):
+                group = groups[self._zero.sub_group_to_group_id[at] if self._stage == 3 else at]
+                inner.param_groups = [{**group, "params": [flat], "lr": 0.0, "weight_decay": 0.0}]
+                gradient, flat.grad = flat.grad, torch.zeros_like(flat)
                 step(inner)
-            finally:
-                flat.grad, inner.param_groups = gradient, kept
-            del groups
-        for group, old in zip(inner.param_groups, before, strict=True):
-            group.update(old)
+                flat.grad = gradient
+        finally:
+            inner.param_groups = groups
         return True
 
     def drop_optimizer_state(self) -> None:
@@ -154,7 +149,7 @@ class ZeroState:
             self._made_of = made_of
             self._slabs = {
                 one.name: {
-                    key: Slab(flat.detach().narrow(0, one.offset, one.count), (one.whole,), (one.start,))
+                    key: Slab(flat.detach().narrow(0, one.offset, one.size), (one.whole,), (one.start,))
                     for key, flat in tensors[at].items()
                 }
                 for at, one in self._fragments
@@ -191,9 +186,6 @@ class ZeroState:
                 found[name] = Slab(flat, tuple(flat.shape), (0,), replica=min(self._rank, 1))
         return found
 
-    def _scaler(self) -> Any:
-        return getattr(self._zero, "torch_autocast_gradscaler", None)
-
 
 def _stage_of(engine: Any) -> int:
     """Return the stage of ZeRO. Raises UsageError where its parts are laid out in a way that is not known here."""
@@ -207,7 +199,7 @@ def _stage_of(engine: Any) -> int:
         "model parallelism": engine.mp_world_size > 1,
         "mixtures of experts": engine.has_moe_layers,
         "zero_hpz_partition_size": stage == 3 and engine.zero_hpz_partition_size() > 1,
-        "offload of parameters": stage == 3 and any(one is None for one in engine.optimizer.fp16_partitioned_groups_flat),
+        "offload of parameters": stage == 3 and engine.zero_offload_param() is not None,
         "offload to NVMe": bool(getattr(engine.optimizer, "swap_optimizer", False)),
     }
     for what, is_so in refused.items():

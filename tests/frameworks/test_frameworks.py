@@ -46,7 +46,8 @@ def test_a_failure_costs_no_finished_step(
     disturbed.launch(str(step), "1", how)
     first = disturbed.events("first_step")[-1]
     restored = step if every == 1000 else step // every * every
-    assert (first["restored"], first["source"]) == ((restored, "memory") if restored else (-1, ""))
+    assert max(first["restored"], 0) == restored  # -1: from the beginning, where none has held that
+    assert first["source"] == "memory" or not restored
     assert disturbed.end == undisturbed.end
 
 
@@ -60,7 +61,7 @@ def test_an_agreed_stop_is_gone_on_from(framework: Framework, undisturbed: Frame
 
 
 def test_steps_of_three_ranks_that_accumulate_batches_of_workers(framework: Framework, tmp_path: Path) -> None:
-    """Three: with two, the order in which DDP sums makes no difference. The rank is lost between two batches of a step."""
+    """Three: with two, the order in which DDP sums makes no difference. The rank is lost within an accumulation."""
     words = ["--accumulate", "2", "--every", "4", *(["--workers", "1"] if framework.has_workers else [])]
     whole, disturbed = (run(framework, tmp_path / name, *words, ranks=3) for name in ("whole", "disturbed"))
     whole.launch()

@@ -20,8 +20,10 @@ exec {python} -m resilio_hpc.cli.resilio_launch --chain --run-dir /shared/{name}
 LONG = "--step-seconds 1.5"
 
 
-def jobs_of(cluster: DevCluster, framework: Framework, name: str, minutes: int, more: str) -> tuple[list[str], list[int]]:
-    """Run a chain of jobs to its end. Returns what each rank held at the end, and the steps that the jobs began from."""
+def jobs_of(
+    cluster: DevCluster, framework: Framework, name: str, minutes: int, more: str
+) -> tuple[list[str], list[int]]:
+    """Run a chain of jobs to its end. Returns what each rank held then, and the steps that the jobs began from."""
     folder = cluster.shared / name
     folder.mkdir()
     script = f"{STRIKE} {' '.join(framework.command)} --epochs 3 --every 1000 {more}"

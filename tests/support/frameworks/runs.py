@@ -31,7 +31,7 @@ class Framework:
 
     def need(self) -> None:
         """Skip where the environment of scripts/frameworks_setup.sh lacks it."""
-        look = "import importlib.util, sys; sys.exit([m for m in sys.argv[1:] if not importlib.util.find_spec(m)] != [])"
+        look = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
         command = [PYTHON, "-c", look, *self.modules]
         if not PYTHON.exists() or subprocess.run(command, timeout=PATIENCE_S).returncode:
             pytest.skip(f"no {' and '.join(self.modules)} here (scripts/frameworks_setup.sh)")
@@ -69,7 +69,13 @@ class FrameworkRun:
         return self._start(["resilio_hpc.cli.resilio_launch", "--run-dir", "run"], strike)
 
     def _start(self, launcher: Sequence[str], strike: Sequence[str] = (), **more: str) -> subprocess.Popen[str]:
-        variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", **DEEPSPEED, **more}
+        variables = {
+            **DEEPSPEED,
+            **more,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONWARNINGS": "ignore",
+        }
         return subprocess.Popen(
             [str(PYTHON), "-m", *launcher, "--nproc-per-node", str(self.ranks), STRIKE, *strike, *self._command],
             cwd=self.path, text=True, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, env=scrubbed(**variables),
