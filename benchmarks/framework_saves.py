@@ -142,7 +142,7 @@ def transformers(megabytes: int, repeats: int, directory: Path) -> None:
     adapter._TrainerSteps.__init__ = noted  # type: ignore[method-assign]
     settings = TrainingArguments(
         output_dir=str(directory / "theirs"), max_steps=1, per_device_train_batch_size=4, use_cpu=True,
-        save_strategy="no", report_to=[], disable_tqdm=True, save_safetensors=True,
+        save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(Layers(megabytes), settings, train_dataset=Random(), callbacks=[Saves()])
     adapter.make_resilient(trainer, every=0, directory=directory / "ours")
