@@ -7,10 +7,7 @@ Interrupted or not, it ends with the same bits as long as the number of ranks st
 """
 
 import argparse
-import hashlib
-import json
 import time
-from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -33,17 +30,6 @@ class Sine(Dataset):
         return self.x[number], torch.sin(self.x[number]) + 0.05 * torch.randn(1)
 
 
-def state_hash(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """One SHA-256 over all parameters, buffers, and tensors of the optimizer."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode() + tensor.numpy().tobytes())
-    for state in optimizer.state.values():
-        for key in sorted(state):
-            digest.update(key.encode() + state[key].numpy().tobytes())
-    return digest.hexdigest()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)
@@ -52,7 +38,6 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1, help="batches for one step of the optimizer")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer a batch takes")
-    parser.add_argument("--hash-file", type=Path, help="write the final step and hash here")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -65,9 +50,9 @@ def main() -> None:
     model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
     torch.manual_seed(1 + accelerator.process_index)
 
-    steps = AcceleratedSteps(accelerator, every=args.every)  # <-
+    steps = AcceleratedSteps(accelerator, loader, every=args.every)  # <-
     for _ in steps.epochs(args.epochs):  # <-
-        for x, y in steps.batches(loader):  # <-
+        for x, y in loader:
             time.sleep(args.step_seconds)
             with accelerator.accumulate(model):
                 loss = nn.functional.mse_loss(model(x), y)
@@ -76,9 +61,6 @@ def main() -> None:
                 schedule.step()
                 optimizer.zero_grad()
             steps.log(loss=loss)
-    if accelerator.is_main_process and args.hash_file:
-        inner = accelerator.unwrap_model(model), optimizer.optimizer
-        args.hash_file.write_text(json.dumps({"step": steps.completed, "hash": state_hash(*inner)}) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ Interrupted or not, it ends with the same bits as long as the number of ranks st
 """
 
 import argparse
-import hashlib
-import json
 import os
 import time
-from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
@@ -60,17 +57,6 @@ def data(samples: int, seed: int) -> TensorDataset:
     return TensorDataset(x, torch.sin(x) + 0.05 * torch.randn(samples, 1, generator=generator))
 
 
-def state_hash(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """One SHA-256 over all parameters, buffers, and tensors of the optimizer."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode() + tensor.numpy().tobytes())
-    for state in optimizer.state.values():
-        for key in sorted(state):
-            digest.update(key.encode() + state[key].numpy().tobytes())
-    return digest.hexdigest()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=4)
@@ -79,7 +65,6 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1, help="batches for one step of the optimizer")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer a batch takes")
-    parser.add_argument("--hash-file", type=Path, help="write the final step and hash here")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -93,9 +78,6 @@ def main() -> None:
     module = Sine(args)
     loader = DataLoader(data(args.samples, 0), batch_size=8, shuffle=True, num_workers=args.workers)
     trainer.fit(module, loader, DataLoader(data(64, 1), batch_size=8))
-    if trainer.global_rank == 0 and args.hash_file:
-        result = {"step": trainer.global_step, "hash": state_hash(module, trainer.optimizers[0])}
-        args.hash_file.write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,9 @@ Interrupted or not, it ends with the same bits as long as the number of ranks st
 """
 
 import argparse
-import hashlib
-import json
 import time
-from pathlib import Path
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -36,17 +32,6 @@ class Digits(Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def state_hash(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """One SHA-256 over all parameters, buffers, and tensors of the optimizer."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode() + tensor.numpy().tobytes())
-    for state in optimizer.state.values():
-        for key in sorted(state):
-            digest.update(key.encode() + state[key].numpy().tobytes())
-    return digest.hexdigest()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)
@@ -54,7 +39,6 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="save a checkpoint every so many steps")
     parser.add_argument("--accumulate", type=int, default=1, help="batches for one step of the optimizer")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer a batch takes")
-    parser.add_argument("--hash-file", type=Path, help="write the final step and hash here")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -69,9 +53,6 @@ def main() -> None:
     trainer = Trainer(model, settings, train_dataset=data, eval_dataset=Digits(8, 0.0))
     make_resilient(trainer, every=args.every)  # <-
     trainer.train()
-    if trainer.is_world_process_zero() and args.hash_file:
-        result = {"step": trainer.state.global_step, "hash": state_hash(model, trainer.optimizer.optimizer)}
-        args.hash_file.write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,3 +29,10 @@ fi
 framework lightning lightning==2.6.6
 framework transformers transformers==5.24.0 accelerate==1.15.0
 framework torchdata torchdata==0.11.0
+export DS_BUILD_OPS=0 DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$PWD/.venv-frameworks/extensions"
+framework deepspeed deepspeed==0.19.8
+# DeepSpeed compiles this in the first process group, for a minute; ranks that are killed meanwhile leave its lock behind
+if [ ! -e .venv-frameworks/extensions/built ] && .venv-frameworks/bin/python -c "import deepspeed" 2>/dev/null; then
+    logged frameworks "compiling DeepSpeed's operations for processors" .venv-frameworks/bin/python -c \
+        "from deepspeed.comm.torch import build_shm_op; build_shm_op()" && touch .venv-frameworks/extensions/built
+fi

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +16,105 @@ from tests.support.waiting import PATIENCE_S, until
 
 PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
 STRIKE = str(SUPPORT / "frameworks" / "strike.py")
+DEEPSPEED = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(ROOT / ".venv-frameworks" / "extensions")}
 
 
-def need_framework(*modules: str) -> None:
-    """Skip where the environment of scripts/frameworks_setup.sh lacks one of them."""
-    look = "import importlib.util, sys; sys.exit([m for m in sys.argv[1:] if not importlib.util.find_spec(m)] != [])"
-    if not PYTHON.exists() or subprocess.run([PYTHON, "-c", look, *modules], timeout=PATIENCE_S).returncode:
-        pytest.skip(f"no {' and '.join(modules)} here (scripts/frameworks_setup.sh)")
+@dataclass(frozen=True)
+class Framework:
+    """A framework's example. ``replicated``: a lost rank costs no finished step."""
+
+    script: str
+    modules: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    has_workers: bool = True
+    replicated: bool = True
+
+    def need(self) -> None:
+        """Skip where the environment of scripts/frameworks_setup.sh lacks it."""
+        look = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
+        command = [PYTHON, "-c", look, *self.modules]
+        if not PYTHON.exists() or subprocess.run(command, timeout=PATIENCE_S).returncode:
+            pytest.skip(f"no {' and '.join(self.modules)} here (scripts/frameworks_setup.sh)")
+
+    @property
+    def command(self) -> list[str]:
+        """The example, and the words that make it this framework's case."""
+        return [str(ROOT / "examples" / self.script), *self.words]
+
+
+def _zero(stage: int, precision: str) -> Framework:
+    words = ("--stage", str(stage), "--precision", precision)
+    return Framework("train_deepspeed.py", ("deepspeed",), words, replicated=False)
+
+
+FRAMEWORKS = {
+    "lightning": Framework("train_lightning.py", ("lightning",)),
+    "transformers": Framework("train_transformers.py", ("transformers", "accelerate"), has_workers=False),
+    "accelerate": Framework("train_accelerate.py", ("accelerate",)),
+    "deepspeed-1": _zero(1, "fp32"),
+    "deepspeed-2": _zero(2, "bf16"),
+    "deepspeed-3": _zero(3, "fp32"),
+}
 
 
 class FrameworkRun:
     """One run in the folder ``path``; each call is a launch of it."""
 
-    def __init__(self, path: Path, ranks: int, words: Sequence[str]) -> None:
+    def __init__(self, path: Path, ranks: int, command: Sequence[str]) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path, self._words = path, [str(word) for word in words]
-        self._launcher = [str(PYTHON), "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run"]
-        self._launcher += ["--nproc-per-node", str(ranks)]
+        self.path, self.ranks, self._command = path, ranks, list(command)
 
-    def start(self, *before: str) -> subprocess.Popen[str]:
-        """Start a launch; ``before``: words before the script's."""
+    def start(self, *strike: str) -> subprocess.Popen[str]:
+        """Start a launch; ``strike``: what strike.py is to do."""
+        return self._start(["resilio_hpc.cli.resilio_launch", "--run-dir", "run"], strike)
+
+    def _start(self, launcher: Sequence[str], strike: Sequence[str] = (), **more: str) -> subprocess.Popen[str]:
+        variables = {
+            **DEEPSPEED,
+            **more,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONWARNINGS": "ignore",
+        }
         return subprocess.Popen(
-            [*self._launcher, *before, *self._words], cwd=self.path, text=True, stderr=subprocess.STDOUT,
-            stdout=subprocess.PIPE, env=scrubbed(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore"),
+            [str(PYTHON), "-m", *launcher, "--nproc-per-node", str(self.ranks), STRIKE, *strike, *self._command],
+            cwd=self.path, text=True, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, env=scrubbed(**variables),
         )  # fmt: skip
 
-    def launch(self, *before: str) -> str:
+    def launch(self, *strike: str) -> str:
         """Launch, and return what was printed, after a good end."""
-        return self.end_of(self.start(*before))
+        return self._end_of(self.start(*strike))
+
+    def torchrun(self, other: FrameworkRun) -> str:
+        """Start under torchrun, from the checkpoints of another run. Returns what was printed, after a good end."""
+        where = str(other.path / "run" / "checkpoints")
+        return self._end_of(self._start(["torch.distributed.run", "--standalone"], RESILIO_CHECKPOINT_DIR=where))
+
+    def _end_of(self, launch: subprocess.Popen[str]) -> str:
+        said, _ = launch.communicate(timeout=PATIENCE_S)
+        assert launch.returncode == 0, said[-6000:]
+        return said
 
     def stop_and_go_on(self, step: int) -> str:
         """Have the launcher end on SIGTERM after so many steps, and launch again. Returns what the latter printed."""
-        first = self.start(STRIKE, str(step), "0", "wait")
+        first = self.start(str(step), "0", "wait")
         until((self.path / "struck").exists, "a step is under way", lambda: first.poll())
         first.terminate()
         until(lambda: self.events("stopping"), "the stop is under way", lambda: first.poll())
         (self.path / "go on").touch()
         said, _ = first.communicate(timeout=PATIENCE_S)
-        assert not (self.path / "end.json").exists(), said[-3000:]
+        assert not (self.path / "end").exists(), said[-3000:]
         return self.launch()
-
-    def end_of(self, launch: subprocess.Popen[str]) -> str:
-        """Wait for a launch's good end."""
-        said, _ = launch.communicate(timeout=PATIENCE_S)
-        assert launch.returncode == 0, said[-3000:]
-        return said
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """The fields of the ledger's events of one kind."""
         return [event.fields for event in read_ledger(self.path / "run" / "ledger") if event.kind == kind]
 
+    def restored(self) -> list[int]:
+        """The steps from which its rounds have begun; -1: from the beginning."""
+        return [event["restored"] for event in self.events("first_step")]
+
     @property
-    def end(self) -> dict[str, Any]:
-        """What the script wrote at its end."""
-        found: dict[str, Any] = json.loads((self.path / "end.json").read_text())
-        return found
+    def end(self) -> list[str]:
+        """What each rank's optimizers and model held at the end."""
+        return [(self.path / "end" / str(rank)).read_text() for rank in range(self.ranks)]
