@@ -200,8 +200,8 @@ class FsdpOptimizer:
             taken[parameter] = {**others[0], **self._fresh.get(id(parameter), {})}
         self._optimizer.state.clear()
         self._optimizer.state.update(taken)
-        for group, values in zip(self._optimizer.param_groups, groups, strict=True):
-            group.update(values)
+        for group, kept in zip(self._optimizer.param_groups, groups, strict=True):
+            group.update(kept)
 
     @staticmethod
     def _group_of(mine: Mapping[str, Any], saved: list[dict[str, Any]]) -> dict[str, Any]:

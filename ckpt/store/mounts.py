@@ -51,10 +51,10 @@ def linked_url(link: Path) -> str:
 
 @cache
 def _object_store(prefix: Path, bucket: str, key: str = "") -> S3Store:
-    from resilio_hpc.ckpt.store.s3_bucket import Bucket
+    from resilio_hpc.ckpt.store.s3_bucket import S3Bucket
     from resilio_hpc.ckpt.store.s3_store import S3Store
 
-    return S3Store(Bucket(bucket), prefix if key or prefix.name != S3 else prefix / bucket, key)
+    return S3Store(S3Bucket(bucket), prefix if key or prefix.name != S3 else prefix / bucket, key)
 
 
 @contextmanager

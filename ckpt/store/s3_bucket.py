@@ -42,7 +42,7 @@ class Object(NamedTuple):
     tag: str
 
 
-class Bucket:
+class S3Bucket:
     """A bucket. All methods raise OSError: FileNotFoundError where an object is missing."""
 
     def __init__(self, name: str, client: Any = None, deadline_s: float | None = None) -> None:

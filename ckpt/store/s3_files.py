@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, PageRun, Segment
-from resilio_hpc.ckpt.store.s3_bucket import THREADS, Bucket, Object
+from resilio_hpc.ckpt.store.s3_bucket import THREADS, Object, S3Bucket
 from resilio_hpc.native import crc32c
 
 PART_BYTES = 16 << 20
@@ -47,7 +47,7 @@ class S3File:
 
     reads_far_ahead = True
 
-    def __init__(self, bucket: Bucket, key: str, found: Object) -> None:
+    def __init__(self, bucket: S3Bucket, key: str, found: Object) -> None:
         """Open an object that was found."""
         self._bucket, self._key = bucket, key
         self.size_bytes = found.size_bytes
@@ -117,7 +117,7 @@ class S3NewFile:
 
     is_recycled = False
 
-    def __init__(self, bucket: Bucket, key: str, sign: Callable[[int], None] = lambda sent: None) -> None:
+    def __init__(self, bucket: S3Bucket, key: str, sign: Callable[[int], None] = lambda sent: None) -> None:
         """Write nothing yet."""
         self._bucket, self._key, self._sign = bucket, key, sign
         self._size, self._part_bytes = 0, PART_BYTES

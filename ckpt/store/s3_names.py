@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from resilio_hpc.ckpt.store.s3_bucket import Bucket, Object
+from resilio_hpc.ckpt.store.s3_bucket import Object, S3Bucket
 from resilio_hpc.core.regular_file import NotRegular
 
 MANIFEST = "manifest.json"
@@ -55,7 +55,7 @@ class S3Entry(NamedTuple):
 class S3Names:
     """The names of one store: ``prefix`` is the path of what has the key ``key``."""
 
-    def __init__(self, bucket: Bucket, prefix: Path, key: str) -> None:
+    def __init__(self, bucket: S3Bucket, prefix: Path, key: str) -> None:
         """Look at nothing yet."""
         self._bucket, self._prefix, self._key = bucket, prefix, key
         self._seen: dict[str, tuple[S3Entry, float]] = {}

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from resilio_hpc.ckpt.store.backend import EntryKind, Store, StoreEntry
-from resilio_hpc.ckpt.store.s3_bucket import Bucket
+from resilio_hpc.ckpt.store.s3_bucket import S3Bucket
 from resilio_hpc.ckpt.store.s3_files import S3File, S3NewFile, in_parallel
 from resilio_hpc.ckpt.store.s3_names import MANIFEST, S3Names, S3Place, missing, step_of
 from resilio_hpc.core.errors import CheckpointError
@@ -38,7 +38,7 @@ _NO_LIMIT = 1 << 62
 class S3Store(Store):
     """Directories of checkpoints in one bucket. ``prefix``: the path of the store, of which the rest are keys."""
 
-    def __init__(self, bucket: Bucket, prefix: Path, key: str = "") -> None:
+    def __init__(self, bucket: S3Bucket, prefix: Path, key: str = "") -> None:
         """``key``: where in the bucket ``prefix`` is."""
         self._bucket, self._names = bucket, S3Names(bucket, prefix, key)
         self._missing: dict[str, float] = {}
