@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -26,6 +25,7 @@ from resilio_hpc.metrics.schema import METRICS
 from resilio_hpc.metrics.sheet import Sheet
 from tests.support.alerts.alert_run import RUN_ID, AlertRun
 from tests.support.alerts.scraped import Scrapes, firing
+from tests.support.free_port import free_port
 from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_GpuIsLost, gpu_source
 from tests.support.requirements import need_program
 from tests.support.virtual_cluster.ranks import Script
@@ -270,9 +270,7 @@ def test_panels_of_the_dashboard_do_not_overlap() -> None:
 def prometheus(folder: Path, target: str, rules: Path) -> Iterator[Callable[[str], Any]]:
     """A server that scrapes ``target`` every second; asks its API."""
     need_program("prometheus", package="prometheus")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = folder / "prometheus.json"
     config.write_text(json.dumps({
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "rule_files": [str(rules)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from resilio_hpc.diagnose.hangs.call_ring import CallRing
 from resilio_hpc.native import intercept
+from tests.support.free_port import free_port
 from tests.support.waiting import PATIENCE_S
 
 PROGRAM = """
@@ -44,9 +44,7 @@ def test_what_two_ranks_call_is_noted_alike_and_errors_pass_through(tmp_path: Pa
     library = intercept.library("gloo")
     if library is None:
         pytest.skip("needs the C extensions")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ranks = []
+    port, ranks = free_port(), []
     for rank in (0, 1):
         ring = str(tmp_path / str(rank))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}

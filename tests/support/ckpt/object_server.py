@@ -21,8 +21,8 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
+from tests.support.free_port import free_port
 from tests.support.requirements import need_program
-from tests.support.train.forked_ranks import free_port
 
 ACCESS, SECRET = "test", "testtest"
 _SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"

@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import runpy
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -18,15 +17,9 @@ from typing import NoReturn
 import torch._dynamo  # which the first optimizer of every rank would import
 
 from resilio_hpc.core.gloo_groups import keep_alive
+from tests.support.free_port import free_port
 
 RANKS = 2
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def rank_process(rank: int, port: int, directory: str, argv: list[str]) -> int:
