@@ -15,7 +15,7 @@ from tests.support.environments import ROOT, SUPPORT, scrubbed
 from tests.support.waiting import PATIENCE_S, until
 
 PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
-STRIKE = str(SUPPORT / "frameworks" / "strike.py")
+STRIKE, SCALED = (str(SUPPORT / "frameworks" / name) for name in ("strike.py", "scaled.py"))
 DEEPSPEED = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(ROOT / ".venv-frameworks" / "extensions")}
 
 
