@@ -132,8 +132,8 @@ class LightningState:
                 self._positions.append(LoaderPosition(made))
                 if self._positions[-1].is_own:
                     raise UsageError(
-                        f"ResilioCallback keeps the position of a plain DataLoader; {type(made).__name__} has a state "
-                        "of its own, and went on with other batches under DDP"
+                        f"ResilioCallback keeps the position of torch's DataLoader, which is to be used: with the "
+                        f"state that {type(made).__name__} has, Lightning went on with other batches under DDP"
                     )
             return made
 

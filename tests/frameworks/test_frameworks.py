@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.frameworks.runs import FRAMEWORKS, Framework, FrameworkRun
+from tests.support.frameworks.runs import FRAMEWORKS, SCALED, Framework, FrameworkRun
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +68,17 @@ def test_steps_of_three_ranks_that_accumulate_batches_of_workers(framework: Fram
     disturbed.launch("7", "2", "kill")
     assert disturbed.restored()[1:] == [7 if framework.replicated else 4]
     assert disturbed.end == whole.end
+
+
+def test_a_gradient_scaler_goes_on_within_an_accumulation(framework: Framework, tmp_path: Path) -> None:
+    if framework.script not in ("train_lightning.py", "train_accelerate.py"):
+        pytest.skip("float16 with a GradScaler can be had on processors with Lightning and Accelerate alone")
+    command = [SCALED, *framework.command, "--epochs", "3", "--accumulate", "2", "--every", "1000"]
+    whole, disturbed = (FrameworkRun(tmp_path / name, 2, command) for name in ("whole", "disturbed"))
+    whole.launch()
+    disturbed.launch("11", "1", "kill")
+    assert disturbed.events("first_step")[-1]["restored"] >= 11
+    assert "scale" in whole.end[0] and disturbed.end == whole.end
 
 
 def test_the_view_has_steps_and_loss(undisturbed: FrameworkRun) -> None:

@@ -15,7 +15,7 @@ from tests.support.environments import ROOT, SUPPORT, scrubbed
 from tests.support.waiting import PATIENCE_S, until
 
 PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
-STRIKE = str(SUPPORT / "frameworks" / "strike.py")
+STRIKE, SCALED = (str(SUPPORT / "frameworks" / name) for name in ("strike.py", "scaled.py"))
 DEEPSPEED = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(ROOT / ".venv-frameworks" / "extensions")}
 
 
@@ -58,11 +58,12 @@ FRAMEWORKS = {
 
 
 class FrameworkRun:
-    """One run in the folder ``path``; each call is a launch of it."""
+    """One run in the folder ``path``; each call is a launch of it. ``is_watched``: by strike.py."""
 
-    def __init__(self, path: Path, ranks: int, command: Sequence[str]) -> None:
+    def __init__(self, path: Path, ranks: int, command: Sequence[str], is_watched: bool = True) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.ranks, self._command = path, ranks, list(command)
+        self._watcher = [STRIKE] if is_watched else []
 
     def start(self, *strike: str) -> subprocess.Popen[str]:
         """Start a launch; ``strike``: what strike.py is to do."""
@@ -76,8 +77,9 @@ class FrameworkRun:
             "GLOO_SOCKET_IFNAME": "lo",
             "PYTHONWARNINGS": "ignore",
         }
+        launch = [str(PYTHON), "-m", *launcher, "--nproc-per-node", str(self.ranks)]
         return subprocess.Popen(
-            [str(PYTHON), "-m", *launcher, "--nproc-per-node", str(self.ranks), STRIKE, *strike, *self._command],
+            [*launch, *self._watcher, *strike, *self._command],
             cwd=self.path, text=True, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, env=scrubbed(**variables),
         )  # fmt: skip
 

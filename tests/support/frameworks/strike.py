@@ -65,6 +65,8 @@ class Watched:
         for number, (parameter, optimizer) in enumerate(self._trained.values()):
             yield f"{number}", parameter
             yield from sorted(optimizer.state[parameter].items())
+        scalers = (one for one in gc.get_objects() if type(one) is torch.amp.GradScaler)
+        yield from (("scale", sorted(one.state_dict().items())) for one in scalers)
 
 
 def _of_zero(engine: Any) -> Iterator[tuple[str, Any]]:
