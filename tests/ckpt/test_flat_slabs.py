@@ -17,8 +17,8 @@ from resilio_hpc.ckpt import (
     DP_RESHARDABLE,
     FULLY_RESHARDABLE,
     AnyLayout,
-    Bucket,
     BucketParameter,
+    FlatBucket,
     FlatSlab,
     Slab,
     optimizer_layouts,
@@ -176,7 +176,7 @@ def whole_state() -> dict[str, dict[str, torch.Tensor]]:
 
 def buckets(
     whole: dict[str, dict[str, torch.Tensor]], tensor: int, data: int, pipeline: int
-) -> Iterator[tuple[list[Bucket], list[dict[str, torch.Tensor]]]]:
+) -> Iterator[tuple[list[FlatBucket], list[dict[str, torch.Tensor]]]]:
     """The buckets of each rank, two of them, and what they hold; the order of ranks is tensor, data, pipeline."""
     for stage in range(pipeline):
         names = [name for name in whole if int(name.split(".")[1]) * pipeline // LAYERS == stage]
@@ -191,7 +191,7 @@ def buckets(
 
 def shard(
     whole: dict[str, dict[str, torch.Tensor]], names: list[str], at: tuple[int, int], of: tuple[int, int]
-) -> tuple[Bucket, dict[str, torch.Tensor]]:
+) -> tuple[FlatBucket, dict[str, torch.Tensor]]:
     """One rank's share of a bucket; ``at``: its number among the tensor-parallel ranks; ``of``: among the others."""
     parameters, locals_, end = [], [], 0
     for name in names:
@@ -212,7 +212,7 @@ def shard(
         for name, parameter, box in zip(names, parameters, locals_, strict=True):
             flat[parameter.first : parameter.first + prod(parameter.shape)] = whole[name][key][box].flatten()
         held[key] = flat[share * of[0] :][:share].clone()
-    return Bucket(held, share * of[0], parameters), held
+    return FlatBucket(held, share * of[0], parameters), held
 
 
 def states(layout: tuple[int, int, int], save_as: str, fill: bool = True) -> list[tuple[dict[str, Any], Any]]:
@@ -273,7 +273,7 @@ def test_ranks_whose_parameters_are_copies_write_nothing(tmp_path: Path) -> None
     value = torch.rand(WIDTH)
     made = [
         optimizer_layouts(
-            [Bucket({"exp_avg": value.clone()}, 0, [BucketParameter("norm", 0, (WIDTH,), replica=part)])], save_as
+            [FlatBucket({"exp_avg": value.clone()}, 0, [BucketParameter("norm", 0, (WIDTH,), replica=part)])], save_as
         )
         for save_as in (DP_RESHARDABLE,)
         for part in range(2)
@@ -298,7 +298,7 @@ def test_ranks_whose_parameters_are_copies_write_nothing(tmp_path: Path) -> None
 def test_buckets_that_contradict_themselves_are_refused(words: str, bucket: dict[str, Any]) -> None:
     usual = {"tensors": {"a": torch.zeros(8)}, "first": 0, "parameters": [BucketParameter("a", 0, (8,))]}
     with pytest.raises(UsageError, match=words):
-        optimizer_layouts([Bucket(**{**usual, **bucket})])
+        optimizer_layouts([FlatBucket(**{**usual, **bucket})])
 
 
 def test_a_layout_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ FRAMEWORKS = {
 class FrameworkRun:
     """One run in the folder ``path``; each call is a launch of it."""
 
-    def __init__(self, path: Path, ranks: int, command: Sequence[str]) -> None:
+    def __init__(self, path: Path, ranks: int, command: Sequence[str], python: Path = PYTHON) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path, self.ranks, self._command = path, ranks, list(command)
+        self.path, self.ranks, self._command, self._python = path, ranks, list(command), str(python)
 
     def start(self, *strike: str) -> subprocess.Popen[str]:
         """Start a launch; ``strike``: what strike.py is to do."""
@@ -77,7 +77,7 @@ class FrameworkRun:
             "PYTHONWARNINGS": "ignore",
         }
         return subprocess.Popen(
-            [str(PYTHON), "-m", *launcher, "--nproc-per-node", str(self.ranks), STRIKE, *strike, *self._command],
+            [self._python, "-m", *launcher, "--nproc-per-node", str(self.ranks), STRIKE, *strike, *self._command],
             cwd=self.path, text=True, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, env=scrubbed(**variables),
         )  # fmt: skip
 

@@ -65,6 +65,8 @@ class Watched:
         for number, (parameter, optimizer) in enumerate(self._trained.values()):
             yield f"{number}", parameter
             yield from sorted(optimizer.state[parameter].items())
+        for scaler in (one for one in gc.get_objects() if type(one) is torch.amp.GradScaler):
+            yield "scaler", scaler.state_dict()
 
 
 def _of_zero(engine: Any) -> Iterator[tuple[str, Any]]:
@@ -87,6 +89,7 @@ def _of_zero(engine: Any) -> Iterator[tuple[str, Any]]:
 def _digest(value: Any) -> str:
     if not torch.is_tensor(value):
         return repr(value)
+    value = value.to_local() if hasattr(value, "to_local") else value
     return hashlib.sha256(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
 
 
