@@ -49,7 +49,8 @@ __all__ = [
 _HOMES = {
     "Checkpointer": "checkpointer", "audit": "audit", "EXIT_RESTORE_FAILED": "coordination.agent_coordinator",
     "REPLICATED": "format.manifest", "SaveHandle": "handle", "Slab": "state.slab", "rng_state": "state.rng",
-    "set_rng_state": "state.rng", "AnyLayout": "state.any_layout", "FlatSlab": "state.flat_slab", "FlatBucket": "buckets",
+    "set_rng_state": "state.rng", "AnyLayout": "state.any_layout", "FlatSlab": "state.flat_slab",
+    "FlatBucket": "buckets",
     "BucketParameter": "buckets", "optimizer_layouts": "buckets", "DP_RESHARDABLE": "buckets",
     "FULLY_RESHARDABLE": "buckets", "fsdp_state": "fsdp1",
 }  # fmt: skip

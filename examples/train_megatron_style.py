@@ -6,8 +6,8 @@
 The lines that make it survive failures are marked with `<-`. Each tensor-parallel rank has a part of each matrix, each
 pipeline stage some of the layers. Parameters are bfloat16; float32 copies and Adam's moments lie in flat buckets, cut
 evenly between the data-parallel ranks. No DTensor tells how they belong together, so the script does, with Slab and
-FlatBucket. Most saves are as the buckets lie: cheap, and any number of data-parallel ranks loads them. Each few-th one, and
-the last, is by parameter: any layout loads it.
+FlatBucket. Most saves are as the buckets lie: cheap, and any number of data-parallel ranks loads them. Each few-th one,
+and the last, is by parameter: any layout loads it.
 
 With the same layout it ends with the same bits, interrupted or not. Another pipeline layout, and one or two data
 parallel ranks, sum the same numbers in the same order, too; another tensor-parallel layout does not.
