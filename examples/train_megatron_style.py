@@ -9,8 +9,9 @@ evenly between the data-parallel ranks. No DTensor tells how they belong togethe
 FlatBucket. Most saves are as the buckets lie: cheap, and any number of data-parallel ranks loads them. Each few-th one,
 and the last, is by parameter: any layout loads it.
 
-With the same layout it ends with the same bits, interrupted or not. Another pipeline layout, and one or two data
-parallel ranks, sum the same numbers in the same order, too; another tensor-parallel layout does not.
+With the same layout it ends with the same bits, interrupted or not. Another pipeline layout sums the same numbers in
+the same order, too, and so do one and two data-parallel ranks with --micro-batches 2. Another tensor-parallel layout
+rounds otherwise.
 """
 
 import argparse
