@@ -20,6 +20,9 @@ from torch.distributed.fsdp import MixedPrecision, ShardingStrategy, StateDictTy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from resilio_hpc.ckpt import audit, fsdp_state, rng_state
+from resilio_hpc.ckpt.state.held_state import HeldState
+from resilio_hpc.ckpt.state.module_names import fsdp_modules
+from resilio_hpc.ckpt.state.put_back import put_back
 from resilio_hpc.core.errors import LayoutMismatch, UsageError
 from tests.support.ckpt.dtensor_layouts import check, checkpointer, in_processes, restored_alone
 
@@ -127,6 +130,8 @@ def main(rank: int, directory: Path) -> None:
     assert any(line.startswith("optimizer AdamW") for line in said), said
     for number, layout in enumerate(LAYOUTS):
         every_layout(directory / f"saved{number}", rank, layout, three, two)
+    for layout in LAYOUTS[:2]:
+        held(three, layout)
     edges(directory / "edges", rank, three)
     dist.destroy_process_group()
 
@@ -162,6 +167,20 @@ def every_layout(directory: Path, rank: int, layout: Layout, three: Any, two: An
         for name, value in parameters.items():
             assert torch.equal(value, expected["model"][name]), name
     dist.barrier()
+
+
+def held(three: Any, layout: Layout) -> None:
+    """The last finished step can be saved, or brought back, up to the next step of the optimizer."""
+    made = Training(layout, three, 1)
+    made.train(range(2))
+    before, state = made.everything(), made.state()
+    at_boundary = HeldState(2, state)
+    assert at_boundary.flattened().leaves
+    with torch.no_grad():
+        for _, module in fsdp_modules(made.model):
+            module._handle.flat_param += 1
+    put_back(at_boundary, made.state())
+    check(made.everything(), before, f"put back: {layout}")
 
 
 def edges(directory: Path, rank: int, three: Any) -> None:
