@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resilio_hpc.ckpt.audit import audit
-    from resilio_hpc.ckpt.buckets import DP_RESHARDABLE, FULLY_RESHARDABLE, Bucket, BucketParameter, optimizer_layouts
+    from resilio_hpc.ckpt.buckets import (
+        DP_RESHARDABLE,
+        FULLY_RESHARDABLE,
+        BucketParameter,
+        FlatBucket,
+        optimizer_layouts,
+    )
     from resilio_hpc.ckpt.checkpointer import Checkpointer
     from resilio_hpc.ckpt.coordination.agent_coordinator import EXIT_RESTORE_FAILED
     from resilio_hpc.ckpt.format.manifest import REPLICATED
@@ -27,9 +33,9 @@ __all__ = [
     "FULLY_RESHARDABLE",
     "REPLICATED",
     "AnyLayout",
-    "Bucket",
     "BucketParameter",
     "Checkpointer",
+    "FlatBucket",
     "FlatSlab",
     "SaveHandle",
     "Slab",
@@ -43,7 +49,8 @@ __all__ = [
 _HOMES = {
     "Checkpointer": "checkpointer", "audit": "audit", "EXIT_RESTORE_FAILED": "coordination.agent_coordinator",
     "REPLICATED": "format.manifest", "SaveHandle": "handle", "Slab": "state.slab", "rng_state": "state.rng",
-    "set_rng_state": "state.rng", "AnyLayout": "state.any_layout", "FlatSlab": "state.flat_slab", "Bucket": "buckets",
+    "set_rng_state": "state.rng", "AnyLayout": "state.any_layout", "FlatSlab": "state.flat_slab",
+    "FlatBucket": "buckets",
     "BucketParameter": "buckets", "optimizer_layouts": "buckets", "DP_RESHARDABLE": "buckets",
     "FULLY_RESHARDABLE": "buckets", "fsdp_state": "fsdp1",
 }  # fmt: skip

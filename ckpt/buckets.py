@@ -45,7 +45,7 @@ class BucketParameter:
 
 
 @dataclass(frozen=True, eq=False)
-class Bucket:
+class FlatBucket:
     """This rank's shard of a bucket: elements ``first`` and on.
 
     ``tensors``: by name (``exp_avg``), of one dimension, all of the same length. ``parameters``: all of the bucket, in
@@ -59,7 +59,7 @@ class Bucket:
     replica: int = 0
 
 
-def optimizer_layouts(buckets: Sequence[Bucket], save: str = FULLY_RESHARDABLE) -> AnyLayout:
+def optimizer_layouts(buckets: Sequence[FlatBucket], save: str = FULLY_RESHARDABLE) -> AnyLayout:
     """Return, for a state, the tensors of the shards; ``save``: FULLY_RESHARDABLE or DP_RESHARDABLE.
 
     ``save`` may change from step to step: a restore finds out which of the two a step has. Raises UsageError.
@@ -79,19 +79,19 @@ def optimizer_layouts(buckets: Sequence[Bucket], save: str = FULLY_RESHARDABLE) 
     return AnyLayout({DP_RESHARDABLE: as_they_lie, FULLY_RESHARDABLE: by_parameter}, save, _HINTS)
 
 
-def _check(bucket: Bucket) -> None:
+def _check(bucket: FlatBucket) -> None:
     end = 0
     for one in bucket.parameters:
         if one.first < end:
-            raise UsageError(f"Bucket: {one.name} begins at {one.first}, before the parameter in front of it ends")
+            raise UsageError(f"FlatBucket: {one.name} begins at {one.first}, before the parameter in front of it ends")
         end = one.first + prod(one.shape)
     if not bucket.parameters:
-        raise UsageError("Bucket: no parameters")
+        raise UsageError("FlatBucket: no parameters")
     lengths = {tuple(tensor.shape) for tensor in bucket.tensors.values()}
     if len(lengths) > 1 or any(len(shape) != 1 for shape in lengths):
-        raise UsageError(f"Bucket: tensors of one dimension and one length, not of {sorted(map(list, lengths))}")
+        raise UsageError(f"FlatBucket: tensors of one dimension and one length, not of {sorted(map(list, lengths))}")
     if type(bucket.first) is not int or bucket.first < 0:
-        raise UsageError(f"Bucket: first is the number of an element, not {bucket.first!r}")
+        raise UsageError(f"FlatBucket: first is the number of an element, not {bucket.first!r}")
 
 
 def _name(parameters: Sequence[BucketParameter]) -> str:
@@ -103,7 +103,7 @@ def _name(parameters: Sequence[BucketParameter]) -> str:
     return "bucket-" + hashlib.sha256(repr(places).encode()).hexdigest()[:16]
 
 
-def _as_it_lies(tensor: Any, bucket: Bucket) -> Slab:
+def _as_it_lies(tensor: Any, bucket: FlatBucket) -> Slab:
     last = bucket.parameters[-1]
     size = last.first + prod(last.shape)
     first = min(bucket.first, size)
@@ -112,7 +112,7 @@ def _as_it_lies(tensor: Any, bucket: Bucket) -> Slab:
     return Slab(tensor[: size - first], (size,), (first,), replica)
 
 
-def _by_parameter(parameter: BucketParameter, bucket: Bucket) -> dict[str, FlatSlab]:
+def _by_parameter(parameter: BucketParameter, bucket: FlatBucket) -> dict[str, FlatSlab]:
     """Return the range of a parameter that lies in the shard; {} if none does."""
     length = min((len(tensor) for tensor in bucket.tensors.values()), default=0)
     begin = max(parameter.first, bucket.first)

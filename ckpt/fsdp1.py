@@ -197,11 +197,27 @@ class FsdpOptimizer:
                 raise ValueError(
                     f"{names[0]} and others that are one flat parameter now differ in {', '.join(others[0])}"
                 )
-            taken[parameter] = {**others[0], **self._fresh.get(id(parameter), {})}
+            taken[parameter] = {**others[0], **self._taken(parameter, dict(zip(names, values, strict=True)))}
+        self._fresh = {}
         self._optimizer.state.clear()
         self._optimizer.state.update(taken)
         for group, kept in zip(self._optimizer.param_groups, groups, strict=True):
             group.update(kept)
+
+    def _taken(self, parameter: Any, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the tensors of a parameter's state: those that were filled in place, or new ones with copies."""
+        found = {}
+        for key, first in next(iter(values.values())).items():
+            if type(first) is not FlatSlab:
+                continue
+            fresh = self._fresh.get(id(parameter), {}).get(key)
+            if fresh is None:
+                fresh = parameter.detach().new_zeros(parameter.shape, dtype=first.tensor.dtype)
+            for name, part in self._shards.parts_of(parameter, fresh):
+                if part.tensor.data_ptr() != values[name][key].tensor.data_ptr():
+                    part.tensor.copy_(values[name][key].tensor)
+            found[key] = fresh
+        return found
 
     @staticmethod
     def _group_of(mine: Mapping[str, Any], saved: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import gt
 from typing import Any
 
 from resilio_hpc.ckpt.state.slab import Box, Shape, Slab, is_dtensor
@@ -42,7 +43,12 @@ class FlatSlab:
             )
         if not box.shape and not count:
             raise UsageError("FlatSlab: a shard without elements of a single number is left out of the state")
-        self.parts()  # its slabs check the rest
+        ends = [first + length for first, length in zip(box.start, box.shape, strict=False)]
+        if not len(box.start) == len(box.shape) == len(self.global_shape) or any(map(gt, ends, self.global_shape)):
+            raise UsageError(
+                f"FlatSlab: a box of shape {list(box.shape)} that begins at {list(box.start)} lies outside of a tensor "
+                f"of shape {list(self.global_shape)}"
+            )
 
     @property
     def box(self) -> Box:

@@ -50,7 +50,7 @@ class HeldState:
         self.watched = watched if watched is not None and watched.is_of(objects) else Watched(objects)
         self._copied: dict[Key, Any] = {key_of(one): one.detach().clone() for one in self.watched.small}
         self._groups: dict[int, Groups] = {id(one): groups_of(one) for one in objects if overlap.is_optimizer(one)}
-        self._schedules: dict[int, Any] = {}  # by id: their states
+        self._schedules: dict[int, Any] = {}  # by id: their states, and those of scalers
         self._others: list[tuple[Any, str]] = []  # other tensors that must not change
         self._parts: set[Key] = set()  # of flat shards
         self._has_loose_parts = False  # of tensors, outside of torch's objects
@@ -86,7 +86,7 @@ class HeldState:
         return [(one, self._groups[id(one)]) for one in self.watched.objects if id(one) in self._groups]
 
     def schedule_of(self, schedule: Any) -> Any:
-        """Return the state of a learning rate's schedule as it was."""
+        """Return the state of a learning rate's schedule, or of a scaler, as it was."""
         return self._schedules[id(schedule)]
 
     def flattened(self) -> tree.Flattened:
@@ -111,9 +111,9 @@ class HeldState:
         return self._merged(state, self._state, live)
 
     def _merged(self, value: Any, held: Any, live: Any) -> Any:
-        if value is live or is_module(value) or overlap.is_optimizer(value) or is_scaler(value):
+        if value is live or is_module(value) or overlap.is_optimizer(value):
             return value
-        if is_schedule(value):
+        if is_schedule(value) or is_scaler(value):
             return self._schedules[id(value)]
         if not containers.is_container(value) or containers.holds_scalars_only(value) or type(held) is not type(value):
             return held
@@ -145,9 +145,9 @@ class HeldState:
             return self._hold(value.saved, path)
         if tensors.is_tensor(value) or type(value) in (Slab, FlatSlab):
             return self._hold_tensor(value, path)
-        if is_module(value) or overlap.is_optimizer(value) or is_scaler(value):
+        if is_module(value) or overlap.is_optimizer(value):
             return value
-        if is_schedule(value):
+        if is_schedule(value) or is_scaler(value):  # a scaler changes, too, where it leaves an optimizer's step out
             self._schedules[id(value)] = self._hold(value.state_dict(), path)
             return value
         if tree.has_state(value):

@@ -52,7 +52,7 @@ def _matched(live: Any, then: Any, path: tuple[Any, ...], held: HeldState) -> Bu
     if is_module(live) or overlap.is_optimizer(live) or is_scaler(live) or is_schedule(live):
         if live is not then:
             raise NotHeld(f"{joined(path)} is another object now")
-        schedule = held.schedule_of(live) if is_schedule(live) else None
+        schedule = held.schedule_of(live) if is_schedule(live) or is_scaler(live) else None
         return lambda: live if schedule is None else _loaded(live, schedule)
     if type(live) is AnyLayout:
         return _giving(live, _matched(live.as_in(then), then, path, held))

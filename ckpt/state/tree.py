@@ -205,7 +205,8 @@ class Encoder:
         """Return the number of a shard's first part. The same object elsewhere is the same, also without elements."""
         key = "flat", id(value)
         if key not in self._seen:
-            self._seen[key] = next(self._number(part, path) for part in value.parts())
+            first, *_ = [self._number(part, path) for part in value.parts()]
+            self._seen[key] = first
             self._shards.append(value)  # so that no other object gets its id
         return self._seen[key]
 

@@ -40,7 +40,7 @@ def is_schedule(value: Any) -> bool:
 
 
 def is_scaler(value: Any) -> bool:
-    """Return whether it is a GradScaler of torch, which changes after an optimizer's step alone."""
+    """Return whether it is a GradScaler of torch, which is the same on all ranks."""
     amp = sys.modules.get("torch.amp")
     return isinstance(value, getattr(amp, "GradScaler", ()))
 

@@ -16,7 +16,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) == 8
+    assert len(SNIPPETS) == 9
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from resilio_hpc.ckpt import Slab, rng_state
 from resilio_hpc.ckpt.format.manifest import Extent, RankTable, TensorRecord
 from resilio_hpc.ckpt.format.own_parts import OwnPart, decode_part, filled, with_own
+from resilio_hpc.ckpt.state.decoded_tree import decode
 from resilio_hpc.ckpt.state.held_state import HeldState, NotHeld
 from resilio_hpc.ckpt.state.own_part import own_part
+from resilio_hpc.ckpt.state.put_back import put_back
 from resilio_hpc.ckpt.state.tree import Flattened, flatten
 from resilio_hpc.ckpt.state.watched import MOST_COPIED, Watched
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -250,3 +252,28 @@ def test_a_sharded_model_is_held_while_its_parameters_are_gathered(tmp_path: Pat
     for said in in_ranks(lambda rank: _sharded(tmp_path, rank), tmp_path):
         assert (said["same"], said["tensors"]) == (True, 4 + 3 * 4)
         assert "was changed" in said["refused"]
+
+
+def test_a_scaler_is_as_it_was_where_it_has_left_a_step_out() -> None:
+    """A gradient overflows: no step of the optimizer tells that the boundary is over, and the scale is halved."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    state = {"model": model, "optimizer": optimizer, "scaler": scaler}
+
+    def step(factor: float) -> None:
+        scaler.scale(model(torch.ones(1, 2)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    step(1.0)
+    then = scaler.state_dict()
+    held = HeldState(1, state)
+    step(float("inf"))
+    assert (then["scale"], scaler.get_scale()) == (8.0, 4.0)
+    assert decode(held.flattened().tree)["scaler"] == then
+    assert held.with_live(state, None)["scaler"] == then
+    assert put_back(held, state) is state and scaler.state_dict() == then
+    step(1.0)
+    assert scaler.get_scale() == 16.0  # the second good step in a row

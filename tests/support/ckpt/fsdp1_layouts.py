@@ -20,6 +20,9 @@ from torch.distributed.fsdp import MixedPrecision, ShardingStrategy, StateDictTy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from resilio_hpc.ckpt import audit, fsdp_state, rng_state
+from resilio_hpc.ckpt.state.held_state import HeldState
+from resilio_hpc.ckpt.state.module_names import fsdp_modules
+from resilio_hpc.ckpt.state.put_back import put_back
 from resilio_hpc.core.errors import LayoutMismatch, UsageError
 from tests.support.ckpt.dtensor_layouts import check, checkpointer, in_processes, restored_alone
 
@@ -117,7 +120,7 @@ class Training:
 
 def main(rank: int, directory: Path) -> None:
     warnings.simplefilter("ignore")
-    limit = timedelta(seconds=20)  # for the others, where one fails
+    limit = timedelta(seconds=60)  # for the others, where one fails
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS, timeout=limit)
     three, two = dist.new_group([0, 1, 2]), dist.new_group([0, 1])
     only = Training(LAYOUTS[0], three, 1)
@@ -127,6 +130,8 @@ def main(rank: int, directory: Path) -> None:
     assert any(line.startswith("optimizer AdamW") for line in said), said
     for number, layout in enumerate(LAYOUTS):
         every_layout(directory / f"saved{number}", rank, layout, three, two)
+    for layout in LAYOUTS[:2]:
+        held(three, layout)
     edges(directory / "edges", rank, three)
     dist.destroy_process_group()
 
@@ -134,7 +139,7 @@ def main(rank: int, directory: Path) -> None:
 def every_layout(directory: Path, rank: int, layout: Layout, three: Any, two: Any) -> None:
     saved = Training(layout, three, 1)
     saved.train(range(3))
-    checkpointer(directory, rank, RANKS).save(3, saved.state()).wait("committed", 20)
+    checkpointer(directory, rank, RANKS).save(3, saved.state()).wait("committed", 60)
     expected = saved.everything()
     assert "head.weight" in expected["model"] and "first.up.weight" in expected["optimizer"]
     dist.barrier()
@@ -164,6 +169,20 @@ def every_layout(directory: Path, rank: int, layout: Layout, three: Any, two: An
     dist.barrier()
 
 
+def held(three: Any, layout: Layout) -> None:
+    """The last finished step can be saved, or brought back, up to the next step of the optimizer."""
+    made = Training(layout, three, 1)
+    made.train(range(2))
+    before, state = made.everything(), made.state()
+    at_boundary = HeldState(2, state)
+    assert at_boundary.flattened().leaves
+    with torch.no_grad():
+        for _, module in fsdp_modules(made.model):
+            module._handle.flat_param += 1
+    put_back(at_boundary, made.state())
+    check(made.everything(), before, f"put back: {layout}")
+
+
 def edges(directory: Path, rank: int, three: Any) -> None:
     """What cannot be saved is refused by name."""
     made = Training(Layout(False, adam=torch.optim.SGD), three, 1)
@@ -177,11 +196,11 @@ def edges(directory: Path, rank: int, three: Any) -> None:
     factored.state[next(made.model.parameters())] = {"row": torch.zeros(2, 2)}
     refused(lambda: fsdp_state(made.model, factored)["optimizers"][0].state_dict(), "cannot be cut otherwise")
     # a block that was frozen is trained now, flattened with one that was trained
-    checkpointer(directory, rank, RANKS).save(1, {"training": fsdp_state(made.model)}).wait("committed", 20)
+    checkpointer(directory, rank, RANKS).save(1, {"training": fsdp_state(made.model)}).wait("committed", 60)
     dist.barrier()
     half = Training(Layout(False), three, 1)
     half.train(range(1))
-    checkpointer(directory, rank, RANKS).save(2, half.state()).wait("committed", 20)
+    checkpointer(directory, rank, RANKS).save(2, half.state()).wait("committed", 60)
     dist.barrier()
     model = Model(2)
     model.requires_grad_(True)

@@ -60,9 +60,11 @@ FRAMEWORKS = {
 class FrameworkRun:
     """One run in the folder ``path``; each call is a launch of it. ``is_watched``: by strike.py."""
 
-    def __init__(self, path: Path, ranks: int, command: Sequence[str], is_watched: bool = True) -> None:
+    def __init__(
+        self, path: Path, ranks: int, command: Sequence[str], *, is_watched: bool = True, python: Path = PYTHON
+    ) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path, self.ranks, self._command = path, ranks, list(command)
+        self.path, self.ranks, self._command, self._python = path, ranks, list(command), str(python)
         self._watcher = [STRIKE] if is_watched else []
 
     def start(self, *strike: str) -> subprocess.Popen[str]:
@@ -77,7 +79,7 @@ class FrameworkRun:
             "GLOO_SOCKET_IFNAME": "lo",
             "PYTHONWARNINGS": "ignore",
         }
-        launch = [str(PYTHON), "-m", *launcher, "--nproc-per-node", str(self.ranks)]
+        launch = [self._python, "-m", *launcher, "--nproc-per-node", str(self.ranks)]
         return subprocess.Popen(
             [*launch, *self._watcher, *strike, *self._command],
             cwd=self.path, text=True, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, env=scrubbed(**variables),

@@ -89,6 +89,7 @@ def _of_zero(engine: Any) -> Iterator[tuple[str, Any]]:
 def _digest(value: Any) -> str:
     if not torch.is_tensor(value):
         return repr(value)
+    value = value.to_local() if hasattr(value, "to_local") else value
     return hashlib.sha256(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
 
 
