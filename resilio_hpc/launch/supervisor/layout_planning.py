@@ -1,0 +1,168 @@
+"""``--layout auto``: the planner is asked once per job, before anything of the job's part begins.
+
+It runs as ``resilio plan``, in a process of its own, once for each type of GPU of the job's nodes and for all numbers of
+nodes that the run may have. So a lost node needs no planning: the layout of what is left is known, and the seeds' order
+holds: plan, checkpoint, start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
+from resilio_hpc.launch.chain import joining
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.planned_layouts import AUTO, LayoutPlan, PlannedLayout
+from resilio_hpc.launch.config.rank_layout import PLANNED, is_auto, model_parallel
+from resilio_hpc.launch.process import bootstrap
+from resilio_hpc.launch.process.announce import say
+
+PATIENCE_S = 120.0  # of one call of the planner
+MOST_ROWS = 192  # they are on the agents' command lines, each 0.3 KB: the kernel takes 128 KB
+_NAMES = ("tp", "pp", *PLANNED)
+
+
+class NoPlanError(ResilioError):
+    """The planner has no answer."""
+
+
+Ask = Callable[[Sequence[str]], Mapping[str, Any]]
+
+
+def planned(options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) -> LaunchOptions:
+    """Return the options with the planner's layouts, where ``--layout auto`` asks for them.
+
+    Where the planner cannot: tensor and pipeline parallel are those of ``--layout``'s rows, or of the run's job before,
+    which is said. Raises UsageError where there is neither.
+    """
+    if not is_auto(options):
+        return options
+    began = time.monotonic()
+    named = any(word == "--gpu" or word.startswith("--gpu=") for word in options.planning.layout_options)
+    types = {} if named or site.mode is SiteMode.LOCAL else _types_of(site.nodes)
+    plan = plan_layouts(options, site.nodes, types, ask_planner)
+    if plan.standing is None:
+        plan = replace(plan, standing=_before(run_path))
+    if plan.failed:
+        rows = [row for row in options.layouts if row != AUTO]
+        if plan.standing is None and not rows:
+            raise UsageError(f"--layout auto: {plan.failed} (a --layout tp=N,pp=N beside it is used where it cannot plan)")
+        kept = plan.standing.degrees if plan.standing is not None else model_parallel(rows, 0)
+        say(f"--layout auto: no plan: {plan.failed}; tp={kept[0]} and pp={kept[1]} are kept")
+    ledger.append(
+        "layouts_planned", asked=options.planning.layout_options, sizes=len({row.ranks for row in plan.rows}),
+        gpus=plan.gpus, seconds=round(time.monotonic() - began, 3), failed=plan.failed,
+    )  # fmt: skip
+    return replace(options, planning=replace(options.planning, plan=plan))
+
+
+def plan_layouts(options: LaunchOptions, nodes: Sequence[str], types: Mapping[str, str], ask: Ask) -> LayoutPlan:
+    """Return the plan for all sizes of the run. ``types``: node → type of GPU, without nodes whose type is not known.
+
+    ``failed`` says why a plan has no rows; never raises for what the planner answers.
+    """
+    words = list(options.planning.layout_options)
+    if not any(word == "--cp" or word.startswith("--cp=") for word in words):
+        words.append("--cp=1")  # few scripts can divide sequences
+    each = int(options.nproc_per_node)
+    common = Counter(types[node] for node in nodes if node in types).most_common(1)
+    common_gpu = common[0][0] if common else ""
+    gpus = sorted(set(types.values()), key=lambda gpu: gpu != common_gpu) or [""]
+    sizes = range(options.min_nodes, options.max_nodes + 1)
+    wanted = [n * each for n in sizes if n % options.node_unit == 0][-max(1, MOST_ROWS // len(gpus)) :]
+    rows: list[PlannedLayout] = []
+    memory: dict[str, float] = {}
+    failed = ""
+    batch = 0
+    for gpu in gpus:
+        call = [*words, f"--per-node={each}", f"--gpus={wanted[0]}-{wanted[-1]}", "--json"] if wanted else words
+        try:
+            answer = ask([*call, *([f"--gpu={gpu}"] if gpu else [])])
+            found = {int(one["gpus"]): _row(one, gpu) for one in answer["choices"]}
+            batch = int(answer["global_batch"])
+            memory[gpu] = min((float(one["gpu_bytes"]) for one in answer["choices"]), default=0.0)
+        except NoPlanError as error:
+            failed = failed or str(error)
+            continue
+        except (KeyError, TypeError, ValueError):
+            failed = failed or "the planner's answer is not understood"
+            continue
+        rows += [found[ranks] for ranks in wanted if ranks in found]
+    largest = max((row for row in rows if row.gpu == common_gpu), key=lambda row: row.ranks, default=None)
+    return LayoutPlan(
+        rows=tuple(rows), gpus=tuple(sorted(memory, key=lambda gpu: memory[gpu])),
+        gpu_of=tuple((node, types[node]) for node in nodes if types.get(node, common_gpu) != common_gpu),
+        common_gpu=common_gpu, global_batch=batch, standing=largest or max(rows, key=lambda r: r.ranks, default=None),
+        failed="" if rows else failed or "no layout fits any size of this run",
+    )  # fmt: skip
+
+
+def _row(choice: Mapping[str, Any], gpu: str) -> PlannedLayout:
+    """Return the row of one of the planner's choices."""
+    variables = {str(name).removeprefix("RESILIO_").lower(): str(value) for name, value in choice["environment"].items()}
+    values = tuple((name, variables[name]) for name in _NAMES if name in variables)
+    shape = f"{int(choice['nodes'])} x {int(choice['gpus_per_node'])} {choice['gpu']}"
+    why = (
+        f"planned for {shape}: {choice['layout']}, {float(choice['iteration_s']):.3g} s a step, "
+        f"{float(choice['memory_bytes']) / 2**30:.0f} of {float(choice['gpu_bytes']) / 2**30:.0f} GiB"
+    )
+    row = PlannedLayout(int(choice["gpus"]), gpu, values, why)
+    tensor, pipeline = row.degrees
+    if tensor < 1 or pipeline < 1 or row.ranks % (tensor * pipeline) or row.micro_batch < 1:
+        raise ValueError("degrees that do not divide the ranks")
+    return row
+
+
+def ask_planner(words: Sequence[str]) -> Mapping[str, Any]:
+    """Return the planner's answer. Raises NoPlanError with its own words."""
+    command = [*bootstrap.command("cli.main"), "plan", "search", *words]
+    try:
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            errors="replace", env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise NoPlanError(f"the planner has not answered within {PATIENCE_S:.0f} s") from None
+    except OSError as error:
+        raise NoPlanError(f"the planner could not be started: {error.strerror}") from None
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or [f"the planner ended with {ended.returncode}"]
+        text = lines[-1].removeprefix("resilio: ").removeprefix("error: ")
+        raise NoPlanError(printable(text, 400))
+    try:
+        answer = json.loads(ended.stdout)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise NoPlanError("the planner's answer is not understood")
+    return answer
+
+
+def _types_of(nodes: Sequence[str]) -> dict[str, str]:
+    """Return node → type of its GPUs, as Slurm says; what Slurm does not say is left out."""
+    from resilio_hpc.autoparallel.search.inventory import gpus_of  # numpy comes with it
+    from resilio_hpc.slurm.client.which_client import which
+
+    with contextlib.suppress(ResilioError):
+        return {node.name: kind for node in which().nodes(nodes) if (kind := gpus_of(node)[0])}
+    return {}
+
+
+def _before(run_path: Path) -> PlannedLayout | None:
+    """Return the layout that stood in the job before, where the run had one."""
+    with contextlib.suppress(ResilioError):
+        record = joining.read_record(run_path)
+        return record.options.planning.plan.standing if record is not None else None
+    return None
