@@ -88,8 +88,8 @@ class LaunchOptions:
         "train with a multiple of N nodes only (default: 1)", 1, whole_number, metavar="N", least=1
     )
     layouts: tuple[str, ...] = world_flag(  # see launch/config/rank_layout.py
-        "tensor and pipeline parallel of the script, for RESILIO_TP, RESILIO_PP and RESILIO_DP of its ranks: tp=8,pp=2; "
-        "for 16 ranks 16:tp=8; auto: the planner chooses, for each number of ranks; may be given several times",
+        "tensor and pipeline parallel of the script, for RESILIO_TP, RESILIO_PP and RESILIO_DP of its ranks: tp=8,pp=2 "
+        "or, for 16 ranks, 16:tp=8; auto: the planner chooses, for each number of ranks; may be given several times",
         (),
         reads=tuple,
         metavar="[RANKS:]tp=N,pp=N|auto",

@@ -3,8 +3,9 @@
 Pure.
 
 ``--layout tp=8,pp=2`` holds for any number of ranks, ``--layout 16:tp=8`` for 16 of them alone; data parallel is what
-is left. With ``--layout auto`` the planner's layouts go before these rows (``planned_layouts``). With ``--fill-arguments`` the words ``{tp}``, ``{pp}`` … in the script's arguments become these numbers, anew
-in each round; without it no brace is touched.
+is left. With ``--layout auto`` the planner's layouts go before these rows (``planned_layouts``). With
+``--fill-arguments`` the words ``{tp}``, ``{pp}`` … in the script's arguments become these numbers, in each round again;
+without it no brace is touched.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.config.mode import Mode
-from resilio_hpc.launch.config.planned_layouts import PlannedLayout, layout_fields
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointPhase
 from resilio_hpc.launch.controller.intents import (
     EndRun,
@@ -22,6 +21,7 @@ from resilio_hpc.launch.controller.intents import (
 )
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.repeated_failure import again_reason
+from resilio_hpc.launch.controller.round_layouts import RoundLayouts
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import KnownAgent, Phase
 from resilio_hpc.launch.protocol import messages as m
@@ -45,7 +45,7 @@ class Rounds:
         self._start: m.Start | None = None
         self._next_again = run.now()
         self._first_step_round = -1
-        self._layout: PlannedLayout | None = None  # that was recorded
+        self._layouts = RoundLayouts(run, out)
         self._awaited: dict[type, set[str]] = {}  # answer type → members that have not given it in this round
 
     # -- preparing ---------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Rounds:
         run.enter(Phase.STARTING)
         self._awaited = {kind: {x.node for x in run.members} for kind in ANSWERS}
         self._intend(StartingRanks())
-        self._tell_layout()
+        self._layouts.tell()
         self._start = m.Start(
             run.epoch, run.round_state(), run.members[0].address, port, restore,
             follows, fetches if acts else (), self._disk_ports(restore, fetches), run.cause,
@@ -144,15 +144,6 @@ class Rounds:
         self._out.broadcast(self._start)
         self._checkpoints.restored(restore)
         self._intend(LetLeaversGo())
-
-    def _tell_layout(self) -> None:
-        """Record the planner's layout of this round, and why, where it is another one than before."""
-        run = self._run
-        plan, nodes = run.config.plan, [member.node for member in run.members]
-        layout = plan.of(run.world_size, plan.gpu_among(nodes))
-        if layout is not None and layout != self._layout:
-            self._out.record("layout", **layout_fields(layout, self._layout, run.round))
-            self._layout = layout
 
     def _needs_run_directory(self, restore: m.RestorePoint | None, fetches: Sequence[m.MissingSnapshot]) -> bool:
         """Return whether to wait until the run directory refuses older epochs and has told their commits.

@@ -1,8 +1,8 @@
 """``--layout auto``: the planner is asked once per job, before anything of the job's part begins.
 
-It runs as ``resilio plan``, in a process of its own, once for each type of GPU of the job's nodes and for all numbers of
-nodes that the run may have. So a lost node needs no planning: the layout of what is left is known, and the seeds' order
-holds: plan, checkpoint, start.
+It runs as ``resilio plan``, in a process of its own, once for each type of GPU of the job's nodes and for all numbers
+of nodes that the run may have. So a lost node needs no planning: the layout of what is left is known. The order is
+that of the Resilio paper: plan, checkpoint, start.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
+from resilio_hpc.ckpt.format.manifest import Manifest
+from resilio_hpc.ckpt.store.checkpoint_index import committed
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Ledger
@@ -52,13 +56,16 @@ def planned(options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) 
     began = time.monotonic()
     named = any(word == "--gpu" or word.startswith("--gpu=") for word in options.planning.layout_options)
     types = {} if named or site.mode is SiteMode.LOCAL else _types_of(site.nodes)
-    plan = plan_layouts(options, site.nodes, types, ask_planner)
+    before = _before(run_path)
+    pinned = checkpoint_pins(newest_checkpoint(run_path / "checkpoints"), before)
+    plan = plan_layouts(options, site.nodes, types, ask_planner, pinned)
     if plan.standing is None:
-        plan = replace(plan, standing=_before(run_path))
+        plan = replace(plan, standing=before)
     if plan.failed:
         rows = [row for row in options.layouts if row != AUTO]
         if plan.standing is None and not rows:
-            raise UsageError(f"--layout auto: {plan.failed} (a --layout tp=N,pp=N beside it is used where it cannot plan)")
+            beside = "a --layout tp=N,pp=N beside it is used where it cannot plan"
+            raise UsageError(f"--layout auto: {plan.failed} ({beside})")
         kept = plan.standing.degrees if plan.standing is not None else model_parallel(rows, 0)
         say(f"--layout auto: no plan: {plan.failed}; tp={kept[0]} and pp={kept[1]} are kept")
     ledger.append(
@@ -68,14 +75,49 @@ def planned(options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) 
     return replace(options, planning=replace(options.planning, plan=plan))
 
 
-def plan_layouts(options: LaunchOptions, nodes: Sequence[str], types: Mapping[str, str], ask: Ask) -> LayoutPlan:
+def newest_checkpoint(directory: Path) -> Manifest | None:
+    """Return the manifest of the step that the run goes on from; None without one, or where it cannot be read."""
+    with contextlib.suppress(ResilioError, OSError):
+        found = committed(directory)
+        return found[-1] if found else None
+    return None
+
+
+def checkpoint_pins(manifest: Manifest | None, before: PlannedLayout | None) -> tuple[tuple[str, ...], str]:
+    """Return the planner's words for what the checkpoint cannot be divided into otherwise, and why; "" for nothing.
+
+    Parts of tensors (Slab, DTensor) go into any layout. Whole copies stay whole. Tensors that belong to one process each
+    have no other place, so the layout of the job ``before`` is kept.
+    """
+    if manifest is None or manifest.world_size == 1:
+        return (), ""
+    if manifest.layout == "replicated":
+        return ("--tp=1", "--pp=1", "--ep=1", "--cp=1"), "the checkpoint holds whole copies: data parallel alone"
+    in_parts = any(shard.checks is not UNSET and shard.checks.slabs for shard in manifest.shards)
+    if in_parts or before is None:
+        return (), ""
+    values = dict(before.values)
+    names = ("tp", "pp", "ep", "cp", "vpp")
+    words = tuple(f"--{name}={values[name]}" for name in names if name in values)
+    return words, "the checkpoint holds tensors of each process's own: tensor and pipeline parallel stay"
+
+
+def plan_layouts(
+    options: LaunchOptions,
+    nodes: Sequence[str],
+    types: Mapping[str, str],
+    ask: Ask,
+    pinned: tuple[tuple[str, ...], str] = ((), ""),
+) -> LayoutPlan:
     """Return the plan for all sizes of the run. ``types``: node → type of GPU, without nodes whose type is not known.
 
+    ``pinned``: words that go before the user's, and why.
     ``failed`` says why a plan has no rows; never raises for what the planner answers.
     """
     words = list(options.planning.layout_options)
     if not any(word == "--cp" or word.startswith("--cp=") for word in words):
         words.append("--cp=1")  # few scripts can divide sequences
+    words += pinned[0]  # of an option that is given twice, the last counts
     each = int(options.nproc_per_node)
     common = Counter(types[node] for node in nodes if node in types).most_common(1)
     common_gpu = common[0][0] if common else ""
@@ -83,16 +125,17 @@ def plan_layouts(options: LaunchOptions, nodes: Sequence[str], types: Mapping[st
     sizes = range(options.min_nodes, options.max_nodes + 1)
     wanted = [n * each for n in sizes if n % options.node_unit == 0][-max(1, MOST_ROWS // len(gpus)) :]
     rows: list[PlannedLayout] = []
-    memory: dict[str, float] = {}
+    order: dict[str, tuple[float, float]] = {}  # by memory, and of the same memory the slower one first
     failed = ""
     batch = 0
     for gpu in gpus:
         call = [*words, f"--per-node={each}", f"--gpus={wanted[0]}-{wanted[-1]}", "--json"] if wanted else words
         try:
             answer = ask([*call, *([f"--gpu={gpu}"] if gpu else [])])
-            found = {int(one["gpus"]): _row(one, gpu) for one in answer["choices"]}
+            choices = answer["choices"]
+            found = {int(one["gpus"]): _row(one, gpu, pinned[1]) for one in choices}
             batch = int(answer["global_batch"])
-            memory[gpu] = min((float(one["gpu_bytes"]) for one in answer["choices"]), default=0.0)
+            order[gpu] = min((float(x["gpu_bytes"]), -float(x["iteration_s"]) * int(x["gpus"])) for x in choices)
         except NoPlanError as error:
             failed = failed or str(error)
             continue
@@ -102,21 +145,23 @@ def plan_layouts(options: LaunchOptions, nodes: Sequence[str], types: Mapping[st
         rows += [found[ranks] for ranks in wanted if ranks in found]
     largest = max((row for row in rows if row.gpu == common_gpu), key=lambda row: row.ranks, default=None)
     return LayoutPlan(
-        rows=tuple(rows), gpus=tuple(sorted(memory, key=lambda gpu: memory[gpu])),
+        rows=tuple(rows), gpus=tuple(sorted(order, key=lambda gpu: order[gpu])),
         gpu_of=tuple((node, types[node]) for node in nodes if types.get(node, common_gpu) != common_gpu),
         common_gpu=common_gpu, global_batch=batch, standing=largest or max(rows, key=lambda r: r.ranks, default=None),
         failed="" if rows else failed or "no layout fits any size of this run",
     )  # fmt: skip
 
 
-def _row(choice: Mapping[str, Any], gpu: str) -> PlannedLayout:
+def _row(choice: Mapping[str, Any], gpu: str, pinned: str) -> PlannedLayout:
     """Return the row of one of the planner's choices."""
-    variables = {str(name).removeprefix("RESILIO_").lower(): str(value) for name, value in choice["environment"].items()}
+    said = choice["environment"].items()
+    variables = {str(name).removeprefix("RESILIO_").lower(): str(value) for name, value in said}
     values = tuple((name, variables[name]) for name in _NAMES if name in variables)
     shape = f"{int(choice['nodes'])} x {int(choice['gpus_per_node'])} {choice['gpu']}"
     why = (
         f"planned for {shape}: {choice['layout']}, {float(choice['iteration_s']):.3g} s a step, "
         f"{float(choice['memory_bytes']) / 2**30:.0f} of {float(choice['gpu_bytes']) / 2**30:.0f} GiB"
+        f"{'; ' if pinned else ''}{pinned}"
     )
     row = PlannedLayout(int(choice["gpus"]), gpu, values, why)
     tensor, pipeline = row.degrees
