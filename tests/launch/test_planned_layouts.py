@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab
-from resilio_hpc.ckpt.format.manifest import Manifest
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.ledger import Ledger, read_ledger
 from resilio_hpc.events.event_text import words
@@ -25,7 +23,13 @@ from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.planned_layouts import LayoutPlan, PlannedLayout, layout_fields
 from resilio_hpc.launch.config.rank_layout import RankLayout, role_of, round_layout
 from resilio_hpc.launch.supervisor import layout_planning
-from resilio_hpc.launch.supervisor.layout_planning import NoPlanError, ask_planner, checkpoint_pins, plan_layouts
+from resilio_hpc.launch.supervisor.layout_planning import (
+    Division,
+    NoPlanError,
+    ask_planner,
+    checkpoint_pins,
+    plan_layouts,
+)
 from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_argv
 
 AUTO = ("--nproc-per-node", "8", "--nnodes", "1:3", "--layout", "auto")
@@ -131,40 +135,33 @@ def test_the_planners_own_words_say_why_it_cannot() -> None:
 # -- what the checkpoint allows ----------------------------------------------------------------------------------------
 
 
-def saved(path: Path, state: Any, **how: Any) -> Manifest:
-    """The manifest of a step, as if four processes had saved it."""
-    checkpoint = Checkpointer(path / "checkpoints", **how)
-    checkpoint.save(3, state).wait("committed")
-    found = layout_planning.newest_checkpoint(path / "checkpoints")
-    assert found is not None
-    return msgspec.structs.replace(found, world_size=4)
+def saved(path: Path, state: Any, **how: Any) -> Division | None:
+    Checkpointer(path / "checkpoints", **how).save(3, state).wait("committed")
+    return layout_planning.newest_division(path / "checkpoints")
 
 
 def test_parts_of_tensors_go_into_any_layout(tmp_path: Path) -> None:
-    manifest = saved(tmp_path, {"w": Slab(np.zeros((4, 4)), (4, 4), (0, 0))})
-    assert checkpoint_pins(manifest, row(8, "h100", 2, 2, 1)) == ((), "")
+    assert saved(tmp_path, {"w": Slab(np.zeros((4, 4)), (4, 4), (0, 0))}) == "parts"
+    assert checkpoint_pins("parts", row(8, "h100", 2, 2, 1)) == ((), "")
 
 
 def test_whole_copies_stay_whole(tmp_path: Path) -> None:
-    manifest = saved(tmp_path, {"w": np.zeros((4, 4))}, layout=REPLICATED)
-    words_given, why = checkpoint_pins(manifest, None)
-    assert words_given[:2] == ("--tp=1", "--pp=1")
-    plan = plan_layouts(
-        options(*AUTO, "--layout-options", "llama3-8b --global-batch 96 --gpu h200 --tp 2", "train.py"),
-        NODES, {}, ask_planner, (words_given, why),
-    )  # fmt: skip
+    assert saved(tmp_path, {"w": np.zeros((4, 4))}, layout=REPLICATED) == "copies"
+    pinned = checkpoint_pins("copies", None)
+    asked = "llama3-8b --global-batch 96 --gpu h200 --tp 2"
+    plan = plan_layouts(options(*AUTO, "--layout-options", asked, "train.py"), NODES, {}, ask_planner, pinned)
     assert {one.degrees for one in plan.rows} == {(1, 1)}
     assert plan.rows[0].why.endswith("; the checkpoint holds whole copies: data parallel alone")
 
 
 def test_tensors_of_each_process_keep_the_layout_of_the_job_before(tmp_path: Path) -> None:
-    manifest = saved(tmp_path, {"w": np.zeros((4, 4))})
-    assert checkpoint_pins(manifest, row(8, "h100", 4, 2, 1))[0] == ("--tp=4", "--pp=2", "--cp=1")
-    assert checkpoint_pins(manifest, None) == ((), "")  # nothing is known of it: the restore says what is wrong
+    assert saved(tmp_path, {"w": np.zeros((4, 4))}) == "own"
+    assert checkpoint_pins("own", row(8, "h100", 4, 2, 1))[0] == ("--tp=4", "--pp=2", "--cp=1")
+    assert checkpoint_pins("own", None) == ((), "")  # nothing is known of it: the restore says what is wrong
 
 
 def test_a_directory_without_a_step_pins_nothing(tmp_path: Path) -> None:
-    assert layout_planning.newest_checkpoint(tmp_path / "none") is None
+    assert layout_planning.newest_division(tmp_path / "none") is None
     assert checkpoint_pins(None, row(8, "h100", 4, 2, 1)) == ((), "")
 
 
@@ -197,7 +194,7 @@ def test_where_the_planner_cannot_the_layout_of_the_job_before_is_kept(tmp_path:
 
 
 def test_without_anything_to_keep_the_launch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--layout auto: .*my-own-model.* a --layout tp=N,pp=N beside it"):
+    with pytest.raises(UsageError, match=r"--layout auto: .*my-own-model.*\(a --layout tp=N,pp=N beside it"):
         launched(tmp_path, *UNKNOWN, "train.py")
 
 

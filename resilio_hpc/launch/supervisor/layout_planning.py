@@ -16,12 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from msgspec import UNSET
-
-from resilio_hpc.ckpt.format.manifest import Manifest
-from resilio_hpc.ckpt.store.checkpoint_index import committed
+from resilio_hpc.ckpt.store.checkpoint_index import committed, step_directory
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Ledger
@@ -57,7 +55,7 @@ def planned(options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) 
     named = any(word == "--gpu" or word.startswith("--gpu=") for word in options.planning.layout_options)
     types = {} if named or site.mode is SiteMode.LOCAL else _types_of(site.nodes)
     before = _before(run_path)
-    pinned = checkpoint_pins(newest_checkpoint(run_path / "checkpoints"), before)
+    pinned = checkpoint_pins(newest_division(run_path / "checkpoints"), before)
     plan = plan_layouts(options, site.nodes, types, ask_planner, pinned)
     if plan.standing is None:
         plan = replace(plan, standing=before)
@@ -75,26 +73,31 @@ def planned(options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) 
     return replace(options, planning=replace(options.planning, plan=plan))
 
 
-def newest_checkpoint(directory: Path) -> Manifest | None:
-    """Return the manifest of the step that the run goes on from; None without one, or where it cannot be read."""
+Division = Literal["parts", "copies", "own"]
+"""What a checkpoint holds: parts of tensors, whole copies, or tensors of each process's own."""
+
+
+def newest_division(directory: Path) -> Division | None:
+    """Return what the step holds that the run goes on from; None without one, or where it cannot be read."""
     with contextlib.suppress(ResilioError, OSError):
-        found = committed(directory)
-        return found[-1] if found else None
+        manifest = next(reversed(committed(directory)), None)
+        if manifest is None or manifest.layout == "replicated":
+            return manifest and "copies"
+        shard, rank = manifest.shard_of(0)
+        with ShardReader(step_directory(directory, manifest.step), shard) as reader:
+            return "parts" if any(tensor.slab for tensor in reader.table(rank).tensors) else "own"
     return None
 
 
-def checkpoint_pins(manifest: Manifest | None, before: PlannedLayout | None) -> tuple[tuple[str, ...], str]:
+def checkpoint_pins(division: Division | None, before: PlannedLayout | None) -> tuple[tuple[str, ...], str]:
     """Return the planner's words for what the checkpoint cannot be divided into otherwise, and why; "" for nothing.
 
-    Parts of tensors (Slab, DTensor) go into any layout. Whole copies stay whole. Tensors that belong to one process each
-    have no other place, so the layout of the job ``before`` is kept.
+    Parts of tensors (Slab, DTensor) go into any layout. Whole copies stay whole. Tensors of one process each have no
+    other place, so the layout of the job ``before`` is kept.
     """
-    if manifest is None or manifest.world_size == 1:
-        return (), ""
-    if manifest.layout == "replicated":
+    if division == "copies":
         return ("--tp=1", "--pp=1", "--ep=1", "--cp=1"), "the checkpoint holds whole copies: data parallel alone"
-    in_parts = any(shard.checks is not UNSET and shard.checks.slabs for shard in manifest.shards)
-    if in_parts or before is None:
+    if division != "own" or before is None:
         return (), ""
     values = dict(before.values)
     names = ("tp", "pp", "ep", "cp", "vpp")
