@@ -22,6 +22,14 @@ from resilio_hpc.launch.cli.options_parser import parse
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.planned_layouts import LayoutPlan, PlannedLayout, layout_fields
 from resilio_hpc.launch.config.rank_layout import RankLayout, role_of, round_layout
+from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.rendezvous import NodeCounts
+from resilio_hpc.launch.controller.round_layouts import RoundLayouts, of_another_layout
+from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.state import Clock, ControllerConfig, Record
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import first_membership
+from resilio_hpc.launch.protocol.vote import Term
 from resilio_hpc.launch.supervisor import layout_planning
 from resilio_hpc.launch.supervisor.layout_planning import (
     Division,
@@ -130,6 +138,33 @@ def test_the_planners_own_words_say_why_it_cannot() -> None:
     with pytest.raises(NoPlanError, match=r"neither a model|unknown|no such") as caught:
         ask_planner(["my-own-model", "--gpu=h100", "--gpus=8", "--global-batch=8", "--json"])
     assert "my-own-model" in str(caught.value)
+
+
+# -- as many ranks in another layout -----------------------------------------------------------------------------------
+
+
+def test_what_another_layout_left_in_memory_is_not_restored() -> None:
+    plan = replace(PLAN, rows=(*PLAN.rows, row(16, "h100", 2, 1, 4)))
+    config = ControllerConfig(NodeCounts(1, 3), NODES, plan=plan)
+    run = RunState(config, Term(1, "n1", "n1:1", first_membership(NODES)), Clock(lambda: 0.0, lambda: 0.0))
+    out = Outbox(())
+    layouts = RoundLayouts(run, out)
+
+    def round_of(*nodes: str) -> None:
+        run.set_members(tuple(m.Member(node, place, node, 8, 8 * place) for place, node in enumerate(nodes)))
+
+    round_of("n1", "n3")  # with the a100
+    assert of_another_layout(run, [5, 7]) == set()  # nothing ran before
+    layouts.start(-1)
+    assert of_another_layout(run, [5, 7]) == set()
+    round_of("n1", "n2")  # as many ranks, all h100
+    assert of_another_layout(run, [5, 7]) == {5, 7}
+    layouts.start(5)
+    assert of_another_layout(run, [5, 7]) == {5}  # 7 was saved in the present layout
+    round_of("n1")
+    assert of_another_layout(run, [5, 7]) == {5}  # another number of ranks: other rules keep these apart
+    kinds = [action.fields["tp"] for action in out.take() if isinstance(action, Record)]
+    assert kinds == [4, 2]
 
 
 # -- what the checkpoint allows ----------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class Rounds:
         run.enter(Phase.STARTING)
         self._awaited = {kind: {x.node for x in run.members} for kind in ANSWERS}
         self._intend(StartingRanks())
-        self._layouts.tell()
+        self._layouts.start(-1 if restore is None else restore.step)
         self._start = m.Start(
             run.epoch, run.round_state(), run.members[0].address, port, restore,
             follows, fetches if acts else (), self._disk_ports(restore, fetches), run.cause,
