@@ -128,6 +128,22 @@ def test_each_type_of_gpu_has_its_own_layouts() -> None:
     assert large.values != small.values
 
 
+def test_the_plan_of_a_thousand_nodes_fits_on_a_command_line_and_comes_back_as_it_was() -> None:
+    (choice,) = ask_planner(["llama3-70b", "--gpu=h100", "--gpus=64", "--global-batch=1024", "--json"])["choices"]
+
+    def ask(given: Sequence[str]) -> Mapping[str, Any]:
+        return {"global_batch": 1024, "choices": [{**choice, "gpus": 8 * nodes} for nodes in range(1, 1001)]}
+
+    large = options("--nproc-per-node", "8", "--nnodes", "1:1000", "--layout", "auto", *ASKED, "train.py")
+    names = [f"a-node-with-a-long-name-{number}" for number in range(1000)]
+    plan = plan_layouts(large, names, dict.fromkeys(names, "h100"), ask)
+    assert [one.ranks for one in plan.rows] == [8 * nodes for nodes in range(1001 - layout_planning.MOST_ROWS, 1001)]
+    made = replace(large, planning=replace(large.planning, plan=plan))
+    text = made.to_json()
+    assert LaunchOptions.from_json(text) == made
+    assert len(text) < 110_000  # of 131,072 that Linux takes as one argument
+
+
 @pytest.mark.parametrize("answer", [{}, {"choices": [{}]}, {"choices": None, "global_batch": 1}])
 def test_an_answer_that_is_not_understood_is_no_plan(answer: Mapping[str, Any]) -> None:
     plan = plan_layouts(options(*AUTO, *ASKED, "train.py"), NODES, {}, lambda given: answer)

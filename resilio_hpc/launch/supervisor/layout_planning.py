@@ -80,9 +80,12 @@ Division = Literal["parts", "copies", "own"]
 def newest_division(directory: Path) -> Division | None:
     """Return what the step holds that the run goes on from; None without one, or where it cannot be read."""
     with contextlib.suppress(ResilioError, OSError):
-        manifest = next(reversed(committed(directory)), None)
-        if manifest is None or manifest.layout == "replicated":
-            return manifest and "copies"
+        steps = committed(directory)
+        if not steps:
+            return None
+        manifest = steps[-1]
+        if manifest.layout == "replicated":
+            return "copies"
         shard, rank = manifest.shard_of(0)
         with ShardReader(step_directory(directory, manifest.step), shard) as reader:
             return "parts" if any(tensor.slab for tensor in reader.table(rank).tensors) else "own"
