@@ -244,6 +244,16 @@ def test_where_the_planner_cannot_the_layout_of_the_job_before_is_kept(tmp_path:
     assert (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel) == (2, 1, 8)
 
 
+def test_a_supervisor_that_does_not_lead_takes_the_plan_of_the_one_that_does(tmp_path: Path) -> None:
+    leader = Site(SiteMode.STEP, "7", NODES, True)
+    joining.write_record(tmp_path, joining.record_of(with_plan(PLAN, "train.py"), leader, False))
+    follower = Site(SiteMode.STEP, "7", NODES, False)
+    with contextlib.closing(Ledger(tmp_path / "ledger", "test")) as ledger:
+        made = layout_planning.planned(options(*AUTO, *UNKNOWN, "train.py"), follower, tmp_path, ledger)
+    assert made.planning.plan == PLAN
+    assert read_ledger(tmp_path / "ledger", {"layouts_planned"}) == []
+
+
 def test_without_anything_to_keep_the_launch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--layout auto: .*my-own-model.*\(a --layout tp=N,pp=N beside it"):
         launched(tmp_path, *UNKNOWN, "train.py")

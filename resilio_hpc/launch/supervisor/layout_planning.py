@@ -32,6 +32,7 @@ from resilio_hpc.launch.process import bootstrap
 from resilio_hpc.launch.process.announce import say
 
 PATIENCE_S = 120.0  # of one call of the planner
+LEADER_S, LOOK_S = 150.0, 0.5  # for the leading supervisor's plan, where srun has started one on each node
 MOST_ROWS = 192  # they are on the agents' command lines, each 0.3 KB: the kernel takes 128 KB
 _NAMES = ("tp", "pp", *PLANNED)
 
@@ -51,6 +52,8 @@ def planned(options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) 
     """
     if not is_auto(options):
         return options
+    if not site.leads and (made := _of_the_leader(run_path, site.key)) is not None:
+        return replace(options, planning=replace(options.planning, plan=made))
     began = time.monotonic()
     named = any(word == "--gpu" or word.startswith("--gpu=") for word in options.planning.layout_options)
     types = {} if named or site.mode is SiteMode.LOCAL else _types_of(site.nodes)
@@ -75,6 +78,21 @@ def planned(options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) 
 
 Division = Literal["parts", "copies", "own"]
 """What a checkpoint holds: parts of tensors, whole copies, or tensors of each process's own."""
+
+
+def _of_the_leader(run_path: Path, key: str) -> LayoutPlan | None:
+    """Return the plan that the leading supervisor of this part of the run has made, so that Slurm is asked once.
+
+    None where it does not come.
+    """
+    deadline = time.monotonic() + LEADER_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ResilioError):
+            record = joining.read_record(run_path)
+            if record is not None and record.key == key:
+                return record.options.planning.plan
+        time.sleep(LOOK_S)
+    return None
 
 
 def newest_division(directory: Path) -> Division | None:
