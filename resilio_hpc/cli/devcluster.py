@@ -110,7 +110,8 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
     up.add_argument("--nodes", type=int, default=4)
     up.add_argument("--cpus", type=int, default=8, help="CPUs that each node claims (default 8)")
     up.add_argument("--gpus", type=int, default=0, help="fake GPUs per node")
-    up.add_argument("--gpu-type", default="h100", metavar="NAME", help="Slurm's name of them (default h100)")
+    up.add_argument("--gpu-type", default="h100", metavar="NAME[,NAME]",
+                    help="Slurm's name of them, or one for each node (default h100)")  # fmt: skip
     up.add_argument("--slurm", default=HOST_SERIES, choices=list(SLURM_SERIES), help="Slurm series")
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
     up.add_argument("--bind", action="append", default=[], metavar="PATH", help="show a host path on every machine")

@@ -82,6 +82,25 @@ def _resize(f: Fields) -> str:
     return f"resize: {what} ({f.text('reason')}){failed}"
 
 
+def _layout(f: Fields) -> str:
+    before = f.inner("before")
+    was = f"; before: {_degrees(before)}" if before.data else ""
+    return f"layout of round {f.whole('round')}: {_degrees(f)}{was} ({f.text('why')})"
+
+
+def _degrees(f: Fields) -> str:
+    on = f" on {plural(f.whole('ranks'), 'GPU')}" + (f" of type {f.text('gpu')}" if f.text("gpu") else "")
+    degrees = ", ".join(f"{name}={f.whole(name)}" for name in ("tp", "pp", "dp"))
+    return f"{degrees}, micro-batch {f.whole('micro_batch')}{on}"
+
+
+def _layouts_planned(f: Fields) -> str:
+    if f.text("failed"):
+        return f"no layouts were planned: {f.text('failed')}"
+    gpus = f" on {names(f.texts('gpus'))}" if any(f.texts("gpus")) else ""
+    return f"layouts planned for {plural(f.whole('sizes'), 'number')} of ranks{gpus} in {seconds(f.number('seconds'))}"
+
+
 def _because(f: Fields) -> str:
     return f": {f.text('why')}" if f.text("why") else ""
 
@@ -152,5 +171,7 @@ LAUNCH_EVENTS: Mapping[str, Callable[[Fields], str]] = {
     ),
     "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
     "resize": _resize,
+    "layout": _layout,
+    "layouts_planned": _layouts_planned,
     "notify_failed": lambda f: f"{f.text('target', '?')} could not be told: {f.text('error')}",
 }  # fmt: skip

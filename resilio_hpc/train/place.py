@@ -31,6 +31,7 @@ def place_in(environment: Mapping[str, str], launched: bool) -> dict[str, Any]:
         "tensor_parallel": tensor,
         "pipeline_parallel": pipeline,
         "data_parallel": data,
+        "micro_batch": int(micro) if (micro := environment.get("RESILIO_MICRO_BATCH", "")).isdecimal() else 0,
         "collective_timeout": _collective_timeout(environment) if launched else None,
     }
 

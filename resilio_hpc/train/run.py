@@ -57,6 +57,7 @@ class Run:
     tensor_parallel: int = 1  # these three: of this round, by resilio-launch's --layout
     pipeline_parallel: int = 1
     data_parallel: int = 1
+    micro_batch: int = 0  # that the planner chose for this round (--layout auto); 0: nothing was chosen
     collective_timeout: timedelta | None = None  # for torch.distributed; None without resilio-launch: torch's own
     _link: agent_link.AgentLink | None = field(default=None, repr=False)
     _stop: AgreedStop | None = field(default=None, repr=False)

@@ -9,6 +9,7 @@ import pytest
 
 from resilio_hpc.diagnose.slow.rank_facts import WINDOW_S, NodeFacts, RankWindow
 from resilio_hpc.events.event_text import words
+from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.rank_layout import role_of
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
@@ -17,6 +18,10 @@ from tests.support.virtual_cluster.world import World
 OWN = RankWindow(3000, 2000, 200, 50)
 BUSY = RankWindow(4900, 100, 110, 28, throttled=3500)
 WAITING = RankWindow(1700, 3300, 110, 28)
+
+
+def options(rows: tuple[str, ...]) -> LaunchOptions:
+    return LaunchOptions("train.py", "script", "run", layouts=rows)
 
 
 def pass_windows(world: World, count: int, slow: tuple[int, ...] = (), facts: RankWindow = BUSY, **node: Any) -> None:
@@ -151,4 +156,4 @@ def test_a_slow_rank_without_another_cause_is_slow_by_its_own_nodes_gpus(hot: st
     ("rows", "rank", "role"), [((), 5, 0), (("tp=2,pp=2",), 5, 3), (("tp=2,pp=2",), 1, 1), (("tp=3",), 1, 0)]
 )
 def test_a_rank_has_the_role_of_its_place_in_a_copy_of_the_model(rows: tuple[str, ...], rank: int, role: int) -> None:
-    assert role_of(rows, rank, 8) == role
+    assert role_of(options(rows), "", rank, 8) == role

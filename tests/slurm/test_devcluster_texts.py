@@ -46,6 +46,19 @@ def test_gpus_are_character_devices(gpus: int, rootless: bool, expected: str) ->
     assert render_gres_conf(ClusterSpec(name="a", gpus=gpus, rootless=rootless)) == expected
 
 
+def test_nodes_may_have_gpus_of_several_types() -> None:
+    spec = ClusterSpec(name="a", nodes=4, gpus=2, gpu_type="h200,h200,a100")
+    assert render_gres_conf(spec) == (
+        "NodeName=n[1-2] Name=gpu Type=h200 File=/dev/fakegpu[0-1]\n"
+        "NodeName=n[3-4] Name=gpu Type=a100 File=/dev/fakegpu[0-1]\n"
+    )
+    lines = [line for line in render_slurm_conf(spec).splitlines() if line.startswith("NodeName")]
+    assert [(line.split()[0], line.partition("Gres=")[2].split()[0]) for line in lines] == [
+        ("NodeName=n[1-2]", "gpu:h200:2"),
+        ("NodeName=n[3-4]", "gpu:a100:2"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("spec", "named"),
     [

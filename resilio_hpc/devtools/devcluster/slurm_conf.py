@@ -53,8 +53,19 @@ def render_slurm_conf(spec: ClusterSpec) -> str:
         settings.update(_ACCOUNTING)
     if spec.private_tmp:
         settings.update(_PRIVATE_TMP)
-    names = f"n[1-{spec.nodes}]" if spec.nodes > 1 else "n1"
-    return _text(settings, [f"NodeName={names} {_hardware(spec)}"], spec)
+    lines = [f"NodeName={names} {_hardware(spec, kind)}" for kind, names in _by_type(spec)]
+    return _text(settings, lines, spec)
+
+
+def _by_type(spec: ClusterSpec) -> list[tuple[str, str]]:
+    """Return (type of GPU, host list) of neighbours with the same type."""
+    runs: list[tuple[str, int, int]] = []
+    for number, kind in enumerate(spec.gpu_types(), 1):
+        if runs and runs[-1][0] == kind:
+            runs[-1] = kind, runs[-1][1], number
+        else:
+            runs.append((kind, number, number))
+    return [(kind, f"n[{first}-{last}]" if last > first else f"n{first}") for kind, first, last in runs]
 
 
 def render_rootless_conf(spec: ClusterSpec, where: ClusterPaths, account: str, host: str, ports: Sequence[int]) -> str:
@@ -78,14 +89,14 @@ def render_rootless_conf(spec: ClusterSpec, where: ClusterPaths, account: str, h
         **_BEFORE_23,
     }
     nodes = [
-        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {_hardware(spec)}"
-        for node, port in zip(spec.compute_nodes, ports[1:], strict=True)
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {_hardware(spec, kind)}"
+        for node, port, kind in zip(spec.compute_nodes, ports[1:], spec.gpu_types(), strict=True)
     ]
     return _text(settings, nodes, spec)
 
 
-def _hardware(spec: ClusterSpec) -> str:
-    gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus}" if spec.gpus else ""
+def _hardware(spec: ClusterSpec, gpu_type: str) -> str:
+    gres = f" Gres=gpu:{gpu_type}:{spec.gpus}" if spec.gpus else ""
     shape = f"CPUs={spec.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1"
     return f"{shape} RealMemory={spec.memory_mb}{gres} State=UNKNOWN"
 
@@ -112,13 +123,16 @@ def _overlay(settings: Mapping[str, str], lines: Sequence[str]) -> tuple[dict[st
 
 
 def render_gres_conf(spec: ClusterSpec) -> str:
-    """Return gres.conf: every node has the same fake GPU devices."""
+    """Return gres.conf: every node has the same fake GPU devices, by the names of their types."""
     if not spec.gpus:
         return ""
     last = f"[0-{spec.gpus - 1}]" if spec.gpus > 1 else "0"
     # gres/gpu needs character devices; without root only existing ones can serve, and the consoles always exist
     device = "/dev/tty" if spec.rootless else "/dev/fakegpu"
-    return f"Name=gpu Type={spec.gpu_type} File={device}{last}\n"
+    runs = _by_type(spec)
+    if len(runs) == 1:
+        return f"Name=gpu Type={runs[0][0]} File={device}{last}\n"
+    return "".join(f"NodeName={names} Name=gpu Type={kind} File={device}{last}\n" for kind, names in runs)
 
 
 def render_cgroup_conf(spec: ClusterSpec) -> str:

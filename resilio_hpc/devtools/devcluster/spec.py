@@ -51,6 +51,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     def compute_nodes(self) -> tuple[str, ...]:
         return tuple(f"n{i}" for i in range(1, self.nodes + 1))
 
+    def gpu_types(self) -> tuple[str, ...]:
+        """Return the type of each compute node's GPUs: those of ``gpu_type`` in order, the last for the rest."""
+        given = self.gpu_type.split(",")
+        return tuple(given[min(place, len(given) - 1)] for place in range(self.nodes))
+
     @property
     def machines(self) -> tuple[str, ...]:
         """Return the controller and the compute nodes."""
@@ -118,7 +123,7 @@ def validate(spec: ClusterSpec) -> ClusterSpec:
         raise UsageError(f"{spec.nodes} nodes: a dev cluster has 1 to {MAX_NODES}")
     if spec.cpus < 1 or spec.memory_mb < 1 or not 0 <= spec.gpus <= 64:
         raise UsageError("CPUs and memory must be at least 1, GPUs 0 to 64")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", spec.gpu_type):
+    if not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) for name in spec.gpu_type.split(",")):
         raise UsageError(f"--gpu-type {spec.gpu_type!r}: up to 64 letters, digits, '-', '_' and '.'")
     if spec.slurmd_timeout_s < 1:
         raise UsageError(f"--slurmd-timeout {spec.slurmd_timeout_s}: at least 1 s")

@@ -26,6 +26,7 @@ from resilio_hpc.launch.config.flags import own_rows
 from resilio_hpc.launch.config.hang_options import HangOptions
 from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.output_options import OutputOptions
+from resilio_hpc.launch.config.planned_layouts import PlanningOptions
 from resilio_hpc.launch.config.reentry_options import ReentryOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
 from resilio_hpc.launch.config.slow_options import SlowOptions
@@ -80,9 +81,10 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         checkpoints=CheckpointOptions(
             **_direct(CheckpointOptions, raw), local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller)
         ),
+        planning=PlanningOptions(layout_options=_words("--layout-options", raw.layout_options)),
         resizing=ResizeOptions(
             **_direct(ResizeOptions, raw),
-            resize_options=_words(raw.resize_options),
+            resize_options=_words("--resize-options", raw.resize_options),
             resize_policy=str(caller.cwd / Path(raw.resize_policy).expanduser()) if raw.resize_policy else "",
         ),
         mpi=_mpi(raw.mpi),
@@ -283,9 +285,9 @@ def _ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _words(text: str | None) -> tuple[str, ...]:
+def _words(flag: str, text: str | None) -> tuple[str, ...]:
     """Split as a shell would."""
     try:
         return tuple(shlex.split(text or ""))
     except ValueError as error:
-        raise UsageError(f"--resize-options {text!r}: {error}") from None
+        raise UsageError(f"{flag} {text!r}: {error}") from None

@@ -25,6 +25,7 @@ from resilio_hpc.launch.config.hang_options import HangOptions
 from resilio_hpc.launch.config.metrics_options import MetricsOptions
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.config.output_options import OutputOptions
+from resilio_hpc.launch.config.planned_layouts import PlanningOptions
 from resilio_hpc.launch.config.reentry_options import ReentryOptions
 from resilio_hpc.launch.config.resize_options import ResizeOptions
 from resilio_hpc.launch.config.slow_options import SlowOptions
@@ -67,9 +68,7 @@ class LaunchOptions:
         metavar="DIR",
     )
     script_args: tuple[str, ...] = ()
-
-    # which launch it is, of those of this run of the job in this run directory (launch/chain/run_choice.py)
-    launch: int = 1
+    launch: int = 1  # of those of this run of the job in this run directory (launch/chain/run_choice.py)
 
     # the world
     min_nodes: int = 1
@@ -89,11 +88,11 @@ class LaunchOptions:
         "train with a multiple of N nodes only (default: 1)", 1, whole_number, metavar="N", least=1
     )
     layouts: tuple[str, ...] = world_flag(  # see launch/config/rank_layout.py
-        "tensor and pipeline parallel of the script, for RESILIO_TP, RESILIO_PP and RESILIO_DP of its ranks: "
-        "tp=8,pp=2; for a certain number of ranks 16:tp=8; may be given several times",
+        "tensor and pipeline parallel of the script, for RESILIO_TP, RESILIO_PP and RESILIO_DP of its ranks: tp=8,pp=2 "
+        "or, for 16 ranks, 16:tp=8; auto: the planner chooses, for each number of ranks; may be given several times",
         (),
         reads=tuple,
-        metavar="[RANKS:]tp=N,pp=N",
+        metavar="[RANKS:]tp=N,pp=N|auto",
         repeatable=True,
         names="--layout",
     )
@@ -103,6 +102,7 @@ class LaunchOptions:
         False,
         None,
     )
+    planning: PlanningOptions = field(default_factory=PlanningOptions)
     standalone: bool = world_flag("use this machine only, even inside an allocation", False, None, reads=None, pet=True)
     local_nodes: int = 0  # > 0: no Slurm; this machine plays that many nodes (drills and tests)
     role: str = world_flag("ROLE_NAME of the ranks", "default", metavar="NAME", pet=True)

@@ -12,6 +12,7 @@ from resilio_hpc.launch.controller.commits import CommitTracker
 from resilio_hpc.launch.controller.intents import Intend, StepAbandoned, StepCommitted
 from resilio_hpc.launch.controller.ordered_saves import OrderedSaves
 from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.round_layouts import of_another_layout
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import QueryHistory
 from resilio_hpc.launch.protocol import messages as m
@@ -216,6 +217,8 @@ class CheckpointPhase:
         """Return the newest step that every rank can restore, and the snapshots to fetch to its node before."""
         run = self._run
         bad = {copy.step for copy in run.bad_copies if copy.source is Tier.MEMORY}
-        choice = replica_placement.restore_choice(replica_placement.in_memory(run), run.committed, bad, run.not_after)
+        found = replica_placement.in_memory(run)
+        bad |= of_another_layout(run, [*found.own, *found.elsewhere])
+        choice = replica_placement.restore_choice(found, run.committed, bad, run.not_after)
         self._of_another_world = choice.of_another_world
         return choice.point, choice.fetches

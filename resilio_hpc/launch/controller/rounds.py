@@ -21,6 +21,7 @@ from resilio_hpc.launch.controller.intents import (
 )
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.repeated_failure import again_reason
+from resilio_hpc.launch.controller.round_layouts import RoundLayouts
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import KnownAgent, Phase
 from resilio_hpc.launch.protocol import messages as m
@@ -44,6 +45,7 @@ class Rounds:
         self._start: m.Start | None = None
         self._next_again = run.now()
         self._first_step_round = -1
+        self._layouts = RoundLayouts(run, out)
         self._awaited: dict[type, set[str]] = {}  # answer type → members that have not given it in this round
 
     # -- preparing ---------------------------------------------------------------------------------------------
@@ -127,6 +129,7 @@ class Rounds:
         run.enter(Phase.STARTING)
         self._awaited = {kind: {x.node for x in run.members} for kind in ANSWERS}
         self._intend(StartingRanks())
+        self._layouts.start(-1 if restore is None else restore.step)
         self._start = m.Start(
             run.epoch, run.round_state(), run.members[0].address, port, restore,
             follows, fetches if acts else (), self._disk_ports(restore, fetches), run.cause,

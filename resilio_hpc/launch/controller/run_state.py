@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from resilio_hpc.ckpt.format.own_copy import OwnCopy
 from resilio_hpc.core.tiers import Tier
+from resilio_hpc.launch.config.planned_layouts import PlannedLayout
 from resilio_hpc.launch.controller.recovery import Recovery
 from resilio_hpc.launch.controller.repeated_failure import Repeatable
 from resilio_hpc.launch.controller.state import (
@@ -103,6 +104,9 @@ class RunState:
     waiting_verdict: Finish | None = None  # decided in this phase; waits for a quorum
     _member_nodes: frozenset[str] = field(default=frozenset(), init=False)
     _world_size: int = field(default=0, init=False)
+    # of --layout auto: the layout of the newest round that started, and the newest step in memory of another one
+    started_layout: PlannedLayout | None = None
+    old_layout_until: int = -1
 
     def __post_init__(self) -> None:
         self.began = self.phase_began = self.now()

@@ -43,7 +43,8 @@ class SlowRanks:
     def _begin(self) -> None:
         self._round = self._run.round
         layout = self._run.config.roles
-        self._watch = SlowWatch(lambda rank: layout(rank, self._run.world_size))
+        gpu = self._run.config.plan.gpu_among([member.node for member in self._run.members])
+        self._watch = SlowWatch(lambda rank: layout(gpu, rank, self._run.world_size))
         self._waiting: dict[int, dict[str, m.RankTimes]] = {}
         self._came: dict[int, float] = {}
         self._last = -1

@@ -14,6 +14,7 @@ from resilio_hpc.diagnose.cascade.clocks import ClockBounds
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.correctness_options import OnCorruption
 from resilio_hpc.launch.config.mode import Mode
+from resilio_hpc.launch.config.planned_layouts import LayoutPlan
 from resilio_hpc.launch.config.rank_layout import role_of
 from resilio_hpc.launch.config.reentry_options import RestartPolicy
 from resilio_hpc.launch.config.slow_options import SlowRanks
@@ -56,7 +57,7 @@ def check_transition(before: Phase, after: Phase) -> None:
     assert after is Phase.ENDED or after in _NEXT[before], f"the controller went from {before} to {after}"
 
 
-def one_role(rank: int, world_size: int) -> int:
+def one_role(gpu: str, rank: int, world_size: int) -> int:
     """Return the role of a rank where all do equal work."""
     return 0
 
@@ -82,7 +83,8 @@ class ControllerConfig(Struct, frozen=True):
     test_s: float = 60.0  # that a test of the nodes may take while ranks pause
     slow_ranks: SlowRanks = "observe"  # what follows from slow ranks
     on_corruption: OnCorruption = "report"  # what follows from replicas that differ
-    roles: Callable[[int, int], int] = one_role  # rank, world size → ranks of equal work
+    roles: Callable[[str, int, int], int] = one_role  # type of GPU, rank, world size → ranks of equal work
+    plan: LayoutPlan = LayoutPlan()  # of --layout auto
     local_disks: bool = False  # nodes keep committed steps on disks of their own
     replica_copies: bool = False  # agents copy what other nodes do not have, where there are replicas
     restart_policy: RestartPolicy = "in-process"
@@ -107,7 +109,8 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         program=hashlib.sha256(repr(options.program).encode()).hexdigest()[:16],
         slow_ranks=options.slow.slow_ranks,
         on_corruption=options.correctness.on_corruption,
-        roles=partial(role_of, options.layouts),
+        roles=partial(role_of, options),
+        plan=options.planning.plan,
         restart_policy=options.reentry.restart_policy,
         mode=options.mode,
         local_disks=bool(options.checkpoints.local_checkpoints),

@@ -20,7 +20,8 @@ from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.launch.chain import joining, node_exclusion
 from resilio_hpc.launch.chain.continuation_policy import CONTINUES
 from resilio_hpc.launch.chain.joining import LaunchRecord
-from resilio_hpc.launch.config.rank_layout import model_parallel
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.rank_layout import is_auto, model_parallel
 from resilio_hpc.launch.resize.facts import JoinerJob, JoinerState, Phase, ResizeFacts, Successor
 from resilio_hpc.launch.resize.history import ResizeHistory, read_history
 from resilio_hpc.launch.resize.policy import ResizePolicy
@@ -130,7 +131,7 @@ class ResizeView:
             successor=None if successor is None else Successor(
                 successor.address, successor.node_count or 1, successor.reason in ("Resources", "Priority")
             ),
-            model_parallel=math.prod(model_parallel(record.options.layouts, len(members) * ranks)),
+            model_parallel=_copy_ranks(record.options, len(members) * ranks),
             avoided=self._avoided(), global_batch=self._limits.global_batch, micro_batch=self._limits.micro_batch,
         )  # fmt: skip
 
@@ -181,7 +182,7 @@ class ResizeView:
         if not steps or not nodes:
             return None
         if self._limits.model is not None:
-            rows = record.options.layouts
+            rows = () if is_auto(record.options) else record.options.layouts
             gpu = (pool.gpu_type, pool.gpus_per_node) if pool else ("", 0)
             return self._limits.model.speed(
                 steps, nodes, ranks, gpu, lambda world: model_parallel(rows, world) if rows else None
@@ -232,6 +233,11 @@ class ResizeView:
         idle = {node for pool in inventory.pools for node in pool.idle}
         self._idle_since = {node: self._idle_since.get(node, now) for node in idle}
         return {node: now - since for node, since in self._idle_since.items()}
+
+
+def _copy_ranks(options: LaunchOptions, ranks: int) -> int:
+    """Return the ranks of one copy of the model; 1 with --layout auto, where each size has its own."""
+    return 1 if is_auto(options) else math.prod(model_parallel(options.layouts, ranks))
 
 
 def names_of(joiners: Sequence[JoinerJob]) -> list[str]:

@@ -35,7 +35,7 @@ from resilio_hpc.launch.resize import keeper as resize_keeper
 from resilio_hpc.launch.resize.keeper import ResizeKeeper
 from resilio_hpc.launch.rundir import final_report, notify_targets, run_directory
 from resilio_hpc.launch.rundir.notify_targets import Target, masked
-from resilio_hpc.launch.supervisor import node_check
+from resilio_hpc.launch.supervisor import layout_planning, node_check
 from resilio_hpc.launch.supervisor.agent_signals import WARNINGS
 from resilio_hpc.launch.supervisor.agent_supervisor import AgentKeeper
 from resilio_hpc.launch.supervisor.farewell import Farewell
@@ -73,6 +73,7 @@ class Supervisor:
             self.last_words = [over] if self.site.leads else []
             return 0
         notify_targets.put_away(self.run.path, self._targets)
+        self.options = layout_planning.planned(self.options, self.site, self.run.path, self.ledger)
         end_time: float | None = None
         if self.site.mode is not SiteMode.LOCAL:
             end_time = known_end(commands.job_end_time(self.site.job))

@@ -47,11 +47,12 @@ class RankCommands:
         """
         node = self._node
         restore = start.restore_of(placement.rank)
+        gpu = self._options.planning.plan.gpu_among([member.node for member in start.state.members])
         setting = RoundSetting(
             node.run.run_id, node.run.path, start.state.round, start.state.epoch, start.state.restarts,
             start.master_address, start.master_port, self._agent_socket, node.arena_dir,
             f"{ARRIVING if start.arrives(placement.rank) else restore.source}:{restore.step}" if restore else "",
-            self._begun, start.collective_s,
+            self._begun, start.collective_s, gpu,
         )  # fmt: skip
         local = placement.local_rank
         around = self._around.variables
@@ -65,7 +66,7 @@ class RankCommands:
         if self._options.cpu_bind == "ranks":
             cpus = cpu_share(sorted(os.sched_getaffinity(0)), local, placement.local_world_size)
         return RankCommand(
-            local, rank_argv(self._options, local, placement), self._options.kind, variables,
+            local, rank_argv(self._options, local, placement, gpu), self._options.kind, variables,
             node.settings.cwd or str(Path.cwd()), str(out), str(err), cpus, node.open_files,
             str(node.run.path / run_directory.STDIN) if placement.rank == self._options.stdin_rank else "",
         )  # fmt: skip

@@ -17,7 +17,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.rank_link import COLLECTIVE_VARIABLE, STANDBY_VARIABLE
 from resilio_hpc.core.stack_dump import STACK_VARIABLE
 from resilio_hpc.launch.config.options import LaunchOptions
-from resilio_hpc.launch.config.rank_layout import fill, layout_of, values_of
+from resilio_hpc.launch.config.rank_layout import fill, round_layout, values_of
 from resilio_hpc.launch.process.process_tree import TOKEN_VARIABLE
 from resilio_hpc.launch.workers import interception
 
@@ -51,6 +51,7 @@ class RoundSetting(Struct, frozen=True):
     restore: str  # see ``ckpt.coordination.agent_coordinator.parse_restore_point``
     read_ahead: Path  # the file that names the step which is being read ahead
     collective_s: float = 0.0  # how long a rank may wait in a collective; 0: not known
+    gpu: str = ""  # the type of GPU that the round's layout is planned for, with --layout auto
 
 
 def rank_environment(base: dict[str, str], slots: int, token: str, watched: Sequence[str] = ()) -> dict[str, str]:
@@ -78,7 +79,7 @@ def rank_variables(
         _torchrun_variables(base, options, placement, setting)
         | {"TORCHELASTIC_ERROR_FILE": str(error_file)}
         | _device_variables(base, options, placement)
-        | layout_of(options.layouts, placement.world_size).variables()
+        | round_layout(options, placement.world_size, setting.gpu).variables()
         | {
             "RESILIO_RUN_ID": setting.run_id,
             "RESILIO_RUN_DIR": str(setting.run_dir),
@@ -163,14 +164,16 @@ def _device_variables(base: Mapping[str, str], options: LaunchOptions, placement
     return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
 
 
-def rank_argv(options: LaunchOptions, local_rank: int, placement: RankPlacement | None = None) -> tuple[str, ...]:
+def rank_argv(
+    options: LaunchOptions, local_rank: int, placement: RankPlacement | None = None, gpu: str = ""
+) -> tuple[str, ...]:
     """Return program and arguments; ``${local_rank}`` in an argument becomes the local rank, as under torchrun.
 
     With ``--fill-arguments`` the round's numbers are filled in too, where ``placement`` holds them. Raises UsageError.
     """
     arguments = tuple(argument.replace("${local_rank}", str(local_rank)) for argument in options.script_args)
     if options.fill_arguments and placement is not None:
-        layout = layout_of(options.layouts, placement.world_size)
+        layout = round_layout(options, placement.world_size, gpu)
         arguments = fill(arguments, values_of(layout, placement.node_count, placement.local_world_size))
     return (options.script, *arguments)
 

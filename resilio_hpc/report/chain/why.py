@@ -29,7 +29,8 @@ from resilio_hpc.report.screen_tables import fault_words
 from resilio_hpc.report.status import parse_status
 
 VERSION = 1
-KINDS = REPORT_KINDS | RECOVERY_KINDS | {"stalled", "hang", "goes_on", "start", "launch_failed", "local_failed"}
+KINDS = REPORT_KINDS | RECOVERY_KINDS
+KINDS |= {"stalled", "hang", "goes_on", "start", "launch_failed", "local_failed", "layout"}
 _LONGEST = 400  # of a text from the ledger
 _GOES_ON = {"time_limit", "needs_new_job", "terminated"}  # verdicts of a part whose run a next job carries on
 
@@ -92,7 +93,7 @@ def explain(path: Path, run_id: str, events: Sequence[Event], state: RunNow, now
         others = len(found) - 1 - len(same)
         if others:
             sentences.append(f"Before it there {'was' if others == 1 else 'were'} {plural(others, 'other fault')}.")
-    sentences += _after(state, events)
+    sentences += [*_layout(events), *_after(state, events)]
     if to_do:
         sentences.append(f"To do: {to_do}.")
     return RunWhy(path, run_id, now, state, step, broke, len(found), len(same), tuple(sentences), to_do)
@@ -140,6 +141,14 @@ def _silence(events: Sequence[Event], state: RunNow) -> Iterator[str]:
         if event.kind in ("goes_on", "recovered", "start"):
             return
         if event.kind == "hang":
+            yield _sentence(words(event.kind, event.fields))
+            return
+
+
+def _layout(events: Sequence[Event]) -> Iterator[str]:
+    """Yield the newest change of the layout that the planner chose."""
+    for event in reversed(events):
+        if event.kind == "layout" and Fields(event.fields).inner("before").data:
             yield _sentence(words(event.kind, event.fields))
             return
 
