@@ -39,7 +39,7 @@ EXAMPLES = {
 
 def run(path: Path, example: Example, *words: str) -> FrameworkRun:
     script = [str(ROOT / "examples" / example.script), "--steps", "24"]
-    return FrameworkRun(path, example.ranks, [*script, *example.words, *words], Path(sys.executable))
+    return FrameworkRun(path, example.ranks, [*script, *example.words, *words], python=Path(sys.executable))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
