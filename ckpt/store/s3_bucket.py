@@ -64,6 +64,9 @@ class S3Bucket:
         def act() -> tuple[bytes, Object]:
             answer = self._client.get_object(Bucket=self.name, Key=key, **wanted)
             data: bytes = answer["Body"].read()
+            total = int(str(answer.get("ContentRange", "")).rpartition("/")[2] or answer["ContentLength"])
+            if len(data) != (total - start if size < 0 else min(size, total - start)):
+                raise ConnectionError("a part of the answer is missing")
             return data, _object(answer, len(data))
 
         try:
@@ -191,7 +194,7 @@ class S3Bucket:
                     errno.ETIMEDOUT, f"the object store does not serve requests ({why}), {self._deadline_s:g} s long",
                     f"s3://{self.name}/{key}",
                 )  # fmt: skip
-            if not self._is_told and pause_s > 1.0:
+            if not self._is_told and pause_s > 1.0 and left_s > 1.0:
                 self._is_told = True
                 print(f"resilio: s3://{self.name}: {why}; trying again for {left_s:.0f} s", file=sys.stderr, flush=True)
             time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
@@ -200,7 +203,6 @@ class S3Bucket:
     def _why_again(self, key: str, error: Exception) -> str:
         """Return why a call may be repeated. Raises OSError where that is of no use, or what else went wrong."""
         from botocore import exceptions
-        from urllib3.exceptions import HTTPError
 
         where = f"s3://{self.name}/{key}"
         if isinstance(error, exceptions.ClientError):
@@ -220,19 +222,26 @@ class S3Bucket:
             if status == 416:
                 raise _OutOfRange(errno.EINVAL, "no bytes there", where) from error
             if code in _FORBIDDEN or status == 403:
-                raise PermissionError(errno.EACCES, f"the object store refuses these credentials: {code}", where) from (
-                    error
-                )
+                named = "" if code.isdecimal() else f" ({code})"
+                raise PermissionError(errno.EACCES, f"it refuses these credentials{named}", where) from error
             raise OSError(errno.EREMOTEIO, f"the object store answers {status} {code}", where) from error
         if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             raise PermissionError(
                 errno.EACCES, "no credentials for the object store (AWS_ACCESS_KEY_ID, a profile, or a role)", where
             ) from error
-        if isinstance(error, exceptions.HTTPClientError | HTTPError | exceptions.ResponseStreamingError | OSError):
+        if isinstance(error, _away()):
             return f"no answer ({type(error).__name__})"
         if isinstance(error, exceptions.BotoCoreError):
             raise OSError(errno.EINVAL, str(error), where) from error
         raise error
+
+
+def _away() -> tuple[type[Exception], ...]:
+    """Return the errors of connections: the store did not answer, or not with all of it."""
+    from botocore import exceptions as of
+    from urllib3.exceptions import HTTPError
+
+    return of.HTTPClientError, of.ConnectionError, of.IncompleteReadError, HTTPError, OSError
 
 
 class _Refused(OSError):

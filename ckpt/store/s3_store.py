@@ -86,6 +86,12 @@ class S3Store(Store):
             return StoreEntry(EntryKind.FILE, found.size_bytes, found.changed_ns)
         return None if place.name or _is_file_name(path.name) else StoreEntry(EntryKind.DIRECTORY, 0, 0)
 
+    def is_directory(self, path: Path, follow: bool = False) -> bool:
+        """See Store. What is wrong with the bucket or the credentials is told by the first use of it."""
+        if not self._names.place(path).entry and not _is_file_name(path.name):
+            return True
+        return super().is_directory(path, follow)
+
     # -- files -----------------------------------------------------------------------------------------------------
 
     def read(self, path: Path, limit: int = -1, follow: bool = True) -> bytes:

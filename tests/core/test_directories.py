@@ -13,7 +13,7 @@ from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
 
 
-@pytest.mark.parametrize("given", ["s3://bucket/run", Path("gs://bucket/run"), "file:///tmp/run", "hdfs://n:9000/x"])
+@pytest.mark.parametrize("given", ["gs://bucket/run", Path("gs://bucket/run"), "file:///tmp/run", "hdfs://n:9000/x"])
 def test_a_url_is_no_local_folder(given: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RESILIO_LOCAL_CHECKPOINT_DIR", str(given))

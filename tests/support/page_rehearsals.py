@@ -214,6 +214,9 @@ wait_for committed run
         + "srun --nodelist=n3 install -d -m 1777 /var/spool/resilio/reports\n",  # what the node's daemon makes
         swaps={"n17": "n3", "--nodes 8 -p gpu": "--nodes 2 -p gpu", "resilio-runs/1234": "learned"},
     ),
+    "object-store": Rehearsal(
+        elsewhere=dict.fromkeys(["pip install", "resilio-launch", "resilio ckpt"], "tests/ckpt/objects")
+    ),
     "planning": Rehearsal(
         prepare=quoted(_TOML, "cluster.toml")
         + quoted(_ROWS, "layouts.csv")

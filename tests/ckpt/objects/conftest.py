@@ -21,16 +21,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """What this process, and its children, take for the store."""
+@pytest.fixture(scope="session")
+def front(server: str) -> Iterator[Proxy]:
     with proxy_of(server) as found:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        forget()
         yield found
-        forget()
+
+
+@pytest.fixture
+def proxy(front: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """What this process, and its children, take for the store. Savers live on, so it has one address for all tests."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    forget()
+    yield front
+    front.reset()
+    forget()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
 from resilio_hpc.ckpt.saver.messages import Committed
 from resilio_hpc.ckpt.store import checkpoint_index, s3_bucket, s3_files
 from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
+from resilio_hpc.cli.main import main as resilio
 from tests.support.ckpt.object_looks import BUCKET, data_of, forget, keys_of, url_of
 from tests.support.ckpt.object_server import (
     Answer,
@@ -90,7 +91,7 @@ def test_mistakes_are_told_in_one_line(
 ) -> None:
     def said(url: str) -> str:
         forget()
-        code = resilio_ckpt(["ls", url])
+        code = resilio(["ckpt", "ls", url])
         text = capsys.readouterr().err
         assert code != 0
         assert text.count("\n") == 1
@@ -98,7 +99,7 @@ def test_mistakes_are_told_in_one_line(
 
     assert "there is no such bucket" in said("s3://no-such-bucket/x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    assert "refuses these credentials: SignatureDoesNotMatch" in said(f"s3://{BUCKET}/x")
+    assert "it refuses these credentials" in said(f"s3://{BUCKET}/x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv(s3_bucket.DEADLINE_VARIABLE, "1")
     assert "the object store does not serve requests (no answer" in said(f"s3://{BUCKET}/x")

@@ -153,6 +153,11 @@ class Proxy:
     seen: list[Asked] = field(default_factory=list)
     sent_bytes: int = 0
 
+    def reset(self) -> None:
+        """Pass everything on, as at first."""
+        self.instead, self.after = lambda asked: None, lambda asked, answer: answer
+        self.seen, self.sent_bytes = [], 0
+
 
 SLOW_DOWN: Answer = (
     503, {"Content-Type": "application/xml"},
