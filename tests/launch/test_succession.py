@@ -117,6 +117,19 @@ def test_half_that_comes_when_the_half_with_the_witness_is_gone_ends_in_a_verdic
     assert len(world.directory.epochs) == 2
 
 
+def test_a_node_that_may_not_follow_the_newest_epoch_ends_the_run_when_that_epoch_is_gone() -> None:
+    """Only it has heard of the voters, so another node began an epoch without their votes, and then was lost."""
+    world = World(nodes=3, minimum=1)
+    world.run(lambda: world.agents["n1"].core.vote_record.membership.number == 1)
+    world.cut("n1")
+    world.power_off("n3")
+    world.run(lambda: len(world.directory.epochs) == 2)
+    world.power_off("n2")
+    world.cut("n1", False)
+    verdict = world.until_over(limit_s=400.0)
+    assert (verdict["verdict"], world.directory.epochs[-1].epoch, world.starts) == ("quorum_lost", 3, [])
+
+
 def test_halves_of_four_are_decided_by_one_witness_too() -> None:
     world = World(nodes=4, minimum=1)
     world.until_step(15)

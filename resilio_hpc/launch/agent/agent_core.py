@@ -96,10 +96,8 @@ class AgentCore:
             self._next_abandon = now + 1.0
             if self.joiner:
                 self.ranks.end(m.End(self.ranks.epoch, "left", 0))
-            elif not self._succession.has_leader(now):
-                self._ports.files.abandon(
-                    self._succession.state.newest, f"no quorum of voters for {self._leaderless_limit_s:.0f} s"
-                )
+            elif (newest := self._succession.newest_without_leader(now)) is not None:
+                self._ports.files.abandon(newest, f"no quorum of voters for {self._leaderless_limit_s:.0f} s")
 
     def abandoned(self, verdict: str, exit_code: int) -> None:
         """Take note that the verdict of a job without a controller is durable; this agent or another wrote it."""

@@ -37,6 +37,11 @@ class EpochScans:
             self._next = now + max(SCAN_S, len(self._state.membership.voters.nodes) / SCANS_PER_S)
             self._ports.files.scan_epochs()
 
+    @property
+    def newest(self) -> int:
+        """Return the newest epoch that a scan found."""
+        return self._pulse[0]
+
     def claim_next(self, known: int) -> None:
         """Claim the first epoch after ``known`` that files make unique: an odd one."""
         self._under_way = True

@@ -266,9 +266,9 @@ class Succession:
             self._listener.lead(self._term(epoch, first=True))
             self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
 
-    def has_leader(self, now: float) -> bool:
-        """Return whether the pulse in the run directory moves, so that others go on without this node."""
-        return self._scans.has_leader(now)
+    def newest_without_leader(self, now: float) -> int | None:
+        """Return the newest epoch known, also from the run directory; None while its pulse moves, so others go on."""
+        return None if self._scans.has_leader(now) else max(self.state.newest, self._scans.newest)
 
     def storage_failed(self, now: float) -> None:
         """Try again later: the run directory did not answer."""

@@ -289,7 +289,7 @@ class NodeProcesses:
         life = _life_in(order)
         process.rank, process.round = int(order.variables["RANK"]), life[1]
         process.life, process.is_ordered_out, process.makes_groups = life, False, True
-        process.saved, process.saves = False, 0
+        process.saved, process.saves, process.is_unable = False, 0, False
         self._attach(process)
         process.entered()
 
@@ -341,7 +341,8 @@ class NodeProcesses:
         if how.fate == "dies":
             self.later(process, how.seconds, partial(self._dies, process))
         elif how.fate != "hangs":
-            self.later(process, how.seconds, partial(self._saved, process, training, how.fate == "unable"))
+            process.is_unable = process.is_unable or how.fate == "unable"  # its state does not change any more
+            self.later(process, how.seconds, partial(self._saved, process, training, process.is_unable))
 
     def _saved(self, process: RankProcess, training: Training, is_unable: bool) -> None:
         again, process.saves, process.saved = process.saves > 1, 0, not is_unable

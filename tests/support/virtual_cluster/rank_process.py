@@ -34,6 +34,7 @@ class RankProcess:
     is_ordered_out: bool = False
     makes_groups: bool = True  # it has entered, and waits for its peers
     saved: bool = False
+    is_unable: bool = False  # to save its last step: an optimizer's step had begun
     saves: int = 0  # of its last step: under way, or waiting for the one under way
     order: rank_link.EnterRound | None = None  # it has come, and is not followed yet
     entered: Callable[[], None] = lambda: None
