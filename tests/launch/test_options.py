@@ -79,7 +79,7 @@ def test_without_a_flag_every_field_has_its_default_and_every_bound_is_held() ->
     bare, bounds = given("t.py"), 0
     parts: tuple[Any, ...] = (
         bare, bare.checkpoints, bare.devices, bare.environment, bare.hangs, bare.metrics, bare.output, bare.resizing,
-        bare.slow, bare.correctness, bare.reentry,
+        bare.slow, bare.correctness, bare.reentry, bare.planning,
     )  # fmt: skip
     fields = {(part, field.name): field.default for part in parts for field in dataclasses.fields(part)}
     flags = {(part, name): flag for part in parts for name, flag in own_rows(type(part)).items()}
