@@ -2,8 +2,8 @@
 
 Megatron's optimizer, and others, put the parameters of a process into flat buckets and cut each bucket evenly between
 the data-parallel ranks. As it lies (``dp_reshardable``) a bucket is one tensor of one dimension: cheap to save and to
-load, with any number of data-parallel ranks. By parameter (``fully_reshardable``) each range is told in the coordinates
-of the whole parameter, so that any other layout loads it. Neither gathers anything.
+load, with any number of data-parallel ranks. By parameter (``fully_reshardable``) each range has the coordinates of the
+whole parameter, so that any other layout loads it. Neither gathers anything.
 """
 
 from __future__ import annotations

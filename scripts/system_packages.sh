@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install the system packages that are missing, and start none of the services that they bring.
+# Install the system packages that are missing, and start none of the services that they bring; "all": also those of
+# `make test-all`.
 set -eu
 . scripts/logged.sh
 export DEBIAN_FRONTEND=noninteractive
@@ -19,8 +20,9 @@ bindfs bindfs
 mpiexec openmpi-bin
 chromium chromium
 promtool prometheus
-radosgw radosgw ceph-mon ceph-osd ceph-common
 /usr/lib/*/pmix2/lib/libpmix.so libpmix-dev'
+[ "${1-}" != all ] || wanted="$wanted
+radosgw radosgw ceph-mon ceph-osd ceph-common"
 
 missing_packages() {
     echo "$1" | while read -r command packages; do

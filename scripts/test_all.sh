@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 export RESILIO_TEST_SLURM="${RESILIO_TEST_SLURM-all}"
 # Most of these runs import torch in each of their processes, and compute more than those of `make test`.
 export RESILIO_TEST_WORKERS="${RESILIO_TEST_WORKERS:-$(nproc)}"
+scripts/system_packages.sh all
 scripts/frameworks_setup.sh
 status=0
 for part in ${1:-1/4 2/4 3/4 4/4}; do

@@ -5,6 +5,7 @@ A run's directory of checkpoints may be a link to ``s3://bucket/prefix``: its st
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _POSIX = PosixStore()
 _mounted: dict[Path, Store] = {}
+_urls: dict[Path, str] = {}  # of links that were looked at: later looks must not wait for a file system that hangs
 RUN_CHECKPOINTS = "checkpoints"
 """The one name, in a run's directory, that may be a link to an object store."""
 
@@ -36,17 +38,20 @@ def store_of(path: Path) -> Store:
     for at, part in enumerate(parts):
         if part == RUN_CHECKPOINTS:
             link = Path(*parts[: at + 1])
-            if url := linked_url(link):
+            if url := _urls[link] if link in _urls else linked_url(link):
                 return _object_store(link, *url.removeprefix("s3://").split("/", 1))
     return _POSIX
 
 
 def linked_url(link: Path) -> str:
-    """Return the URL of the object store that a link names; "" where it is no such link."""
+    """Look at a link. Return the URL of the object store that it names; "" where it is no such link."""
     try:
-        return s3_url(str(link.readlink()))
-    except OSError:
-        return ""
+        _urls[link] = s3_url(str(link.readlink()))
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # not a directory: nothing is there yet, or the file system does not answer
+            return ""
+        _urls[link] = ""
+    return _urls[link]
 
 
 @cache

@@ -87,7 +87,7 @@ class S3Store(Store):
         return None if place.name or _is_file_name(path.name) else StoreEntry(EntryKind.DIRECTORY, 0, 0)
 
     def is_directory(self, path: Path, follow: bool = False) -> bool:
-        """See Store. What is wrong with the bucket or the credentials is told by the first use of it."""
+        """See Store. The first use of the bucket says what is wrong with it or with the credentials."""
         if not self._names.place(path).entry and not _is_file_name(path.name):
             return True
         return super().is_directory(path, follow)

@@ -43,6 +43,7 @@ class LaunchPlan:
     logs: str
     restarts_without_progress: int
     chained_jobs: int
+    checkpoint_dir: str | None
     checkpoints_kept: int
     checkpoints_kept_every: int | None
     checkpoints_kept_hours: float | None
@@ -87,6 +88,7 @@ def plan(
         logs=str(options.logs_directory),
         restarts_without_progress=options.max_restarts,
         chained_jobs=options.chain_max if options.chain and options.mode != Mode.OBSERVE and in_job else 0,
+        checkpoint_dir=options.checkpoints.checkpoint_dir or None,
         checkpoints_kept=options.checkpoints.keep_checkpoints,
         checkpoints_kept_every=options.checkpoints.keep_every or None,
         checkpoints_kept_hours=options.checkpoints.keep_hours,
@@ -139,7 +141,7 @@ def _checkpoints(plan: LaunchPlan) -> str:
         return "none"
     every, hours, size = plan.checkpoints_kept_every, plan.checkpoints_kept_hours, plan.checkpoints_kept_gb
     parts = [
-        f"the newest {plan.checkpoints_kept} kept",
+        f"the newest {plan.checkpoints_kept} kept" + (f" in {plan.checkpoint_dir}" if plan.checkpoint_dir else ""),
         f"and those of steps that {every} divides" if every else "",
         f"none older than {hours:g} h" if hours else "",
         f"at most {size:g} GB" if size else "",

@@ -8,12 +8,12 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.core.directories import directory_path
+from resilio_hpc.core.directories import directory_path, s3_url
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.option_table import FLAGS
 from resilio_hpc.launch.config import options as o
@@ -79,7 +79,9 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         correctness=CorrectnessOptions(**_direct(CorrectnessOptions, raw)),
         reentry=ReentryOptions(**_direct(ReentryOptions, raw)),
         checkpoints=CheckpointOptions(
-            **_direct(CheckpointOptions, raw), local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller)
+            **_direct(CheckpointOptions, raw),
+            local_checkpoints=_checkpoints("--local-checkpoints", raw.local_checkpoints, caller),
+            checkpoint_dir=_checkpoints("--checkpoint-dir", raw.checkpoint_dir, caller, s3_url),
         ),
         planning=PlanningOptions(layout_options=_words("--layout-options", raw.layout_options)),
         resizing=ResizeOptions(
@@ -203,12 +205,12 @@ def _nproc(text: str) -> str:
     return str(count)
 
 
-def _local_checkpoints(given: str | None, caller: Caller) -> str:
+def _checkpoints(option: str, given: str | None, caller: Caller, url: Callable[[str], str] = lambda given: "") -> str:
     if given is None:
         return ""
     if not given.strip():
-        raise UsageError("--local-checkpoints is empty: is the shell variable that should hold the directory set?")
-    return str(_directory("--local-checkpoints", given, caller))
+        raise UsageError(f"{option} is empty: is the shell variable that should hold the directory set?")
+    return url(given) or str(_directory(option, given, caller))
 
 
 def _directory(option: str, given: str, caller: Caller) -> Path:

@@ -61,5 +61,7 @@ class CheckpointOptions:
     checkpoint_dir: str = run_flag(
         "keep checkpoints there, not in the run directory: s3://BUCKET/PREFIX of an object store, or a directory",
         "",
+        raw=None,
+        reads=None,
         metavar="PLACE",
     )

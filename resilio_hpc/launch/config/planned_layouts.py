@@ -76,13 +76,13 @@ class LayoutPlan:
         tensor, pipeline = kept.degrees
         why = self.failed or f"the planner has no layout for {ranks} ranks" + (f" with {gpu}" if gpu else "")
         values = dict(kept.values)
-        copies, over = divmod(ranks, tensor * pipeline)
+        data_parallel, over = divmod(ranks, tensor * pipeline)
         if not over and self.global_batch and "micro_batch" in values:
-            micro = _largest(self.global_batch, copies // int(values.get("cp", "1")) or 1, kept.micro_batch)
-            values |= {"micro_batch": str(micro)} if micro else {}
-            parts = micro * (copies // int(values.get("cp", "1")) or 1)
-            values |= {"accumulation": str(self.global_batch // parts)} if micro else {}
-            why += "" if micro else f"; {copies} copies cannot share a global batch of {self.global_batch}"
+            copies = data_parallel // int(values.get("cp", "1")) or 1
+            if micro := _largest(self.global_batch, copies, kept.micro_batch):
+                values |= {"micro_batch": str(micro), "accumulation": str(self.global_batch // (copies * micro))}
+            else:
+                why += f"; {copies} copies cannot share a global batch of {self.global_batch}"
         return PlannedLayout(ranks, gpu, tuple(values.items()), f"{why}: tp={tensor} x pp={pipeline} is kept")
 
 

@@ -12,18 +12,15 @@ from pathlib import Path
 
 from resilio_hpc.ckpt.store.mounts import RUN_CHECKPOINTS, linked_url, store_of
 from resilio_hpc.core import trusted_files
-from resilio_hpc.core.directories import directory_path, s3_url
 from resilio_hpc.core.errors import UsageError, os_error_text
 
 
-def target(given: str) -> str:
-    """Return what ``--checkpoint-dir`` means: a URL, or an absolute path. Raises UsageError."""
-    return s3_url(given) or str(directory_path(given, "--checkpoint-dir"))
+def link(run_path: Path, wanted: str) -> None:
+    """Let a run, which may be new, keep its checkpoints at a URL or an absolute path.
 
-
-def link(run_path: Path, given: str) -> None:
-    """Let a run, which may be new, keep its checkpoints there. Raises UsageError where it has some elsewhere."""
-    wanted, name = target(given), run_path / RUN_CHECKPOINTS
+    Raises UsageError where it has some elsewhere.
+    """
+    name = run_path / RUN_CHECKPOINTS
     try:
         trusted_files.make_directory(run_path)
         if not name.is_symlink():
@@ -37,12 +34,12 @@ def link(run_path: Path, given: str) -> None:
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:
             raise UsageError(
-                f"--checkpoint-dir {given}: {run_path} has checkpoints already: copy them (resilio ckpt copy), or "
+                f"--checkpoint-dir {wanted}: {run_path} has checkpoints already: copy them (resilio ckpt copy), or "
                 "choose another --run-dir"
             ) from None
-        raise UsageError(f"--checkpoint-dir {given}: {os_error_text(error, str(run_path))}") from None
+        raise UsageError(f"--checkpoint-dir {wanted}: {os_error_text(error, str(run_path))}") from None
     if found != wanted:
-        raise UsageError(f"--checkpoint-dir {given}: {run_path} keeps its checkpoints in {found}")
+        raise UsageError(f"--checkpoint-dir {wanted}: {run_path} keeps its checkpoints in {found}")
     check(name)
 
 
