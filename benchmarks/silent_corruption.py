@@ -86,9 +86,11 @@ def replicas(trials: int, seed: int, ranks: int, within: int) -> list[dict[str, 
 
 
 def cost(pairs: int) -> dict[str, Any]:
-    """Measure steps with and without digests of one process, in turns of ABBA; and the digests alone.
+    """Measure steps with and without digests of one process, in turns of ABBA and BAAB; and what the digests take.
 
     In processor time of one thread. Other work on the machine still slows it, for seconds, so turns are single steps.
+    The control compares the outer and inner two of four steps that all have no digests: what it differs from 0 by
+    is not the digests'.
     """
     import torch
 
@@ -120,14 +122,18 @@ def cost(pairs: int) -> dict[str, Any]:
 
     for _ in range(10):
         step(True)
-    ratios, shares, without = [], [], []
+    ratios, shares, without, control = [], [], [], []
     for _ in range(pairs):
         (a1, s1), (b1, _), (b2, _), (a2, s2) = step(True), step(False), step(False), step(True)
-        ratios.append(round((a1 + a2) / (b1 + b2) - 1.0, 6))
-        shares.append(round((s1 + s2) / (a1 + a2 - s1 - s2), 6))
-        without.append((b1 + b2) / 2)
+        (b3, _), (a3, s3), (a4, s4), (b4, _) = step(False), step(True), step(True), step(False)
+        c1, c2, c3, c4 = [step(False)[0] for _ in range(4)]
+        with_digests, took = a1 + a2 + a3 + a4, s1 + s2 + s3 + s4
+        ratios.append(round(with_digests / (b1 + b2 + b3 + b4) - 1.0, 6))
+        shares.append(round(took / (with_digests - took), 6))
+        control.append(round((c1 + c4) / (c2 + c3) - 1.0, 6))
+        without.append((b1 + b2 + b3 + b4) / 4)
     return {
-        "part": "cost of single steps", "ratios": ratios, "shares": shares, "within": DEFAULT_STEPS,
+        "part": "cost of turns", "ratios": ratios, "shares": shares, "control": control, "within": DEFAULT_STEPS,
         "step_ms": statistics.median(without) * 1e3,
         "megabytes": sum(piece.stop - piece.start for part in _parts(state) for piece in part) / 1e6,
     }  # fmt: skip
@@ -196,13 +202,13 @@ def tables(lines: list[dict[str, Any]]) -> None:
             )
             noticed[name].append(line["noticed"])
     console.print({name: f"{sum(values)}/{len(values)}" for name, values in sorted(noticed.items())})
-    costs = [line for line in lines if line["part"] == "cost of single steps"]
+    costs = [line for line in lines if line["part"] == "cost of turns"]
     if costs:
-        for name in ("ratios", "shares"):
+        for name in ("ratios", "control", "shares"):
             values = [value for line in costs for value in line[name]]
             low, high = interval(values)
             console.print(f"cost, {name}: {statistics.median(values):+.3%} (95 %: {low:+.3%} … {high:+.3%})", end="; ")
-        console.print(f"{len(values)} turns of ABBA, step {statistics.median(one['step_ms'] for one in costs):.0f} ms, "
+        console.print(f"{len(values)} turns of ABBA and BAAB, step {statistics.median(one['step_ms'] for one in costs):.0f} ms, "
                       f"{costs[0]['megabytes']:.0f} MB")  # fmt: skip
 
 
@@ -211,7 +217,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--only", choices=["replicas", "steps", "bits", "cost", "table"])
     parser.add_argument("--trials", type=int, default=240)
-    parser.add_argument("--pairs", type=int, default=500, help="turns of ABBA, of single steps")
+    parser.add_argument("--pairs", type=int, default=500, help="turns of ABBA and BAAB, of single steps")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
