@@ -14,9 +14,9 @@ import zmq
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.controller.facts.rendezvous import NodeCounts
+from resilio_hpc.launch.controller.facts.state import ControllerConfig
 from resilio_hpc.launch.controller.host import ControllerHost
-from resilio_hpc.launch.controller.rendezvous import NodeCounts
-from resilio_hpc.launch.controller.state import ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 from resilio_hpc.launch.rundir.storage import Storage

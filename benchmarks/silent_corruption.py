@@ -208,8 +208,8 @@ def tables(lines: list[dict[str, Any]]) -> None:
             values = [value for line in costs for value in line[name]]
             low, high = interval(values)
             console.print(f"cost, {name}: {statistics.median(values):+.3%} (95 %: {low:+.3%} … {high:+.3%})", end="; ")
-        console.print(f"{len(values)} turns of ABBA and BAAB, step {statistics.median(one['step_ms'] for one in costs):.0f} ms, "
-                      f"{costs[0]['megabytes']:.0f} MB")  # fmt: skip
+        step_ms = statistics.median(one["step_ms"] for one in costs)
+        console.print(f"{len(values)} turns of ABBA and BAAB, step {step_ms:.0f} ms, {costs[0]['megabytes']:.0f} MB")
 
 
 def main() -> None:

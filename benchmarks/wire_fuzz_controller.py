@@ -12,8 +12,8 @@ from typing import Any
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.rendezvous import NodeCounts
-from resilio_hpc.launch.controller.state import (
+from resilio_hpc.launch.controller.facts.rendezvous import NodeCounts
+from resilio_hpc.launch.controller.facts.state import (
     Action,
     Clock,
     ControllerConfig,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import count
 
-from resilio_hpc.launch.controller.rendezvous import AvailableNode, NodeCounts, choose, whole_first
+from resilio_hpc.launch.controller.facts.rendezvous import AvailableNode, NodeCounts, choose, whole_first
 from resilio_hpc.simulate.fault_trace import SimulatedFault
 from resilio_hpc.simulate.fleets import FaultKind
 

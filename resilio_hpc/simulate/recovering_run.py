@@ -14,13 +14,13 @@ from typing_extensions import assert_never
 
 from resilio_hpc.events.rungs import Rung
 from resilio_hpc.launch.chain.continuation_policy import PredecessorEvidence, judge
-from resilio_hpc.launch.controller.gathering import RETURN_S
-from resilio_hpc.launch.controller.recovery import Recovery
-from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, RecoveryPlan, World, decide
-from resilio_hpc.launch.controller.rendezvous import NodeCounts
-from resilio_hpc.launch.controller.run_state import RunState
-from resilio_hpc.launch.controller.state import MAX_LOSSES, Clock, ControllerConfig
-from resilio_hpc.launch.controller.suspects import suspect
+from resilio_hpc.launch.controller.facts.recovery import Recovery
+from resilio_hpc.launch.controller.facts.recovery_policy import Budgets, Failure, RecoveryPlan, World, decide
+from resilio_hpc.launch.controller.facts.rendezvous import NodeCounts
+from resilio_hpc.launch.controller.facts.run_state import RunState
+from resilio_hpc.launch.controller.facts.state import MAX_LOSSES, Clock, ControllerConfig
+from resilio_hpc.launch.controller.faults.suspects import suspect
+from resilio_hpc.launch.controller.members.gathering import RETURN_S
 from resilio_hpc.launch.protocol.membership import Membership
 from resilio_hpc.launch.protocol.vote import Term
 from resilio_hpc.report.accounting.causes import TimeCause

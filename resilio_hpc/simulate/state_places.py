@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.controller.recovery import Recovery
-from resilio_hpc.launch.controller.replica_placement import InMemory, copier_rank, restore_choice
-from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.checkpoints.replica_placement import InMemory, copier_rank, restore_choice
+from resilio_hpc.launch.controller.facts.recovery import Recovery
+from resilio_hpc.launch.controller.facts.run_state import RunState
 from resilio_hpc.simulate.constants import Constants
 from resilio_hpc.simulate.node_places import NodePlaces
 from resilio_hpc.simulate.virtual_run import VirtualRun

@@ -9,7 +9,7 @@ import pytest
 from resilio_hpc.alerts.alert import Severity
 from resilio_hpc.alerts.of_progress import goodput_share
 from resilio_hpc.alerts.run_facts import StepSeen
-from resilio_hpc.launch.controller.slow_saves import SlowSaves
+from resilio_hpc.launch.controller.checkpoints.slow_saves import SlowSaves
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.rundir import chain_order
 from resilio_hpc.launch.rundir.chain_order import ChainOrder

@@ -10,7 +10,7 @@ from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.drills.drill_words import DEV_CLUSTER, LIVE_ACTS, LIVE_RUN, act_words, drill_of, listed, slug
 from resilio_hpc.drills.table import DRILLS
-from resilio_hpc.launch.controller.drill_orders import BLOWS
+from resilio_hpc.launch.controller.faults.drill_orders import BLOWS
 
 
 def test_every_drill_has_a_name_of_its_own_and_says_what_it_does_and_what_should_happen() -> None:

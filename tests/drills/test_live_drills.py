@@ -17,8 +17,8 @@ from resilio_hpc.drills.drill_words import drill_of
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.chain.suspect_nodes import suspect_nodes
 from resilio_hpc.launch.config.mode import Mode
-from resilio_hpc.launch.controller import drill_orders
-from resilio_hpc.launch.controller.state import Phase, Record, Send
+from resilio_hpc.launch.controller.facts.state import Phase, Record, Send
+from resilio_hpc.launch.controller.faults import drill_orders
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.rundir.user_orders import UserOrder, parse
 from resilio_hpc.report.faults import faults

@@ -13,10 +13,10 @@ from resilio_hpc.core import wire
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.consensus.succession_ports import LivesIn
 from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.facts.rendezvous import NodeCounts
+from resilio_hpc.launch.controller.facts.run_state import RunState
+from resilio_hpc.launch.controller.facts.state import Clock, ControllerConfig
 from resilio_hpc.launch.controller.host import ControllerHost
-from resilio_hpc.launch.controller.rendezvous import NodeCounts
-from resilio_hpc.launch.controller.run_state import RunState
-from resilio_hpc.launch.controller.state import Clock, ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import first_membership
 from resilio_hpc.launch.protocol.vote import Term

@@ -7,8 +7,8 @@ import pytest
 
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.run_state import LEASE_SHARE
-from resilio_hpc.launch.controller.state import MAX_LOSSES, Clock
+from resilio_hpc.launch.controller.facts.run_state import LEASE_SHARE
+from resilio_hpc.launch.controller.facts.state import MAX_LOSSES, Clock
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import first_membership
 from resilio_hpc.launch.protocol.vote import Term

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.diagnose.causes.pattern_table import CauseClass, shipped
-from resilio_hpc.launch.controller.fault_actions import FaultAction, row_of, rows
-from resilio_hpc.launch.controller.repeated_failure import Repeatable, repeatable
+from resilio_hpc.launch.controller.facts.fault_actions import FaultAction, row_of, rows
+from resilio_hpc.launch.controller.facts.repeated_failure import Repeatable, repeatable
 from resilio_hpc.launch.protocol.failure_class import MEMORY_OF_OTHERS, classify
 from resilio_hpc.launch.protocol.messages import RankFailure
 from resilio_hpc.launch.workers.rank_evidence import RankEvidence

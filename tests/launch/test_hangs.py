@@ -7,7 +7,7 @@ import pytest
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config.mode import Mode
-from resilio_hpc.launch.controller.hangs import ANSWER_S, FIRST_LOOK_S, UNCERTAIN_S
+from resilio_hpc.launch.controller.faults.hangs import ANSWER_S, FIRST_LOOK_S, UNCERTAIN_S
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.watch.learned_limit import LEAST_S
 from resilio_hpc.watch.limit_table import FIRST_LIMIT_S

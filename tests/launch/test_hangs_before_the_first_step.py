@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch.controller.hangs import UNCERTAIN_S
+from resilio_hpc.launch.controller.faults.hangs import UNCERTAIN_S
 from resilio_hpc.watch.limit_table import FIRST_LIMIT_S
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World

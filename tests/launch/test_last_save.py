@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.controller.commits import CommitTracker
+from resilio_hpc.launch.controller.checkpoints.commits import CommitTracker
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World

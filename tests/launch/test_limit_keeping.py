@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from resilio_hpc.launch.controller.hangs import UNCERTAIN_S
-from resilio_hpc.launch.controller.limit_keeping import COLLECTIVE_MORE_S
+from resilio_hpc.launch.controller.faults.hangs import UNCERTAIN_S
+from resilio_hpc.launch.controller.faults.limit_keeping import COLLECTIVE_MORE_S
 from resilio_hpc.launch.rundir.limit_files import KeptLimits, LimitOrder
 from resilio_hpc.watch.limit_table import FIRST_LIMIT_S, STEP, LimitEntry
 from tests.support.virtual_cluster.ranks import Script

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.launch.config.mode import Mode
-from resilio_hpc.launch.controller.rank_restarts import AGAIN_S, TOGETHER_S
-from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S
+from resilio_hpc.launch.controller.facts.repeated_failure import SURVIVED_S
+from resilio_hpc.launch.controller.faults.rank_restarts import AGAIN_S, TOGETHER_S
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World

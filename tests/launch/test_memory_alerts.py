@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilio_hpc.launch.controller.memory_alerts import MOST_NAMES, QUIET_S
+from resilio_hpc.launch.controller.faults.memory_alerts import MOST_NAMES, QUIET_S
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 

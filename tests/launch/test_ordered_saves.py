@@ -9,8 +9,15 @@ import pytest
 
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.config.mode import Mode
-from resilio_hpc.launch.controller.ordered_saves import AHEAD_S, LIMIT_S, MARGIN_STEPS, SAVE_S, TRIES, OrderedSaves
-from resilio_hpc.launch.controller.state import Phase
+from resilio_hpc.launch.controller.checkpoints.ordered_saves import (
+    AHEAD_S,
+    LIMIT_S,
+    MARGIN_STEPS,
+    SAVE_S,
+    TRIES,
+    OrderedSaves,
+)
+from resilio_hpc.launch.controller.facts.state import Phase
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.world import World
 

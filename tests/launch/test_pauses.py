@@ -6,7 +6,7 @@ import pytest
 
 from resilio_hpc.core.rank_link import PAUSED
 from resilio_hpc.launch.config.mode import Mode
-from resilio_hpc.launch.controller.node_tests import START_S
+from resilio_hpc.launch.controller.members.node_tests import START_S
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 

@@ -6,7 +6,7 @@ import pytest
 
 from resilio_hpc.ckpt.format.own_copy import OwnCopy
 from resilio_hpc.events.event_text import words
-from resilio_hpc.launch.controller.gathering import DISKS_S
+from resilio_hpc.launch.controller.members.gathering import DISKS_S
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World

@@ -22,11 +22,11 @@ from resilio_hpc.launch.cli.options_parser import parse
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.planned_layouts import LayoutPlan, PlannedLayout, layout_fields
 from resilio_hpc.launch.config.rank_layout import RankLayout, role_of, round_layout
-from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.rendezvous import NodeCounts
-from resilio_hpc.launch.controller.round_layouts import RoundLayouts, of_another_layout
-from resilio_hpc.launch.controller.run_state import RunState
-from resilio_hpc.launch.controller.state import Clock, ControllerConfig, Record
+from resilio_hpc.launch.controller.checkpoints.round_layouts import RoundLayouts, of_another_layout
+from resilio_hpc.launch.controller.facts.outbox import Outbox
+from resilio_hpc.launch.controller.facts.rendezvous import NodeCounts
+from resilio_hpc.launch.controller.facts.run_state import RunState
+from resilio_hpc.launch.controller.facts.state import Clock, ControllerConfig, Record
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import first_membership
 from resilio_hpc.launch.protocol.vote import Term

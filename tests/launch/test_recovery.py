@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.events.rungs import Rung
-from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, World, decide
-from resilio_hpc.launch.controller.rendezvous import NodeCounts
+from resilio_hpc.launch.controller.facts.recovery_policy import Budgets, Failure, World, decide
+from resilio_hpc.launch.controller.facts.rendezvous import NodeCounts
 from resilio_hpc.launch.protocol.messages import RankFailure
 from resilio_hpc.launch.protocol.root_cause import is_consequence, origin
 from tests.support.environments import ROOT

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.ckpt.format.own_copy import OwnCopy
-from resilio_hpc.launch.controller.rendezvous import (
+from resilio_hpc.launch.controller.facts.rendezvous import (
     AvailableNode,
     NodeCounts,
     by_switch,

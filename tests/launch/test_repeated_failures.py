@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S, Repeatable, repeatable
+from resilio_hpc.launch.controller.facts.repeated_failure import SURVIVED_S, Repeatable, repeatable
 from resilio_hpc.launch.protocol.messages import RankFailure
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch.controller.replica_placement import in_memory
+from resilio_hpc.launch.controller.checkpoints.replica_placement import in_memory
 from resilio_hpc.launch.protocol import messages as m
 
 LIFE = (1, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from resilio_hpc.launch.controller.replica_sweeps import MOST_SWEEPS, ReplicaSweeps, SweepResult
+from resilio_hpc.launch.controller.checkpoints.replica_sweeps import MOST_SWEEPS, ReplicaSweeps, SweepResult
 from resilio_hpc.launch.protocol.correctness_messages import EqualReplicas, ReplicasDigested
 
 PARTS = 4

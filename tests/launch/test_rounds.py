@@ -8,7 +8,7 @@ import pytest
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.controller.state import Record
+from resilio_hpc.launch.controller.facts.state import Record
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.network import Connection

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from resilio_hpc.launch.controller.facts.state import Phase
 from resilio_hpc.launch.controller.run_metrics import PHASES, RunMetrics
-from resilio_hpc.launch.controller.state import Phase
 from resilio_hpc.metrics.schema import PARTS
 from tests.support.virtual_cluster.world import World
 

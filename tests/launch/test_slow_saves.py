@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
-from resilio_hpc.launch.controller.slow_saves import LEAST_S, SlowSaves
+from resilio_hpc.launch.controller.checkpoints.slow_saves import LEAST_S, SlowSaves
 from resilio_hpc.launch.protocol import messages as m
 
 RECORD = ShardRecord(0, "node-0.h5", 1, "own", ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch.controller.stopping import MARGIN_STEPS, StopAgreement
+from resilio_hpc.launch.controller.members.stopping import MARGIN_STEPS, StopAgreement
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import UNIX_0, World
 

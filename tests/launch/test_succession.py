@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.state import Clock
+from resilio_hpc.launch.controller.facts.state import Clock
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import first_membership
 from resilio_hpc.launch.protocol.vote import Term

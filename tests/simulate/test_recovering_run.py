@@ -11,9 +11,10 @@ import pytest
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.events.rungs import Rung
 from resilio_hpc.launch.chain import continuation_policy
-from resilio_hpc.launch.controller import recovery_policy, replica_placement
-from resilio_hpc.launch.controller.recovery_policy import RecoveryPlan
-from resilio_hpc.launch.controller.replica_placement import RestoreChoice
+from resilio_hpc.launch.controller.checkpoints import replica_placement
+from resilio_hpc.launch.controller.checkpoints.replica_placement import RestoreChoice
+from resilio_hpc.launch.controller.facts import recovery_policy
+from resilio_hpc.launch.controller.facts.recovery_policy import RecoveryPlan
 from resilio_hpc.launch.protocol.failure_class import classify
 from resilio_hpc.launch.protocol.message_parts import RestorePoint
 from resilio_hpc.report.accounting.causes import TimeCause

@@ -22,11 +22,20 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     "launch": {
         "supervisor": "cli resize chain allocation notify rundir protocol config process",
         "cli": "resize chain allocation workers gpus config",
-        "agent": "chain controller consensus workers workers.mpi notify gpus rundir protocol config process",
+        "agent": (
+            "chain controller controller.facts consensus workers workers.mpi notify gpus rundir protocol config process"
+        ),
         "resize": "chain rundir config process",
         "chain": "allocation rundir protocol config process",
         "allocation": "rundir config process",
-        "controller": "consensus environment rundir protocol config process",
+        "controller": (
+            "controller.members controller.checkpoints controller.faults controller.facts consensus rundir protocol "
+            "config process"
+        ),
+        "controller.members": "controller.checkpoints controller.facts environment protocol config",
+        "controller.checkpoints": "controller.facts protocol config",
+        "controller.faults": "controller.facts consensus rundir protocol config",
+        "controller.facts": "rundir protocol config",
         "consensus": "protocol",
         "workers.mpi": "workers rundir protocol process",
         "workers": "rundir protocol config process",

@@ -18,7 +18,7 @@ from resilio_hpc.ckpt.coordination.agent_link import AgentLink
 from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.rank_link import Finished, Section, StepDone, StopAck, StopAt, StopConfirmed, Stopped
-from resilio_hpc.launch.controller.stopping import StopAgreement
+from resilio_hpc.launch.controller.members.stopping import StopAgreement
 from resilio_hpc.train import Run
 from resilio_hpc.train import run as run_module
 from resilio_hpc.train.agreed_stop import AgreedStop

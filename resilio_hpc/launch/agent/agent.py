@@ -30,9 +30,9 @@ from resilio_hpc.launch.agent.local_services import LocalServices
 from resilio_hpc.launch.agent.own_job import OwnJob
 from resilio_hpc.launch.chain import orphaned_job
 from resilio_hpc.launch.config.agent_settings import AGENT_FAILED, AGENT_LIVES, AgentSettings
+from resilio_hpc.launch.controller.facts.state import controller_config
 from resilio_hpc.launch.controller.host import ControllerHost
 from resilio_hpc.launch.controller.run_metrics import RunMetrics
-from resilio_hpc.launch.controller.state import controller_config
 from resilio_hpc.launch.notify.notify import Notifier
 from resilio_hpc.launch.process import announce, process_tree
 from resilio_hpc.launch.process.helper_watch import HelperWatch

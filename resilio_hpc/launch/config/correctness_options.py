@@ -12,7 +12,7 @@ OnCorruption = Literal["report", "stop", "restore"]
 
 @dataclass(frozen=True)
 class CorrectnessOptions:
-    """``on_corruption``: the rules are in ``launch/controller/replica_check``."""
+    """``on_corruption``: the rules are in ``launch/controller/checkpoints/replica_check``."""
 
     on_corruption: OnCorruption = failures_flag(
         "replicas whose parameters or optimizer states are not the same any more; report: in the ledger; stop: the run "

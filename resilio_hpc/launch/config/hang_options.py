@@ -12,7 +12,7 @@ CONTAINERS = ("apptainer", "singularity", "shifter", "podman", "docker", "enroot
 
 @dataclass(frozen=True)
 class HangOptions:
-    """``timeout_s``: None, where it is learned from the run (``launch/controller/hangs``)."""
+    """``timeout_s``: None, where it is learned from the run (``launch/controller/faults/hangs``)."""
 
     timeout_s: float | None = failures_flag(
         "seconds without a step before ranks are restarted whose hang may still end by itself; a certain one (a "

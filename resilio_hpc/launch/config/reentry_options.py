@@ -12,7 +12,7 @@ RestartPolicy = Literal["in-process", "failed", "all"]
 
 @dataclass(frozen=True)
 class ReentryOptions:
-    """``restart_policy``: the rules are in ``launch/agent/kept_ranks`` and ``launch/controller/rank_restarts``.
+    """``restart_policy``: the rules are in ``launch/agent/kept_ranks`` and ``launch/controller/faults/rank_restarts``.
 
     ``spare_ranks``: of each node, see ``launch/workers/standby_ranks``.
     """

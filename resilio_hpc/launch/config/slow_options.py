@@ -12,7 +12,7 @@ SlowRanks = Literal["observe", "act"]
 
 @dataclass(frozen=True)
 class SlowOptions:
-    """``slow_ranks``: the rules are in ``launch/controller/slow_ranks``."""
+    """``slow_ranks``: the rules are in ``launch/controller/faults/slow_ranks``."""
 
     slow_ranks: SlowRanks = failures_flag(
         "ranks that become slower than before, and than the others; observe: they are reported, with the cause where "

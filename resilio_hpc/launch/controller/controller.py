@@ -17,26 +17,26 @@ from collections.abc import Callable
 
 from typing_extensions import assert_never
 
-from resilio_hpc.launch.controller import intents as i
-from resilio_hpc.launch.controller.checkpoint_phase import CheckpointMessage, CheckpointPhase
-from resilio_hpc.launch.controller.environment import Environments
-from resilio_hpc.launch.controller.failures import Failures
-from resilio_hpc.launch.controller.gathering import Gathering
-from resilio_hpc.launch.controller.hangs import Hangs
-from resilio_hpc.launch.controller.leadership import Leadership
-from resilio_hpc.launch.controller.membership_change import MembershipChange
-from resilio_hpc.launch.controller.memory_alerts import MemoryAlerts
-from resilio_hpc.launch.controller.node_tests import NodeTests
-from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.presence import Presence
-from resilio_hpc.launch.controller.replica_check import ReplicaCheck
+from resilio_hpc.launch.controller.checkpoints.checkpoint_phase import CheckpointMessage, CheckpointPhase
+from resilio_hpc.launch.controller.checkpoints.replica_check import ReplicaCheck
+from resilio_hpc.launch.controller.facts import intents as i
+from resilio_hpc.launch.controller.facts.outbox import Outbox
+from resilio_hpc.launch.controller.facts.run_state import RunState
+from resilio_hpc.launch.controller.facts.state import Action, Clock, ControllerConfig, KnownAgent, Phase, RunHistory
+from resilio_hpc.launch.controller.faults.failures import Failures
+from resilio_hpc.launch.controller.faults.hangs import Hangs
+from resilio_hpc.launch.controller.faults.memory_alerts import MemoryAlerts
+from resilio_hpc.launch.controller.faults.slow_ranks import SlowRanks
+from resilio_hpc.launch.controller.members.environment import Environments
+from resilio_hpc.launch.controller.members.gathering import Gathering
+from resilio_hpc.launch.controller.members.leadership import Leadership
+from resilio_hpc.launch.controller.members.membership_change import MembershipChange
+from resilio_hpc.launch.controller.members.node_tests import NodeTests
+from resilio_hpc.launch.controller.members.presence import Presence
+from resilio_hpc.launch.controller.members.shutdown import Shutdown
+from resilio_hpc.launch.controller.members.stop_phase import StopPhase
+from resilio_hpc.launch.controller.members.voters import Voters
 from resilio_hpc.launch.controller.rounds import Rounds
-from resilio_hpc.launch.controller.run_state import RunState
-from resilio_hpc.launch.controller.shutdown import Shutdown
-from resilio_hpc.launch.controller.slow_ranks import SlowRanks
-from resilio_hpc.launch.controller.state import Action, Clock, ControllerConfig, KnownAgent, Phase, RunHistory
-from resilio_hpc.launch.controller.stop_phase import StopPhase
-from resilio_hpc.launch.controller.voters import Voters
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import Term
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from resilio_hpc.core.wire import Counters
-from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.facts.run_state import RunState
 from resilio_hpc.launch.protocol import messages as m
 
 

@@ -20,12 +20,10 @@ from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.consensus.connections import Callers, speaks_for
 from resilio_hpc.launch.consensus.succession_ports import LivesIn
+from resilio_hpc.launch.controller.checkpoints.slow_saves import SlowSaves
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.controller_status import status
-from resilio_hpc.launch.controller.lease_guard import LinkGuard
-from resilio_hpc.launch.controller.prober_host import ProberHost
-from resilio_hpc.launch.controller.slow_saves import SlowSaves
-from resilio_hpc.launch.controller.state import (
+from resilio_hpc.launch.controller.facts.state import (
     Action,
     ClaimWitness,
     Clock,
@@ -39,6 +37,8 @@ from resilio_hpc.launch.controller.state import (
     Send,
     StepDown,
 )  # fmt: skip
+from resilio_hpc.launch.controller.lease_guard import LinkGuard
+from resilio_hpc.launch.controller.prober_host import ProberHost
 from resilio_hpc.launch.controller.verdict_writer import VerdictWriter
 from resilio_hpc.launch.process.announce import announcement
 from resilio_hpc.launch.protocol import messages as m

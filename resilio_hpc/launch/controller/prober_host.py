@@ -14,10 +14,10 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.diagnose import in_run
 from resilio_hpc.diagnose.policy import PairPolicy, pair_policy
 from resilio_hpc.diagnose.result import CheckResult
-from resilio_hpc.launch.controller import drill_orders
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.intents import PauseAndTest
-from resilio_hpc.launch.controller.state import Action, EndTest, RunTest, StartTest, TestAction
+from resilio_hpc.launch.controller.facts.intents import PauseAndTest
+from resilio_hpc.launch.controller.facts.state import Action, EndTest, RunTest, StartTest, TestAction
+from resilio_hpc.launch.controller.faults import drill_orders
 from resilio_hpc.launch.process.child_link import ChildLink
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.rundir import user_orders

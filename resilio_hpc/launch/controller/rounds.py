@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.config.mode import Mode
-from resilio_hpc.launch.controller.checkpoint_phase import CheckpointPhase
-from resilio_hpc.launch.controller.intents import (
+from resilio_hpc.launch.controller.checkpoints.checkpoint_phase import CheckpointPhase
+from resilio_hpc.launch.controller.checkpoints.round_layouts import RoundLayouts
+from resilio_hpc.launch.controller.facts.intents import (
     EndRun,
     EndStopped,
     Intend,
@@ -19,11 +20,10 @@ from resilio_hpc.launch.controller.intents import (
     StartingRanks,
     TestSuspects,
 )
-from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.repeated_failure import again_reason
-from resilio_hpc.launch.controller.round_layouts import RoundLayouts
-from resilio_hpc.launch.controller.run_state import RunState
-from resilio_hpc.launch.controller.state import KnownAgent, Phase
+from resilio_hpc.launch.controller.facts.outbox import Outbox
+from resilio_hpc.launch.controller.facts.repeated_failure import again_reason
+from resilio_hpc.launch.controller.facts.run_state import RunState
+from resilio_hpc.launch.controller.facts.state import KnownAgent, Phase
 from resilio_hpc.launch.protocol import messages as m
 
 AGAIN_S = 1.0  # seconds after which an order without an answer is repeated: a broken connection may have lost it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.state import Phase
+from resilio_hpc.launch.controller.facts.state import Phase
 
 PHASES = tuple(Phase)
 

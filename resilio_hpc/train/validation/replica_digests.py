@@ -2,7 +2,7 @@
 
 At each step boundary one part is digested, so that a sweep over all parts costs little in each step. All replicas
 digest the same part at the same boundary. At a sweep's end the digests go to the agent, and the controller compares
-them (``launch/controller/replica_check``). No rank waits for another one, so nothing can block.
+them (``launch/controller/checkpoints/replica_check``). No rank waits for another one, so nothing can block.
 """
 
 from __future__ import annotations

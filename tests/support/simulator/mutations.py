@@ -15,14 +15,15 @@ from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.consensus import connections
 from resilio_hpc.launch.consensus.candidate import Election
 from resilio_hpc.launch.consensus.state import ElectionState
-from resilio_hpc.launch.controller import replica_placement, voters
-from resilio_hpc.launch.controller.checkpoint_phase import CheckpointPhase
+from resilio_hpc.launch.controller.checkpoints import replica_placement
+from resilio_hpc.launch.controller.checkpoints.checkpoint_phase import CheckpointPhase
+from resilio_hpc.launch.controller.checkpoints.replica_placement import InMemory
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.failures import Failures
-from resilio_hpc.launch.controller.presence import Presence
-from resilio_hpc.launch.controller.replica_placement import InMemory
+from resilio_hpc.launch.controller.facts.run_state import LEASE_SHARE, RunState
+from resilio_hpc.launch.controller.faults.failures import Failures
+from resilio_hpc.launch.controller.members import voters
+from resilio_hpc.launch.controller.members.presence import Presence
 from resilio_hpc.launch.controller.rounds import Rounds
-from resilio_hpc.launch.controller.run_state import LEASE_SHARE, RunState
 from resilio_hpc.launch.protocol import membership
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import Membership

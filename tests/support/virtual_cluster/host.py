@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 from resilio_hpc.launch.consensus.connections import Callers
 from resilio_hpc.launch.controller import verdict_writer
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.host import STATUS_INTERVAL_S
-from resilio_hpc.launch.controller.intents import PauseAndTest
-from resilio_hpc.launch.controller.lease_guard import LinkGuard
-from resilio_hpc.launch.controller.state import (
+from resilio_hpc.launch.controller.facts.intents import PauseAndTest
+from resilio_hpc.launch.controller.facts.state import (
     Action,
     ClaimWitness,
     Clock,
@@ -27,6 +25,8 @@ from resilio_hpc.launch.controller.state import (
     StartTest,
     StepDown,
 )
+from resilio_hpc.launch.controller.host import STATUS_INTERVAL_S
+from resilio_hpc.launch.controller.lease_guard import LinkGuard
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from resilio_hpc.launch.rundir.limit_files import KeptLimits

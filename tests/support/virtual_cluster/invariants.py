@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.controller.checkpoint_phase import SETTLE_S
+from resilio_hpc.launch.controller.checkpoints.checkpoint_phase import SETTLE_S
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER, quorum_since

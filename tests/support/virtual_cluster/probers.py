@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from resilio_hpc.diagnose.result import CheckResult, NodeResult
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.state import Action, EndTest, RunTest, StartTest, TestAction
+from resilio_hpc.launch.controller.facts.state import Action, EndTest, RunTest, StartTest, TestAction
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.world import World

@@ -9,10 +9,10 @@ from typing import Any
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.intents import PauseAndTest
+from resilio_hpc.launch.controller.facts.intents import PauseAndTest
+from resilio_hpc.launch.controller.facts.rendezvous import NodeCounts
+from resilio_hpc.launch.controller.facts.state import ControllerConfig
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
-from resilio_hpc.launch.controller.rendezvous import NodeCounts
-from resilio_hpc.launch.controller.state import ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import VoteRecord
 from resilio_hpc.launch.workers.local_rank import LocalRank
