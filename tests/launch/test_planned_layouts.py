@@ -183,6 +183,27 @@ def test_what_another_layout_left_in_memory_is_not_restored() -> None:
     assert kinds == [4, 2]
 
 
+def test_a_new_controller_knows_which_steps_in_memory_are_of_another_layout() -> None:
+    plan = replace(PLAN, rows=(*PLAN.rows, row(16, "h100", 2, 1, 4)))
+    config = ControllerConfig(NodeCounts(1, 3), NODES, plan=plan)
+
+    def controller(epoch: int) -> RunState:
+        return RunState(config, Term(epoch, "n1", "n1:1", first_membership(NODES)), Clock(lambda: 0.0, lambda: 0.0))
+
+    def round_of(run: RunState, *nodes: str) -> None:
+        run.set_members(tuple(m.Member(node, place, node, 8, 8 * place) for place, node in enumerate(nodes)))
+
+    first, second, third = controller(1), controller(2), controller(3)
+    round_of(first, "n1", "n3")  # with the a100
+    RoundLayouts(first, Outbox(())).start(-1)
+    second.adopt(first.round_state())
+    round_of(second, "n1", "n2")  # as many ranks, all h100
+    assert of_another_layout(second, [5, 7]) == {5, 7}
+    RoundLayouts(second, Outbox(())).start(5)
+    third.adopt(second.round_state())
+    assert of_another_layout(third, [5, 7]) == {5}
+
+
 # -- what the checkpoint allows ----------------------------------------------------------------------------------------
 
 

@@ -139,6 +139,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suspects: tuple[Node, ...] = ()  # nodes whose own fault ended a round
     flagged: tuple[Node, ...] = ()  # nodes that a test found bad or slow
     verified: tuple[Count, ...] = ()  # committed steps after which replicas were equal
+    old_layout_until: Count = -1  # steps in memory up to here may be of another layout than the round's
 
     @property
     def life(self) -> Life:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resilio_hpc.launch.config.planned_layouts import LayoutPlan, PlannedLayout, layout_fields
+from resilio_hpc.launch.config.planned_layouts import layout_fields
 from resilio_hpc.launch.controller.facts.outbox import Outbox
 from resilio_hpc.launch.controller.facts.run_state import RunState
-
-
-def layout_now(run: RunState) -> PlannedLayout | None:
-    """Return the layout of the round's members; None where nothing was planned."""
-    plan: LayoutPlan = run.config.plan
-    return plan.of(run.world_size, plan.gpu_among([member.node for member in run.members]))
 
 
 def of_another_layout(run: RunState, steps: Iterable[int]) -> set[int]:
@@ -20,7 +14,7 @@ def of_another_layout(run: RunState, steps: Iterable[int]) -> set[int]:
 
     Nodes with another type of GPU may take the places of others: the ranks are as many, and their parts differ.
     """
-    now, before = layout_now(run), run.started_layout
+    now, before = run.layout, run.started_layout
     if now is None or before is None:
         return set()
     if now.ranks == before.ranks and now.values != before.values:
@@ -42,7 +36,7 @@ class RoundLayouts:
         which may be of the former layout.
         """
         run = self._run
-        layout, before = layout_now(run), run.started_layout
+        layout, before = run.layout, run.started_layout
         if layout is None or layout == before:
             return
         if before is not None and layout.values != before.values:

@@ -253,6 +253,12 @@ class RunState:
         self.committed_steps |= set(committed)
         self.committed_steps -= {copy.step for copy in self.bad_copies if copy.source is Tier.COMMITTED}
 
+    @property
+    def layout(self) -> PlannedLayout | None:
+        """Return the planned layout of the round's members; None where nothing was planned."""
+        plan = self.config.plan
+        return plan.of(self.world_size, plan.gpu_among([each.node for each in self.members])) if self.members else None
+
     # -- for the next controller -------------------------------------------------------------------------------
 
     def round_state(self) -> m.RoundState:
@@ -262,7 +268,7 @@ class RunState:
             tuple(sorted(self.committed_steps)), tuple(sorted(self.lost)), tuple(self.bad_copies),
             tuple(sorted(self.left)), self.steps_reported, tuple(sorted(self.losses.items())),
             self.broke_before.to_text() if self.broke_before is not None else "", tuple(sorted(self.suspects)),
-            tuple(sorted(self.flagged)), tuple(sorted(self.verified_steps)),
+            tuple(sorted(self.flagged)), tuple(sorted(self.verified_steps)), self.old_layout_until,
         )  # fmt: skip
 
     def adopt(self, last: m.RoundState) -> None:
@@ -281,3 +287,4 @@ class RunState:
         self.steps_reported = self.steps_reported or last.steps_reported
         self.broke_before = Repeatable.from_text(last.broken_by)
         self.suspects |= set(last.suspects)
+        self.started_layout, self.old_layout_until = self.layout, last.old_layout_until
