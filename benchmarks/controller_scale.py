@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.launch.agent.heartbeat import beat_interval_s
+from resilio_hpc.launch.agent.decisions.heartbeat import beat_interval_s
 
 HERE = Path(__file__).parent
 STEADY_S = 8.0

@@ -13,7 +13,7 @@ import zmq
 
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import WireError
-from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.decisions.agent_core import AgentCore
 from resilio_hpc.launch.controller.facts.rendezvous import NodeCounts
 from resilio_hpc.launch.controller.facts.state import ControllerConfig
 from resilio_hpc.launch.controller.host import ControllerHost

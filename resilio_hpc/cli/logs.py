@@ -181,7 +181,7 @@ def _print_head(log: RankLog) -> None:
 
 def _lines_of(path: Path, most: int | None) -> Iterator[bytes]:
     """Yield the last lines of a file, or all of them, piece by piece: a file may be larger than memory."""
-    from resilio_hpc.launch.workers.log_tail import Lines
+    from resilio_hpc.launch.workers.output.log_tail import Lines
     from resilio_hpc.report.rank_logs import last_lines
 
     try:
@@ -199,7 +199,7 @@ def _lines_of(path: Path, most: int | None) -> Iterator[bytes]:
 
 def _write(line: bytes, head: str = "") -> None:
     """Write one line: colours stay on a terminal, and end with the line."""
-    from resilio_hpc.launch.workers.log_tail import printable as harmless
+    from resilio_hpc.launch.workers.output.log_tail import printable as harmless
 
     text = harmless(line).decode(errors="replace")
     if "\x1b" in text and not sys.stdout.isatty():
@@ -259,7 +259,7 @@ class _Tail:
     """One file, as it grows. ``last``: begin with so many last lines; None: with the first."""
 
     def __init__(self, log: RankLog, last: int | None) -> None:
-        from resilio_hpc.launch.workers.log_tail import Lines
+        from resilio_hpc.launch.workers.output.log_tail import Lines
 
         self._head = f"[rank {log.rank}] "
         self._log, self._lines, self._at = log, Lines(), 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.doctor.finding import DoctorFinding, DoctorView, failed, not_here, notice, ok, warning
 from resilio_hpc.launch.gpus.devices import local_world_size, read_devices
-from resilio_hpc.launch.workers import open_files
+from resilio_hpc.launch.workers.forking import open_files
 
 if TYPE_CHECKING:
     from resilio_hpc.prolog_epilog.checks.clock import ClockState

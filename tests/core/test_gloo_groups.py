@@ -10,7 +10,7 @@ import pytest
 
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.process import run
-from resilio_hpc.launch.workers import rank_main
+from resilio_hpc.launch.workers.forking import rank_main
 from tests.support.environments import SUPPORT, scrubbed
 from tests.support.waiting import PATIENCE_S
 

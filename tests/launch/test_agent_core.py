@@ -7,7 +7,7 @@ import pytest
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 from resilio_hpc.events.event_text import words
-from resilio_hpc.launch.agent.heartbeat import beat_interval_s
+from resilio_hpc.launch.agent.decisions.heartbeat import beat_interval_s
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World

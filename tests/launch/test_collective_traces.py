@@ -11,7 +11,7 @@ import pytest
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.agent import collective_traces
 from resilio_hpc.launch.agent.collective_traces import DUMP, keep, variables
-from resilio_hpc.launch.workers.load_time_variables import differing
+from resilio_hpc.launch.workers.forking.load_time_variables import differing
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 

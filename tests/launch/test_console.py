@@ -12,9 +12,9 @@ import pytest
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.streams import Std
-from resilio_hpc.launch.workers.console import Console, RankLogs
-from resilio_hpc.launch.workers.log_tail import MAX_LINE_BYTES, PROGRESS_EVERY_S
-from resilio_hpc.launch.workers.shown_streams import shown
+from resilio_hpc.launch.workers.output.console import Console, RankLogs
+from resilio_hpc.launch.workers.output.log_tail import MAX_LINE_BYTES, PROGRESS_EVERY_S
+from resilio_hpc.launch.workers.output.shown_streams import shown
 
 
 def options(**changes: object) -> LaunchOptions:

@@ -16,7 +16,7 @@ from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.tiers import local_disk
 from resilio_hpc.ckpt.tiers.peer_disks import PeerDisks
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.agent.disk_link import MAX_DEATHS, DiskLink
+from resilio_hpc.launch.agent.snapshots.disk_link import MAX_DEATHS, DiskLink
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.waiting import until

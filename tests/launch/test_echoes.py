@@ -13,8 +13,8 @@ from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.protocol.messages import Cause
 from resilio_hpc.launch.protocol.root_cause import place_of
-from resilio_hpc.launch.workers.console import Console, RankLogs
-from resilio_hpc.launch.workers.echoes import HOLD_S, MOST_BYTES
+from resilio_hpc.launch.workers.output.console import Console, RankLogs
+from resilio_hpc.launch.workers.output.echoes import HOLD_S, MOST_BYTES
 
 KILLED = Cause("n1", 0)
 RESET = "Connection reset by peer"

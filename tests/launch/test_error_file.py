@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.rank_error import write_error
-from resilio_hpc.launch.workers.error_file import MAX_BYTES, describe_exit, parse_error, read_error
+from resilio_hpc.launch.workers.output.error_file import MAX_BYTES, describe_exit, parse_error, read_error
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 

@@ -8,7 +8,7 @@ import pytest
 
 from resilio_hpc.launch.config.hang_options import HangOptions
 from resilio_hpc.launch.workers import interception
-from resilio_hpc.launch.workers.load_time_variables import differing
+from resilio_hpc.launch.workers.forking.load_time_variables import differing
 from resilio_hpc.launch.workers.rank_env import rank_environment
 from resilio_hpc.native import intercept
 

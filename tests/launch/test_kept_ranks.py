@@ -11,9 +11,9 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.agent.kept_ranks import ANSWER_S, ENTER_S, LEAVE_S, MOST_FRUITLESS, KeptRanks
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_reentry import RankReentry
-from resilio_hpc.launch.workers.spawner_messages import RankCommand
 
 MEMBER = m.Member("n1", 0, "n1", 3, 0)
 

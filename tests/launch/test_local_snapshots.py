@@ -21,8 +21,8 @@ from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Stage
-from resilio_hpc.launch.agent.local_snapshots import REPLACED, SAVED_AGAIN_S, LocalSnapshots
-from resilio_hpc.launch.agent.saver_link import SaverRequest
+from resilio_hpc.launch.agent.snapshots.local_snapshots import REPLACED, SAVED_AGAIN_S, LocalSnapshots
+from resilio_hpc.launch.agent.snapshots.saver_link import SaverRequest
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.protocol import messages as m
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.workers.forking.spawner_messages import Exited, SpawnerEvent
 from resilio_hpc.launch.workers.mpi.ranks import KILLED_WITH_STEP, MpiRanks
 from resilio_hpc.launch.workers.mpi.tasks import STEP_KILLED
 from resilio_hpc.launch.workers.rank_owner import StopHow
-from resilio_hpc.launch.workers.spawner_messages import Exited, SpawnerEvent
 
 
 class FakeSpawner:

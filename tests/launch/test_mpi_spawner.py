@@ -7,9 +7,7 @@ import os
 import signal
 
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers.mpi.spawner import RANK_VARIABLE
-from resilio_hpc.launch.workers.mpi.tasks import STEP_KILLED
-from resilio_hpc.launch.workers.spawner_messages import (
+from resilio_hpc.launch.workers.forking.spawner_messages import (
     AllStopped,
     Exited,
     RankCommand,
@@ -17,6 +15,8 @@ from resilio_hpc.launch.workers.spawner_messages import (
     Started,
     StoreReady,
 )
+from resilio_hpc.launch.workers.mpi.spawner import RANK_VARIABLE
+from resilio_hpc.launch.workers.mpi.tasks import STEP_KILLED
 from tests.support.launch.mpi_bench import MEMBER, WAIT, Bench, bench, gone
 from tests.support.waiting import PATIENCE_S
 

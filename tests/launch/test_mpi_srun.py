@@ -7,7 +7,7 @@ import signal
 import sys
 
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.workers.spawner_messages import (
+from resilio_hpc.launch.workers.forking.spawner_messages import (
     AllStopped,
     Exited,
     SpawnFailed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from resilio_hpc.diagnose.causes.pattern_table import CauseClass, find
-from resilio_hpc.launch.workers.oom_kills import SAME_S, OomKills
+from resilio_hpc.launch.workers.output.oom_kills import SAME_S, OomKills
 
 JOB = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7"
 

@@ -12,7 +12,7 @@ from tests.support.waiting import PATIENCE_S
 PROGRAM = """
 import resource
 from resilio_hpc.core.errors import LaunchError
-from resilio_hpc.launch.workers import open_files
+from resilio_hpc.launch.workers.forking import open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
 before = open_files.raise_limit()
 assert (before, resource.getrlimit(resource.RLIMIT_NOFILE)) == (500, (600, 600))

@@ -13,8 +13,8 @@ import pytest
 
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.agent import partner_copies
-from resilio_hpc.launch.agent.partner_copies import SILENT_S
+from resilio_hpc.launch.agent.snapshots import partner_copies
+from resilio_hpc.launch.agent.snapshots.partner_copies import SILENT_S
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.launch.copying_node import Node, start
 

@@ -12,7 +12,7 @@ import pytest
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
+from resilio_hpc.launch.agent.snapshots.read_ahead_link import ReadAheadLink
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound

@@ -13,7 +13,7 @@ import pytest
 
 from resilio_hpc.ckpt.replication.replica_copies import LEAST_BYTES
 from resilio_hpc.ckpt.snapshot import arena
-from resilio_hpc.launch.agent.replica_schedule import AGAIN_S
+from resilio_hpc.launch.agent.snapshots.replica_schedule import AGAIN_S
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.message_parts import Partner

@@ -19,8 +19,8 @@ from resilio_hpc.ckpt.saver import messages
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
-from resilio_hpc.launch.agent import saver_link
-from resilio_hpc.launch.agent.saver_link import SaverLink
+from resilio_hpc.launch.agent.snapshots import saver_link
+from resilio_hpc.launch.agent.snapshots.saver_link import SaverLink
 from tests.support.waiting import until
 
 NODES = 3000

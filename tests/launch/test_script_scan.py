@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.workers.preload import own_places
-from resilio_hpc.launch.workers.script_scan import UNKNOWN, files_of_module, settings
+from resilio_hpc.launch.workers.forking.preload import own_places
+from resilio_hpc.launch.workers.forking.script_scan import UNKNOWN, files_of_module, settings
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 SETS = "import os\nos.environ['TORCH_LOGS'] = 'x'\n"

@@ -17,7 +17,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.rank_error import write_error
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.workers import spawner_messages as sm
+from resilio_hpc.launch.workers.forking import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.standby_ranks import MOST_LOST, StandbyRanks
 from resilio_hpc.train.run import _attach

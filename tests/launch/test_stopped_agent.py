@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.workers.stopped_agent import LOOK_S, StoppedAgent
+from resilio_hpc.launch.workers.forking.stopped_agent import LOOK_S, StoppedAgent
 
 PID = 77
 

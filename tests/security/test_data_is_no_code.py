@@ -15,9 +15,9 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "she
 FORBIDDEN_CALLS = {"eval", "os.system", "os.popen", "torch.load", "yaml.load", "subprocess.getoutput", "numpy.load"}
 BECOMING_SOMEBODY = {"os.setuid", "os.seteuid", "os.setreuid", "os.setresuid", "os.setgid", "os.setgroups"}
 RUNS_THE_USERS_OWN_PROGRAM = {
-    "launch/workers/rank_main.py",
-    "launch/workers/forked_child.py",
-    "launch/workers/zygote.py",
+    "launch/workers/forking/rank_main.py",
+    "launch/workers/forking/forked_child.py",
+    "launch/workers/forking/zygote.py",
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from resilio_hpc.cli import main as commands
 from resilio_hpc.core.errors import Untrusted
 from resilio_hpc.core.ledger import Ledger, LedgerReader, read_ledger
-from resilio_hpc.launch.agent.saver_link import SaverLink
+from resilio_hpc.launch.agent.snapshots.saver_link import SaverLink
 from resilio_hpc.launch.chain import handover, joining
 from resilio_hpc.launch.rundir import (
     chain_order,

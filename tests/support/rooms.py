@@ -21,10 +21,13 @@ NO_FACE = "(none)"
 ALLOWED: Mapping[str, Mapping[str, str]] = {
     "launch": {
         "supervisor": "cli resize chain allocation notify rundir protocol config process",
-        "cli": "resize chain allocation workers gpus config",
+        "cli": "resize chain allocation workers workers.forking gpus config",
         "agent": (
-            "chain controller controller.facts consensus workers workers.mpi notify gpus rundir protocol config process"
+            "agent.snapshots agent.decisions chain controller controller.facts consensus workers workers.forking "
+            "workers.mpi notify gpus rundir protocol config process"
         ),
+        "agent.snapshots": "agent.decisions workers protocol config process",
+        "agent.decisions": "consensus workers protocol config",
         "resize": "chain rundir config process",
         "chain": "allocation rundir protocol config process",
         "allocation": "rundir config process",
@@ -37,8 +40,10 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "controller.faults": "controller.facts consensus rundir protocol config",
         "controller.facts": "rundir protocol config",
         "consensus": "protocol",
-        "workers.mpi": "workers rundir protocol process",
-        "workers": "rundir protocol config process",
+        "workers.mpi": "workers workers.forking rundir protocol process",
+        "workers": "workers.forking workers.output rundir protocol config process",
+        "workers.forking": "process",
+        "workers.output": "protocol config",
         "notify": "rundir protocol process",
         "rundir": "protocol config process",
         "gpus": "process",

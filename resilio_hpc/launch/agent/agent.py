@@ -20,14 +20,14 @@ from resilio_hpc.core.errors import LaunchError, ResilioError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.events.event_text import words
-from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.agent.agent_files import AgentFiles, tell_supervisor
 from resilio_hpc.launch.agent.caught_signals import CaughtSignals
 from resilio_hpc.launch.agent.controller_connection import ControllerConnection
+from resilio_hpc.launch.agent.decisions.agent_core import AgentCore
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
-from resilio_hpc.launch.agent.disk_link import DiskLink
 from resilio_hpc.launch.agent.local_services import LocalServices
 from resilio_hpc.launch.agent.own_job import OwnJob
+from resilio_hpc.launch.agent.snapshots.disk_link import DiskLink
 from resilio_hpc.launch.chain import orphaned_job
 from resilio_hpc.launch.config.agent_settings import AGENT_FAILED, AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.controller.facts.state import controller_config
@@ -42,7 +42,7 @@ from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 from resilio_hpc.launch.rundir import directory_locks, identity, stale_directories
 from resilio_hpc.launch.rundir.node_memory import NodeMemory
 from resilio_hpc.launch.rundir.storage import Storage
-from resilio_hpc.launch.workers import open_files
+from resilio_hpc.launch.workers.forking import open_files
 from resilio_hpc.launch.workers.node_context import NodeContext
 
 PREDECESSOR_DIES_S = 3.0

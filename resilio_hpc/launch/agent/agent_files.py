@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.decisions.agent_core import AgentCore
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.protocol.vote import EpochRecord
 from resilio_hpc.launch.rundir.storage import Storage

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.decisions.agent_core import AgentCore
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.gpus import eviction
 from resilio_hpc.launch.gpus.device_errors import hardware_error

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.launch.agent.controller_reports import ControllerReports
+from resilio_hpc.launch.agent.decisions.controller_reports import ControllerReports
 from resilio_hpc.launch.process import bootstrap
 from resilio_hpc.launch.process.helper_look import HelperLook
 from resilio_hpc.launch.protocol import messages as m

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from resilio_hpc.core import rank_link
-from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.decisions.node_ranks import NodeRanks
 from resilio_hpc.launch.workers.local_rank import LocalRank
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext

@@ -16,7 +16,7 @@ from resilio_hpc.ckpt.replication import lost_ranks
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.bounded import begin
 from resilio_hpc.core.errors import ResilioError
-from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.decisions.node_ranks import NodeRanks
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_rank import LocalRank
 from resilio_hpc.launch.workers.local_round import LocalRound

@@ -14,20 +14,20 @@ from pathlib import Path
 from resilio_hpc.ckpt.coordination.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.core import bounded, rank_link
 from resilio_hpc.diagnose.causes import known_faults
-from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.agent.collective_traces import CollectiveTraces
+from resilio_hpc.launch.agent.decisions.agent_core import AgentCore
 from resilio_hpc.launch.agent.device_eviction import DeviceEviction
-from resilio_hpc.launch.agent.disk_link import DiskLink
-from resilio_hpc.launch.agent.disk_look import DiskLook
 from resilio_hpc.launch.agent.environment_check import EnvironmentCheck
 from resilio_hpc.launch.agent.kept_ranks import KeptRanks
 from resilio_hpc.launch.agent.last_step import LastStepSaves
-from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.agent.node_metrics import NodeMetrics
 from resilio_hpc.launch.agent.node_probe import NodeProbe
-from resilio_hpc.launch.agent.partner_copies import PartnerCopies
 from resilio_hpc.launch.agent.rank_surroundings import RankSurroundings
-from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
+from resilio_hpc.launch.agent.snapshots.disk_link import DiskLink
+from resilio_hpc.launch.agent.snapshots.disk_look import DiskLook
+from resilio_hpc.launch.agent.snapshots.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.agent.snapshots.partner_copies import PartnerCopies
+from resilio_hpc.launch.agent.snapshots.read_ahead_link import ReadAheadLink
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.drill_messages import Blow

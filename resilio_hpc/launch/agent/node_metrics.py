@@ -17,7 +17,7 @@ import msgspec
 from resilio_hpc.core import bounded
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.events.event_text import words
-from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.decisions.node_ranks import NodeRanks
 from resilio_hpc.launch.process.child_link import ChildLink
 from resilio_hpc.launch.workers import interception
 from resilio_hpc.launch.workers.node_context import NodeContext

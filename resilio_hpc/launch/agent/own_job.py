@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any
 
-from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.decisions.agent_core import AgentCore
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.rundir.storage import Storage
 

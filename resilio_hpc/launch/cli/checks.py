@@ -14,7 +14,7 @@ from resilio_hpc.launch.config.metrics_options import DEFAULT_ADDRESS, HIGHEST_P
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.gpus.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.resize.policy import resize_policy
-from resilio_hpc.launch.workers import open_files
+from resilio_hpc.launch.workers.forking import open_files
 from resilio_hpc.slurm.client.allocation import detect
 
 _RANK_BYTES = 32 * 1024 * 1024  # private memory of a rank forked with torch loaded, before it computes anything

@@ -14,14 +14,14 @@ from resilio_hpc.core.rank_error import without_controls
 from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.workers import spawner_messages as sm
-from resilio_hpc.launch.workers.console import Console
-from resilio_hpc.launch.workers.error_file import read_error
+from resilio_hpc.launch.workers.forking import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
-from resilio_hpc.launch.workers.log_tail import last_line
 from resilio_hpc.launch.workers.lone_restarts import LoneRestarts
 from resilio_hpc.launch.workers.node_context import NodeContext
-from resilio_hpc.launch.workers.oom_kills import OomKills
+from resilio_hpc.launch.workers.output.console import Console
+from resilio_hpc.launch.workers.output.error_file import read_error
+from resilio_hpc.launch.workers.output.log_tail import last_line
+from resilio_hpc.launch.workers.output.oom_kills import OomKills
 from resilio_hpc.launch.workers.rank_accounts import RankAccounts
 from resilio_hpc.launch.workers.rank_commands import RankCommands
 from resilio_hpc.launch.workers.rank_env import RankPlacement, rank_environment

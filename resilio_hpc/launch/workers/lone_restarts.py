@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand
 from resilio_hpc.launch.workers.rank_env import RESTARTS_VARIABLE
-from resilio_hpc.launch.workers.spawner_messages import RankCommand
 
 _COUNT = "TORCHELASTIC_RESTART_COUNT"
 

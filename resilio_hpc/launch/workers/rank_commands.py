@@ -10,10 +10,10 @@ from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.config.slurm_variables import SlurmTask
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.rundir import run_directory
+from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.rank_env import RankPlacement, RoundSetting, cpu_share, rank_argv, rank_variables
 from resilio_hpc.launch.workers.rank_owner import Surroundings
-from resilio_hpc.launch.workers.spawner_messages import RankCommand
 
 
 class RankCommands:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from resilio_hpc.launch.workers.console import RankLogs
 from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.output.console import RankLogs
 from resilio_hpc.launch.workers.rank_env import stack_file
 
 

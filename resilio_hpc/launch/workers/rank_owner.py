@@ -12,7 +12,7 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankWindow
 from resilio_hpc.launch.protocol.messages import End
-from resilio_hpc.launch.workers import spawner_messages as sm
+from resilio_hpc.launch.workers.forking import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
 

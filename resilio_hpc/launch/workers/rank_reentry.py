@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers import load_time_variables
+from resilio_hpc.launch.workers.forking import load_time_variables
+from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand
 from resilio_hpc.launch.workers.rank_server import RankServer
-from resilio_hpc.launch.workers.spawner_messages import RankCommand
 
 _OF_A_PROCESS = (
     "LOCAL_RANK", "RESILIO_LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",

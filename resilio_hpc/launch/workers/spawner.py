@@ -27,7 +27,7 @@ from resilio_hpc.core import interpreter
 from resilio_hpc.core.errors import LaunchError
 from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.process import process_tree, shared_memory
-from resilio_hpc.launch.workers.spawner_messages import (
+from resilio_hpc.launch.workers.forking.spawner_messages import (
     MAX_BYTES,
     AllStopped,
     Command,
@@ -46,7 +46,7 @@ from resilio_hpc.launch.workers.spawner_messages import (
     from_spawner,
     to_spawner,
 )
-from resilio_hpc.launch.workers.zygote import Options
+from resilio_hpc.launch.workers.forking.zygote import Options
 
 __all__ = [
     "AllStopped",
@@ -144,7 +144,7 @@ class Spawner:
                     sys.executable,
                     "-u",
                     "-c",
-                    interpreter.source("launch.workers.zygote"),
+                    interpreter.source("launch.workers.forking.zygote"),
                     msgspec.json.encode(options).decode(),
                 ],
                 stdin=subprocess.DEVNULL,

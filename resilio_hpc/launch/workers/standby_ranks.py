@@ -17,10 +17,10 @@ import msgspec
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers import spawner_messages as sm
-from resilio_hpc.launch.workers.error_file import describe_exit, read_error
+from resilio_hpc.launch.workers.forking import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
+from resilio_hpc.launch.workers.output.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.rank_env import standby_variables
 from resilio_hpc.launch.workers.rank_owner import AnySpawner
 from resilio_hpc.launch.workers.rank_reentry import may_follow

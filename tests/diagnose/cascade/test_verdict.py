@@ -11,7 +11,7 @@ from resilio_hpc.diagnose.cascade.death import Death, death_of
 from resilio_hpc.diagnose.cascade.in_ledger import last_origin
 from resilio_hpc.diagnose.cascade.verdict import CONFIDENT, judge
 from resilio_hpc.diagnose.hangs.rank_sight import GroupSight
-from resilio_hpc.launch.workers.error_file import describe_exit
+from resilio_hpc.launch.workers.output.error_file import describe_exit
 from tests.support.diagnose.cascade_score import deaths_of, older_is_right, outcome
 from tests.support.diagnose.cascades import FAULTS, cascade
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch.workers import forked_child
+from resilio_hpc.launch.workers.forking import forked_child
 
 
 def test_the_spawner_goes_where_ranks_start_before_it_is_ready(tmp_path: Path, make_bench: Callable[..., Any]) -> None:

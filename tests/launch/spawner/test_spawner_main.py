@@ -254,11 +254,11 @@ def test_a_python_of_another_directory_finds_the_package(tmp_path: Path) -> None
     """Neither the working directory nor PYTHONPATH is needed to find this package in a new interpreter."""
     from resilio_hpc.core import interpreter
 
-    source = interpreter.source("launch.workers.zygote").replace(
+    source = interpreter.source("launch.workers.forking.zygote").replace(
         "import main; main()", "import main; print(main.__module__, sys.path)"
     )
     bare = scrubbed()
     del bare["PYTHONPATH"]
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, env=bare, capture_output=True, text=True)
-    assert done.stdout.startswith("resilio_hpc.launch.workers.zygote ["), done.stderr
+    assert done.stdout.startswith("resilio_hpc.launch.workers.forking.zygote ["), done.stderr
     assert "['', " not in done.stdout

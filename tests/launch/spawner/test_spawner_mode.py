@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers import load_time_variables
+from resilio_hpc.launch.workers.forking import load_time_variables
 from resilio_hpc.launch.workers.spawner import RESOLVER_OPTIONS, Exited, SpawnFailed, Started, StoreDied, StoreReady
 from tests.support.environments import ROOT, scrubbed
 from tests.support.waiting import PATIENCE_S
@@ -85,7 +85,7 @@ def test_what_forbids_forking_is_named_in_one_line(tmp_path, source, why) -> Non
     (tmp_path / "torch.py").write_text("initialised = False\nclass cuda: is_initialized = lambda: initialised\n")
     (tmp_path / "bad.py").write_text(source)
     check = (
-        "from resilio_hpc.launch.workers import preload as p; "
+        "from resilio_hpc.launch.workers.forking import preload as p; "
         "print(p.import_all(['bad'], 0) or p.why_not_fork(), end='')"
     )
     env = scrubbed(PYTHONPATH=python_path(tmp_path))
@@ -101,7 +101,7 @@ def python_path(*first: Path) -> str:
 def test_our_own_package_is_preloaded_whole_and_a_users_only_as_far_as_it_imports(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("__all__ = ['gone']\n")
     check = (
-        "import sys; from resilio_hpc.launch.workers import preload as p; "
+        "import sys; from resilio_hpc.launch.workers.forking import preload as p; "
         f"print(p.import_all(['mine', 'resilio_hpc.ckpt'], False, {str(tmp_path)!r}), 'mine' in sys.modules, "
         "'resilio_hpc.ckpt.checkpointer' in sys.modules)"
     )

@@ -17,7 +17,7 @@ from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.agent.partner_copies import PartnerCopies
+from resilio_hpc.launch.agent.snapshots.partner_copies import PartnerCopies
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.protocol import messages as m

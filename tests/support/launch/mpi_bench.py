@@ -16,12 +16,12 @@ import pytest
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.rundir import node_directories
-from resilio_hpc.launch.workers.mpi import step
-from resilio_hpc.launch.workers.mpi.spawner import MpiSpawner
-from resilio_hpc.launch.workers.spawner_messages import (
+from resilio_hpc.launch.workers.forking.spawner_messages import (
     RankCommand,
     SpawnerEvent,
 )
+from resilio_hpc.launch.workers.mpi import step
+from resilio_hpc.launch.workers.mpi.spawner import MpiSpawner
 from tests.support.environments import scrubbed
 from tests.support.waiting import until
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from resilio_hpc.ckpt.replication import lost_ranks
-from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.decisions.agent_core import AgentCore
+from resilio_hpc.launch.agent.decisions.node_ranks import NodeRanks
 from resilio_hpc.launch.agent.kept_ranks import KeptRanks
-from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.consensus import connections
 from resilio_hpc.launch.consensus.candidate import Election
 from resilio_hpc.launch.consensus.state import ElectionState
@@ -28,8 +28,8 @@ from resilio_hpc.launch.protocol import membership
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import Membership
 from resilio_hpc.launch.workers import rank_reentry
+from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand
 from resilio_hpc.launch.workers.rank_reentry import RankReentry
-from resilio_hpc.launch.workers.spawner_messages import RankCommand
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.copies import VirtualCopies
 from tests.support.virtual_cluster.directory import Directory

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.ckpt.format.manifest import Extent, RankRecord, ShardRecord
 from resilio_hpc.core import rank_link
-from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.decisions.agent_core import AgentCore
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.protocol import messages as m

@@ -15,11 +15,11 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.launch.agent.kept_ranks import KeptRanks
 from resilio_hpc.launch.agent.last_step import LastStepSaves
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand
 from resilio_hpc.launch.workers.local_rank import LocalRank
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE
 from resilio_hpc.launch.workers.rank_reentry import RankReentry
-from resilio_hpc.launch.workers.spawner_messages import RankCommand
 from tests.support.virtual_cluster import lent_snapshots
 from tests.support.virtual_cluster.invariants import Violation
 from tests.support.virtual_cluster.network import LATENCY_S

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from resilio_hpc.core.struct_codec import StructCodec
-from resilio_hpc.launch.workers.spawner_messages import MAX_BYTES, Exited, RankCommand, SpawnFailed, Started
+from resilio_hpc.launch.workers.forking.spawner_messages import MAX_BYTES, Exited, RankCommand, SpawnFailed, Started
 
 SOCKET_NAME = "mpi.sock"  # in the agent's private directory
 

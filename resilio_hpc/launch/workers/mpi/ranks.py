@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.workers import spawner_messages as sm
+from resilio_hpc.launch.workers.forking import spawner_messages as sm
 from resilio_hpc.launch.workers.local_ranks import LocalRanks
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.mpi.spawner import MpiSpawner

@@ -20,12 +20,12 @@ from msgspec import Struct
 
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.workers import spawner_messages as sm
+from resilio_hpc.launch.workers.forking import spawner_messages as sm
+from resilio_hpc.launch.workers.forking.store_host import free_port
 from resilio_hpc.launch.workers.mpi import step
 from resilio_hpc.launch.workers.mpi.messages import SOCKET_NAME
 from resilio_hpc.launch.workers.mpi.tasks import MpiTasks
 from resilio_hpc.launch.workers.spawner import RESOLVER_OPTIONS
-from resilio_hpc.launch.workers.store_host import free_port
 
 RANK_VARIABLE = "RESILIO_MPI_TOKEN"  # marks ranks and their descendants only; the tree's token marks srun as well
 SRUN_GRACE_S = 0.3  # after SIGTERM to its srun, a step without a lost node ends within this time

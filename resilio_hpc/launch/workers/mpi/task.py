@@ -19,9 +19,9 @@ from typing import NoReturn
 from resilio_hpc.core import process_title
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.rundir import node_directories
-from resilio_hpc.launch.workers import forked_child
+from resilio_hpc.launch.workers.forking import forked_child
+from resilio_hpc.launch.workers.forking.spawner_messages import MAX_BYTES, Exited, RankCommand, SpawnFailed, Started
 from resilio_hpc.launch.workers.mpi import messages as mm
-from resilio_hpc.launch.workers.spawner_messages import MAX_BYTES, Exited, RankCommand, SpawnFailed, Started
 
 PATIENCE_S = 20.0  # a killed agent is back within seconds
 RETRY_S = 0.1

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers import spawner_messages as sm
+from resilio_hpc.launch.workers.forking import spawner_messages as sm
 from resilio_hpc.launch.workers.mpi import messages as mm
 
 STEP_KILLED = 128 + signal.SIGKILL  # the exit code reported for a rank whose task was killed, since its own is unknown

@@ -10,10 +10,10 @@ from __future__ import annotations
 import msgspec
 from typing_extensions import assert_never
 
-from resilio_hpc.launch.agent.agent_ports import NO_GRACE, Ports
-from resilio_hpc.launch.agent.heartbeat import beat_interval_s, heartbeat
-from resilio_hpc.launch.agent.node_ranks import NodeRanks
-from resilio_hpc.launch.agent.stop_warnings import StopWarnings
+from resilio_hpc.launch.agent.decisions.agent_ports import NO_GRACE, Ports
+from resilio_hpc.launch.agent.decisions.heartbeat import beat_interval_s, heartbeat
+from resilio_hpc.launch.agent.decisions.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.decisions.stop_warnings import StopWarnings
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.consensus.follower import Succession
 from resilio_hpc.launch.protocol import messages as m

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from resilio_hpc.launch.process import process_tree, shared_memory
-from resilio_hpc.launch.workers.spawner_messages import Exited, Kind, Mode, StoreDied
+from resilio_hpc.launch.workers.forking.spawner_messages import Exited, Kind, Mode, StoreDied
 
 
 class SpawnedRank(Struct, frozen=True):

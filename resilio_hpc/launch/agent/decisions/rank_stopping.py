@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing_extensions import assert_never
 
 from resilio_hpc.core import rank_link
-from resilio_hpc.launch.agent.agent_ports import AT_ONCE, ServicePorts
-from resilio_hpc.launch.agent.lone_restart import restart_alone
+from resilio_hpc.launch.agent.decisions.agent_ports import AT_ONCE, ServicePorts
+from resilio_hpc.launch.agent.decisions.lone_restart import restart_alone
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow

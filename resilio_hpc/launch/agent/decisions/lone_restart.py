@@ -5,7 +5,7 @@ The controller decides, since the budget of restarts is the run's. The order may
 
 from __future__ import annotations
 
-from resilio_hpc.launch.agent.agent_ports import ServicePorts
+from resilio_hpc.launch.agent.decisions.agent_ports import ServicePorts
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 

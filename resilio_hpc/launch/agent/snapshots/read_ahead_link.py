@@ -13,7 +13,7 @@ import msgspec
 from resilio_hpc.ckpt.coordination.coordinator import is_read_ahead
 from resilio_hpc.ckpt.restore.read_ahead import NEWEST, Done, ReadAhead
 from resilio_hpc.core.tiers import Tier
-from resilio_hpc.launch.agent.disk_link import DiskLink
+from resilio_hpc.launch.agent.snapshots.disk_link import DiskLink
 from resilio_hpc.launch.process import bootstrap
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from resilio_hpc.launch.workers import load_time_variables
+from resilio_hpc.launch.workers.forking import load_time_variables
 
 MAX_FILES = 200
 MAX_BYTES = 4 << 20  # of all files together

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from resilio_hpc.core import process_title, stack_dump
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers import open_files, rank_main
-from resilio_hpc.launch.workers.spawner_messages import RankCommand
+from resilio_hpc.launch.workers.forking import open_files, rank_main
+from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand
 
 _REPORTS_LEAKS = "triton"
 """A package that prints what the last collection leaves; that one finds nothing which the zygote froze."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PACKAGE_PARENT = str(Path(__file__).parents[3])
+PACKAGE_PARENT = str(Path(__file__).parents[4])
 _SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))  # since Python 3.11
 
 
@@ -199,7 +199,7 @@ def _record(error: BaseException) -> None:
 
 def _of_core(name: str) -> Any:
     """Return a module, loaded by its file's path: this package may not be installed for the script's Python."""
-    file = Path(__file__).parents[2] / "core" / f"{name}.py"
+    file = Path(__file__).parents[3] / "core" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"_resilio_{name}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

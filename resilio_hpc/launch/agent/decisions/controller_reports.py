@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from resilio_hpc.launch.agent.agent_ports import Ports
+from resilio_hpc.launch.agent.decisions.agent_ports import Ports
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 

@@ -11,13 +11,13 @@ import msgspec
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Stage
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
-from resilio_hpc.launch.agent.agent_ports import AT_ONCE, NO_GRACE, Ports
-from resilio_hpc.launch.agent.controller_reports import ControllerReports
-from resilio_hpc.launch.agent.rank_ends import RankEnds
-from resilio_hpc.launch.agent.rank_stopping import RankOrder, StopState, carry_out
-from resilio_hpc.launch.agent.round_store import RoundStore
-from resilio_hpc.launch.agent.save_orders import SaveOrders, Saving
-from resilio_hpc.launch.agent.time_reports import TimeReports
+from resilio_hpc.launch.agent.decisions.agent_ports import AT_ONCE, NO_GRACE, Ports
+from resilio_hpc.launch.agent.decisions.controller_reports import ControllerReports
+from resilio_hpc.launch.agent.decisions.rank_ends import RankEnds
+from resilio_hpc.launch.agent.decisions.rank_stopping import RankOrder, StopState, carry_out
+from resilio_hpc.launch.agent.decisions.round_store import RoundStore
+from resilio_hpc.launch.agent.decisions.save_orders import SaveOrders, Saving
+from resilio_hpc.launch.agent.decisions.time_reports import TimeReports
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound

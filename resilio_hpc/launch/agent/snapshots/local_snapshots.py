@@ -17,8 +17,8 @@ from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Stage
 from resilio_hpc.events.event_text import words
-from resilio_hpc.launch.agent.node_ranks import NodeRanks
-from resilio_hpc.launch.agent.saver_link import SaverLink, SaverRequest
+from resilio_hpc.launch.agent.decisions.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.snapshots.saver_link import SaverLink, SaverRequest
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.node_context import NodeContext
 

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from resilio_hpc.launch.process import process_tree, shared_memory
-from resilio_hpc.launch.workers.spawned_processes import SpawnedProcesses
-from resilio_hpc.launch.workers.spawner_messages import AllStopped, SpawnerEvent, Stop, StopFailed
+from resilio_hpc.launch.workers.forking.spawned_processes import SpawnedProcesses
+from resilio_hpc.launch.workers.forking.spawner_messages import AllStopped, SpawnerEvent, Stop, StopFailed
 
 
 class RankStop:

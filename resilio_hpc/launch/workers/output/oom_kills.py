@@ -9,7 +9,7 @@ from pathlib import Path
 
 from resilio_hpc.core.memory_left import memory_uses, oom_kills
 from resilio_hpc.events.memory_text import size
-from resilio_hpc.launch.workers.error_file import describe_exit
+from resilio_hpc.launch.workers.output.error_file import describe_exit
 
 SAME_S = 5.0  # kills of one shortage; several ranks may end by it
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.rank_link import SaveProgress
 from resilio_hpc.core.tiers import Stage
-from resilio_hpc.launch.agent.agent_ports import Ports
-from resilio_hpc.launch.agent.controller_reports import ControllerReports
+from resilio_hpc.launch.agent.decisions.agent_ports import Ports
+from resilio_hpc.launch.agent.decisions.controller_reports import ControllerReports
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 

@@ -26,10 +26,10 @@ from resilio_hpc.ckpt.replication.messages import (
 )
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.json_lines import encode_line
-from resilio_hpc.launch.agent.copies_under_way import CopyUnderWay, RestoreUnderWay
-from resilio_hpc.launch.agent.node_ranks import NodeRanks
-from resilio_hpc.launch.agent.partner_records import RecordsFollowed
-from resilio_hpc.launch.agent.replica_schedule import ReplicaSchedule
+from resilio_hpc.launch.agent.decisions.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.snapshots.copies_under_way import CopyUnderWay, RestoreUnderWay
+from resilio_hpc.launch.agent.snapshots.partner_records import RecordsFollowed
+from resilio_hpc.launch.agent.snapshots.replica_schedule import ReplicaSchedule
 from resilio_hpc.launch.config.mode import Mode
 from resilio_hpc.launch.process.child_link import ChildLink
 from resilio_hpc.launch.protocol import messages as m

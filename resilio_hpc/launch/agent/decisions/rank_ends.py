@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resilio_hpc.launch.agent.controller_reports import ControllerReports
-from resilio_hpc.launch.agent.lone_restart import restarted
-from resilio_hpc.launch.agent.rank_stopping import StopState
+from resilio_hpc.launch.agent.decisions.controller_reports import ControllerReports
+from resilio_hpc.launch.agent.decisions.lone_restart import restarted
+from resilio_hpc.launch.agent.decisions.rank_stopping import StopState
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import reads_like_echo
 from resilio_hpc.launch.workers.local_round import LocalRound

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from resilio_hpc.launch.agent.agent_ports import Ports
-from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.agent.decisions.agent_ports import Ports
+from resilio_hpc.launch.agent.decisions.node_ranks import NodeRanks
 from resilio_hpc.launch.protocol import messages as m
 
 BEATS_PER_TIMEOUT = 8  # of one agent; thousands of agents send fewer, so that their controller has time for other work

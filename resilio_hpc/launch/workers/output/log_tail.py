@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from resilio_hpc.launch.workers.echoes import EchoFolder
-from resilio_hpc.launch.workers.shown_streams import Shown
+from resilio_hpc.launch.workers.output.echoes import EchoFolder
+from resilio_hpc.launch.workers.output.shown_streams import Shown
 
 MAX_LINE_BYTES = 32 * 1024  # a longer line is written in pieces of this size, so that memory stays bounded
 _READ_BYTES = 64 * 1024

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from resilio_hpc.core import process_title
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers.spawner_messages import StoreDied, StoreReady, from_spawner
+from resilio_hpc.launch.workers.forking.spawner_messages import StoreDied, StoreReady, from_spawner
 
 CONNECT_TIMEOUT = timedelta(seconds=30)  # for a connection to itself, under the name that the ranks will use
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers import rank_main, script_scan
+from resilio_hpc.launch.workers.forking import rank_main, script_scan
 
 TORCH_MODULES = (
     "torch",
@@ -33,7 +33,7 @@ TORCH_MODULES = (
 )
 OPTIONAL_MODULES = (
     # late, since the modules above import torch; names differ between versions of torch
-    "resilio_hpc.launch.workers.error_file",
+    "resilio_hpc.launch.workers.output.error_file",
     "numpy",
     "numpy.random",
     "multiprocessing.queues",

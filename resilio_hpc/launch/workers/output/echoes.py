@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from resilio_hpc.core.rank_error import without_controls
 from resilio_hpc.launch.protocol.message_parts import Cause
 from resilio_hpc.launch.protocol.root_cause import place_of, reads_like_echo
-from resilio_hpc.launch.workers.error_file import RankError
+from resilio_hpc.launch.workers.output.error_file import RankError
 
 HOLD_S = 3.0  # the controller waits a second for a cause, and the next round begins a moment later
 MOST_BYTES = 256 * 1024

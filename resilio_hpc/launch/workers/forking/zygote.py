@@ -22,11 +22,11 @@ import msgspec
 
 from resilio_hpc.core import interpreter, process_title
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers import forked_child, load_time_variables, rank_main, store_host
-from resilio_hpc.launch.workers.rank_leftovers import LOOKS_MS, RankLeftovers
-from resilio_hpc.launch.workers.rank_stop import RankStop
-from resilio_hpc.launch.workers.spawned_processes import SpawnedProcesses, SpawnedRank
-from resilio_hpc.launch.workers.spawner_messages import (
+from resilio_hpc.launch.workers.forking import forked_child, load_time_variables, rank_main, store_host
+from resilio_hpc.launch.workers.forking.rank_leftovers import LOOKS_MS, RankLeftovers
+from resilio_hpc.launch.workers.forking.rank_stop import RankStop
+from resilio_hpc.launch.workers.forking.spawned_processes import SpawnedProcesses, SpawnedRank
+from resilio_hpc.launch.workers.forking.spawner_messages import (
     MAX_BYTES,
     Command,
     Mode,
@@ -41,7 +41,7 @@ from resilio_hpc.launch.workers.spawner_messages import (
     from_spawner,
     to_spawner,
 )
-from resilio_hpc.launch.workers.stopped_agent import LOOK_S, StoppedAgent
+from resilio_hpc.launch.workers.forking.stopped_agent import LOOK_S, StoppedAgent
 
 Task = Callable[[], int | None]
 """What a forked child does once it has left the spawner's loop; its result is the exit code."""
@@ -219,7 +219,9 @@ class Zygote:
     def _execute_store(self, command: OpenStore) -> NoReturn:
         os.set_inheritable(self._link.fileno(), True)
         arguments = map(str, (self._link.fileno(), self._processes.spawner, command.round, command.host))
-        os.execv(sys.executable, [sys.executable, "-c", interpreter.source("launch.workers.store_host"), *arguments])
+        os.execv(
+            sys.executable, [sys.executable, "-c", interpreter.source("launch.workers.forking.store_host"), *arguments]
+        )
 
     def _send(self, *events: SpawnerEvent) -> None:
         try:
@@ -256,7 +258,7 @@ def main() -> None:
 
 def _preload(options: Options) -> Options:
     """Import what ranks need. If the process must not fork after that, start it again without the imports."""
-    from resilio_hpc.launch.workers import preload
+    from resilio_hpc.launch.workers.forking import preload
 
     environment = dict(os.environ)
     kind, name = options.program

@@ -16,10 +16,10 @@ from msgspec import Struct
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.streams import Std
 from resilio_hpc.launch.protocol.message_parts import Cause
-from resilio_hpc.launch.workers.echoes import EchoFolder, RoundEnd
-from resilio_hpc.launch.workers.error_file import read_error
-from resilio_hpc.launch.workers.log_tail import ConsoleSink, LogTail
-from resilio_hpc.launch.workers.shown_streams import folds_echoes, shown
+from resilio_hpc.launch.workers.output.echoes import EchoFolder, RoundEnd
+from resilio_hpc.launch.workers.output.error_file import read_error
+from resilio_hpc.launch.workers.output.log_tail import ConsoleSink, LogTail
+from resilio_hpc.launch.workers.output.shown_streams import folds_echoes, shown
 
 
 class RankLogs(Struct, frozen=True):

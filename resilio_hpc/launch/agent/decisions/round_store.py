@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resilio_hpc.launch.agent.agent_ports import Ports
-from resilio_hpc.launch.agent.controller_reports import ControllerReports
+from resilio_hpc.launch.agent.decisions.agent_ports import Ports
+from resilio_hpc.launch.agent.decisions.controller_reports import ControllerReports
 from resilio_hpc.launch.protocol import messages as m
 
 

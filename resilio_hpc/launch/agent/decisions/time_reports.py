@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from resilio_hpc.diagnose.slow.rank_facts import NodeFacts, RankWindow
-from resilio_hpc.launch.agent.controller_reports import ControllerReports
+from resilio_hpc.launch.agent.decisions.controller_reports import ControllerReports
 from resilio_hpc.launch.protocol import messages as m
 
 

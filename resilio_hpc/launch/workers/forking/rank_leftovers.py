@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from resilio_hpc.launch.process import process_tree, shared_memory
-from resilio_hpc.launch.workers.spawned_processes import SpawnedProcesses
-from resilio_hpc.launch.workers.spawner_messages import RankCommand
+from resilio_hpc.launch.workers.forking.spawned_processes import SpawnedProcesses
+from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand
 
 KILL_S = 5.0  # for processes to end after SIGKILL
 LOOKS_MS = 20.0
