@@ -8,18 +8,19 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import TypeVar
 
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, PageRun, Segment
 from resilio_hpc.ckpt.store.s3_bucket import THREADS, Object, S3Bucket
-from resilio_hpc.native import crc32c
+from resilio_hpc.native import copy_crc32c, crc32c
 
 PART_BYTES = 16 << 20
 """Of an upload. S3 takes 10,000 parts, so those of a large file are larger."""
 _MOST_PARTS = 9_000
+_READY = 2  # parts that wait for a thread, so that none waits for a part
 _MIB = 1 << 20
 _RANGE_BYTES = 16 << 20  # neighbours are read by one request, up to so much
 _GAP_BYTES = 256 << 10  # a request takes longer than so many bytes more
@@ -152,17 +153,27 @@ class S3NewFile:
     def write(
         self, memory: memoryview, pieces: Sequence[PageRun], blocks: Sequence[Block], bytes_per_s: float = 0.0
     ) -> int | None:
-        """See NewFile."""
-        for index, block in enumerate(blocks):
-            if crc32c(memory[block.start : block.start + block.size]) != block.crc32c:
-                return index
+        """See NewFile. Blocks are verified while parts are on their way: a bad one ends the upload."""
+        verified = 0
+
+        def verify(end: int) -> bool:
+            nonlocal verified
+            while verified < len(blocks) and blocks[verified].start < end:
+                block = blocks[verified]
+                if crc32c(memory[block.start : block.start + block.size]) != block.crc32c:
+                    return False
+                verified += 1
+            return True
+
         for piece in sorted(pieces, key=lambda piece: piece.offset):
             for part, at, size in self._cut(piece.offset, piece.size):
                 begin = part * self._part_bytes + at
                 self._send_before(begin, bytes_per_s)
                 start = piece.start + begin - piece.offset
+                if not verify(start + size):
+                    return verified
                 self._put(memory[start : start + size], begin)
-        return None
+        return None if verify(len(memory)) else verified
 
     def finish(self) -> None:
         """Make the object appear, whole. Raises OSError."""
@@ -198,7 +209,7 @@ class S3NewFile:
             buffer = self._open.get(part)
             if buffer is None:
                 buffer = self._open[part] = bytearray(self._part_bytes)  # pages that nothing is written to cost none
-            buffer[at : at + size] = data[done : done + size]
+            copy_crc32c(memoryview(buffer)[at : at + size], data[done : done + size])  # other threads go on meanwhile
             done += size
 
     def _check_is_here(self, part: int) -> None:
@@ -211,8 +222,8 @@ class S3NewFile:
             if not self._upload:
                 self._upload = self._bucket.begin_upload(self._key)
             waiting = [tag for tag in self._tags if not tag.done()]
-            if len(waiting) >= THREADS:  # more would fill the memory
-                wait(waiting[:1])
+            if len(waiting) >= THREADS + _READY:  # more would fill the memory
+                wait(waiting, return_when=FIRST_COMPLETED)
             for tag in self._tags:
                 if tag.done():
                     tag.result()
