@@ -108,11 +108,12 @@ def save(
         if request.rank == 0:
             detached_savers.wait_for_orphans(Path(request.directory), request.session)
         record = _persist(request, arena, say, mappings)
+        if request.world_size > 1:
+            store_of(note).write(note, msgspec.json.encode(_Shard(request.session, record)))
         done = Committed(request.step, 0.0)
         if request.rank == 0:
             done = _commit(request, record, alone)
         else:
-            store_of(note).write(note, msgspec.json.encode(_Shard(request.session, record)))
             _await_commit(request, alone)
     except Exception as error:  # noqa: BLE001
         text = os_error_text(error, request.directory) if isinstance(error, OSError) else str(error)

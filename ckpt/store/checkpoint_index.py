@@ -152,17 +152,20 @@ def manifest_of(directory: Path, step: int) -> Manifest:
     return read_manifest(data, step)
 
 
-def expendable(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
+def expendable(
+    directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None, *new: Manifest
+) -> list[int]:
     """Return the committed steps that ``retention`` does not keep. ``now``: Unix time.
 
-    ``known``: what ``committed`` gives, where that was just asked for: it looks at every file of every step.
+    ``known``: what ``committed`` gives, where that was just asked for: it looks at every file of every step. ``new``:
+    committed just now, after those.
     """
     steps = []
     for manifest in committed(directory) if known is None else known:
         is_damaged = store_of(directory).exists(step_directory(directory, manifest.step) / DAMAGED)
         at = committed_at(directory, manifest.step)
         steps.append(CommittedStep(manifest.step, at, manifest.size_bytes, is_damaged))
-    return retention.expendable(steps, now)
+    return retention.expendable([*steps, *(CommittedStep(one.step, now, one.size_bytes) for one in new)], now)
 
 
 def committed_at(directory: Path, step: int) -> float:

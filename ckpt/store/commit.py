@@ -105,7 +105,7 @@ def commit_step(
         if retention is not None:
             ours = [known for known in found if known.step != step and known.step not in others]
             ours = [known for known in ours if not wrong_files(step_directory(directory, known.step), known.shards)]
-            remove_steps(directory, expendable(directory, retention, time.time(), [*ours, manifest]), recycle=True)
+            remove_steps(directory, expendable(directory, retention, time.time(), ours, manifest), recycle=True)
         sweep(directory, step, epoch, round_, session)
     return next((writers.words(directory, other) for other in others.values()), "")
 
