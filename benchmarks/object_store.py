@@ -4,10 +4,10 @@ python benchmarks/object_store.py [--gb 1] [--repeats 7] [--away-ms 0] [--url ht
 
 All use the same bytes in shared memory, the same size of parts and as many at a time, in this process. The save is all
 of it: from the snapshot to its commit, and the removal of an older step. "durable" ends once its step exists. The bare
-upload has no checksum of blocks, no notes and no commit; "checked" is one with the checksums that boto3 adds by default.
-They take turns, in an order that changes; a ratio is of the neighbours of one turn. "client" is the processor's time of
-this process, as the store's own is elsewhere on most sites. ``--away-ms``: every request of all waits for so long first,
-as one over a long way does.
+upload has no checksum of blocks, no notes and no commit; "checked" has the checksums that boto3 adds by default. They
+take turns, in an order that changes; a ratio is of the neighbours of one turn. "client" is the processor's time of this
+process, as the store's own is elsewhere on most sites. ``--away-ms``: every request of all waits for so long first, as
+one over a long way does.
 """
 
 from __future__ import annotations

@@ -63,7 +63,11 @@ def committed_steps(directory: Path) -> list[int]:
 
 def committed(directory: Path) -> list[Manifest]:
     """Return the manifests of committed_steps, in its order (which is that of the commits, not of the numbers)."""
-    return [manifest for manifest in manifests(directory) if not wrong_files(step_directory(directory, manifest.step), manifest.shards)]
+    return [
+        manifest
+        for manifest in manifests(directory)
+        if not wrong_files(step_directory(directory, manifest.step), manifest.shards)
+    ]
 
 
 def manifests(directory: Path) -> list[Manifest]:
