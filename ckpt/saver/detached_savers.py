@@ -80,7 +80,7 @@ def wait_for_orphans(directory: Path, session: str = "", say: bool = False, stal
     nothing: what cannot be seen or moved away is not waited for.
     """
     with contextlib.suppress(OSError):
-        for name in sorted(store_of(directory).names(directory)):
+        for name in sorted(store_of(directory).names(directory, steps=False)):
             found = _MARK.fullmatch(name)
             if found and found[1] != session:
                 _wait_for(directory, directory / name, found[1], say, stall_s)

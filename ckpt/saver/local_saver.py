@@ -103,13 +103,16 @@ def save(
     started = time.monotonic()
     try:
         note = _note_path(request, request.rank)
-        store_of(note).remove(note)  # left by an earlier save of this step
+        if request.world_size > 1:
+            store_of(note).remove(note)  # left by an earlier save of this step
         if request.rank == 0:
             detached_savers.wait_for_orphans(Path(request.directory), request.session)
-        _persist(request, arena, say, mappings)
+        record = _persist(request, arena, say, mappings)
+        if request.world_size > 1:
+            store_of(note).write(note, msgspec.json.encode(_Shard(request.session, record)))
         done = Committed(request.step, 0.0)
         if request.rank == 0:
-            done = _commit(request, alone)
+            done = _commit(request, record, alone)
         else:
             _await_commit(request, alone)
     except Exception as error:  # noqa: BLE001
@@ -131,7 +134,7 @@ def note_failure(request: Save, error: str) -> None:
             store_of(path).write(path, msgspec.json.encode(_Shard(request.session, error=error)))
 
 
-def _persist(request: Save, arena: str, say: Callable[[Progress], None], mappings: Mappings | None) -> None:
+def _persist(request: Save, arena: str, say: Callable[[Progress], None], mappings: Mappings | None) -> ShardRecord:
     rank, world = request.rank, request.world_size
     asked = Persist(
         request.step, 0, request.round, world, rank, [arena], request.directory,
@@ -142,8 +145,7 @@ def _persist(request: Save, arena: str, say: Callable[[Progress], None], mapping
     if isinstance(answer, SaverFailed):
         raise CheckpointError(answer.error)
     assert isinstance(answer, Persisted)
-    note = _note_path(request, rank)
-    store_of(note).write(note, msgspec.json.encode(_Shard(request.session, answer.record)))
+    return answer.record
 
 
 def _why_rank_0_failed(request: Save) -> str:
@@ -151,13 +153,13 @@ def _why_rank_0_failed(request: Save) -> str:
     return f"rank 0: {note.error}" if note is not None and note.error else ""
 
 
-def _commit(request: Save, alone: threading.Event) -> Committed:
+def _commit(request: Save, record: ShardRecord, alone: threading.Event) -> Committed:
     progress = detached_savers.Progress(Path(request.directory), request.session)
 
     def others_are_dead() -> bool:
         return alone.is_set() and progress.idle_s() > request.alone_stall_s
 
-    shards = [_shard_of(rank, request, others_are_dead) for rank in range(request.world_size)]
+    shards = [record, *(_shard_of(rank, request, others_are_dead) for rank in range(1, request.world_size))]
     if alone.is_set() and not detached_savers.is_marked(Path(request.directory), request.session):
         raise CheckpointError("another run has taken over")
     asked = Commit(

@@ -188,8 +188,6 @@ def commit(request: Commit) -> Committed:
 def _check(request: Commit, directory: Path) -> None:
     """Raise CheckpointError where the shards do not belong together, OSError."""
     staging = staging_directory(directory, request.step, request.epoch, request.round, request.session)
-    if not store_of(staging).is_directory(staging, follow=True):
-        return  # the step is committed, or the commit tells what is wrong
     if len({shard.checks.base for shard in request.shards if shard.checks}) > 1:
         raise CheckpointError(
             f"step {request.step}: the nodes compared their tensors with those of two different saves"

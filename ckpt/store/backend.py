@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from pathlib import Path
@@ -44,8 +44,8 @@ class Store(abc.ABC):
     """
 
     @abc.abstractmethod
-    def names(self, directory: Path) -> list[str]:
-        """Return the names in a directory."""
+    def names(self, directory: Path, steps: bool = True) -> list[str]:
+        """Return the names in a directory. ``steps`` False: those of committed steps may be left out."""
 
     @abc.abstractmethod
     def look(self, path: Path, follow: bool = False) -> StoreEntry | None:
@@ -127,6 +127,10 @@ class Store(abc.ABC):
         except OSError:
             return -1
         return found.size_bytes if found is not None and found.kind is EntryKind.FILE else -1
+
+    def sizes(self, directory: Path, names: Sequence[str], follow: bool = True) -> list[int]:
+        """Return the ``size_of`` each of these files. Raises nothing."""
+        return [self.size_of(directory / name, follow) for name in names]
 
     def check_space(self, directory: Path, size_bytes: int, former: Path | None = None) -> None:
         """Raise OSError where so much surely does not fit, before the store is full: other users write there.

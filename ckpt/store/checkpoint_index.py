@@ -26,7 +26,7 @@ from functools import cache
 from numbers import Integral
 from pathlib import Path
 
-from resilio_hpc.ckpt.format.manifest import Manifest, read_manifest
+from resilio_hpc.ckpt.format.manifest import Manifest, ShardRecord, read_manifest
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.retention import CommittedStep, Retention
 from resilio_hpc.ckpt.store.staging import STEP, empty_bin
@@ -63,14 +63,18 @@ def committed_steps(directory: Path) -> list[int]:
 
 def committed(directory: Path) -> list[Manifest]:
     """Return the manifests of committed_steps, in its order (which is that of the commits, not of the numbers)."""
-    found = []
-    for step in _numbers(directory):
-        manifest = _manifest_or_why(directory, step)
-        if isinstance(manifest, str):
-            continue
-        if not _wrong_sizes(directory, manifest):
-            found.append(manifest)
-    return sorted(found, key=lambda manifest: (manifest.order, manifest.step))
+    return [
+        manifest
+        for manifest in manifests(directory)
+        if not wrong_files(step_directory(directory, manifest.step), manifest.shards)
+    ]
+
+
+def manifests(directory: Path) -> list[Manifest]:
+    """Return the manifests that are valid, in the order of commits. Their files are not looked at."""
+    found = [_manifest_or_why(directory, step) for step in _numbers(directory)]
+    valid = [manifest for manifest in found if isinstance(manifest, Manifest)]
+    return sorted(valid, key=lambda manifest: (manifest.order, manifest.step))
 
 
 def damaged_steps(directory: Path) -> dict[int, str]:
@@ -81,7 +85,7 @@ def damaged_steps(directory: Path) -> dict[int, str]:
         if isinstance(manifest, str):
             why[step] = manifest
             continue
-        if bad := _wrong_sizes(directory, manifest):
+        if bad := wrong_files(step_directory(directory, step), manifest.shards):
             why[step] = f"{', '.join(bad[:5])}: missing, or not as large as it was written"
     return why
 
@@ -152,17 +156,20 @@ def manifest_of(directory: Path, step: int) -> Manifest:
     return read_manifest(data, step)
 
 
-def expendable(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
+def expendable(
+    directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None, *new: Manifest
+) -> list[int]:
     """Return the committed steps that ``retention`` does not keep. ``now``: Unix time.
 
-    ``known``: what ``committed`` gives, where that was just asked for: it looks at every file of every step.
+    ``known``: what ``committed`` gives, where that was just asked for: it looks at every file of every step. ``new``:
+    committed just now, after those.
     """
     steps = []
     for manifest in committed(directory) if known is None else known:
         is_damaged = store_of(directory).exists(step_directory(directory, manifest.step) / DAMAGED)
         at = committed_at(directory, manifest.step)
         steps.append(CommittedStep(manifest.step, at, manifest.size_bytes, is_damaged))
-    return retention.expendable(steps, now)
+    return retention.expendable([*steps, *(CommittedStep(one.step, now, one.size_bytes) for one in new)], now)
 
 
 def committed_at(directory: Path, step: int) -> float:
@@ -208,7 +215,8 @@ def remove_steps(directory: Path, steps: Sequence[int], recycle: bool = False) -
         with contextlib.suppress(OSError):
             if recycle:
                 store.recycle(gone[-1], recycled(directory))
-    empty_bin(directory)
+    for path in gone:
+        store.remove(path)
 
 
 def _numbers(directory: Path) -> list[int]:
@@ -219,7 +227,7 @@ def _numbers(directory: Path) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := STEP.fullmatch(name)))
 
 
-def _wrong_sizes(directory: Path, manifest: Manifest) -> list[str]:
+def wrong_files(where: Path, shards: Sequence[ShardRecord], follow: bool = True) -> list[str]:
     """Return the shard files that are missing, or have another size than they were written with."""
-    store, where = store_of(directory), step_directory(directory, manifest.step)
-    return [shard.file for shard in manifest.shards if store.size_of(where / shard.file) != shard.size_bytes]
+    sizes = store_of(where).sizes(where, [shard.file for shard in shards], follow)
+    return [shard.file for shard, size in zip(shards, sizes, strict=True) if size != shard.size_bytes]

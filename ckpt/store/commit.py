@@ -17,15 +17,16 @@ from resilio_hpc.ckpt.store.checkpoint_index import (
     MANIFEST,
     MANIFEST_LIMIT,
     VIEW,
-    committed,
     expendable,
+    manifests,
     remove_steps,
     step_directory,
+    wrong_files,
 )
 from resilio_hpc.ckpt.store.fence import check_fence
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.retention import Retention
-from resilio_hpc.ckpt.store.staging import remove_strangers, staging_directory, sweep
+from resilio_hpc.ckpt.store.staging import staging_directory, sweep
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
 _THREAD_END_S = 1.0  # seconds that the thread of a failed save may need to end
@@ -70,7 +71,6 @@ def commit_step(
     """
     store = store_of(directory)
     staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
-    _check_fence(directory, epoch)
     existing = _read(final, step)
     if existing is not None and existing.epoch > epoch:
         raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
@@ -78,22 +78,24 @@ def commit_step(
     if asked_before and not store.is_directory(staging, follow=True):
         return ""
     why = why_incomplete(shards, world_size) or "".join(
-        f"{shard.file} is missing or has another size. "
-        for shard in shards
-        if store.size_of(staging / shard.file, follow=False) != shard.size_bytes
+        f"{name} is missing or has another size. " for name in wrong_files(staging, shards, follow=False)
     )
     if why:
+        _check_fence(directory, epoch)
         raise CheckpointError(f"step {step} cannot be committed: {why}")
-    remove_strangers(staging, {VIEW, *(shard.file for shard in shards)})
-    found = committed(directory)
+    staged = store.names(staging)
+    notes = [name for name in staged if name.startswith(writers.NOTE)]
+    for stranger in {*staged} - {*notes, VIEW, *(shard.file for shard in shards)}:  # which dead processes left here
+        store.remove(staging / stranger, ignore_errors=False)
+    found = manifests(directory)
     others = {} if writer is None else writers.others_at_work(directory, writer, found)
     writers.check_former(directory, writer, existing)
     order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
     store.write(staging / MANIFEST, records.write_manifest(manifest))
-    _check_fence(directory, epoch)  # again, since the shards took long
-    for note in writers.notes(staging):  # as late as possible: see ``sweep``
-        store.remove(note, ignore_errors=False)
+    _check_fence(directory, epoch)  # as late as possible
+    for note in notes:  # as late as possible, too: see ``sweep``
+        store.remove(staging / note, ignore_errors=False)
     store.put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
     store.sync(directory)
     # the step is committed, whatever happens to the rest
@@ -102,13 +104,14 @@ def commit_step(
     with contextlib.suppress(OSError):
         if retention is not None:
             ours = [known for known in found if known.step != step and known.step not in others]
-            remove_steps(directory, expendable(directory, retention, time.time(), [*ours, manifest]), recycle=True)
+            ours = [known for known in ours if not wrong_files(step_directory(directory, known.step), known.shards)]
+            remove_steps(directory, expendable(directory, retention, time.time(), ours, manifest), recycle=True)
         sweep(directory, step, epoch, round_, session)
     return next((writers.words(directory, other) for other in others.values()), "")
 
 
 def _check_fence(directory: Path, epoch: int) -> None:
-    check_fence(directory, epoch, lambda: [manifest.epoch for manifest in committed(directory)])
+    check_fence(directory, epoch, lambda: [manifest.epoch for manifest in manifests(directory)])
 
 
 def _read(where: Path, step: int) -> Manifest | None:

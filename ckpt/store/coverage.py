@@ -13,6 +13,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord, TensorRecord
 from resilio_hpc.ckpt.state.slab import Box, any_overlap
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.core.errors import CheckpointError
 
@@ -29,6 +30,8 @@ def check_slabs(directory: Path, staging: Path, shards: Sequence[ShardRecord]) -
     parts = tuple(shard.checks.slabs if shard.checks else "" for shard in shards)
     if not any(parts) or _good.get(directory) == parts:
         return
+    if not store_of(staging).is_directory(staging, follow=True):
+        return  # the step is committed, or the commit tells what is wrong
     held: dict[str, list[tuple[int, TensorRecord]]] = defaultdict(list)
     for shard in shards:
         with ShardReader(staging, shard) as reader:

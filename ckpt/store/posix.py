@@ -105,7 +105,7 @@ class PosixNewFile:
 class PosixStore(Store):
     """Directories of a file system. Links are followed for reads, never for writes."""
 
-    def names(self, directory: Path) -> list[str]:
+    def names(self, directory: Path, steps: bool = True) -> list[str]:
         """See Store."""
         return os.listdir(directory)  # noqa: PTH208 - names are wanted, not paths
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import TypeVar
 
@@ -20,11 +21,14 @@ from resilio_hpc.native import crc32c
 PART_BYTES = 16 << 20
 """Of an upload. S3 takes 10,000 parts, so those of a large file are larger."""
 _MOST_PARTS = 9_000
+_READY = 2  # parts that wait for a thread, so that none waits for a part
 _MIB = 1 << 20
 _RANGE_BYTES = 16 << 20  # neighbours are read by one request, up to so much
 _GAP_BYTES = 256 << 10  # a request takes longer than so many bytes more
 _SIGN_OF_LIFE_S = 5.0
 
+_Piece = tuple[int, bytes | memoryview]
+"""Where it is in a part, and its bytes."""
 Result = TypeVar("Result")
 Given = TypeVar("Given")
 
@@ -110,9 +114,9 @@ def _ranges(segments: Sequence[Segment | BoxSegment]) -> Iterator[range]:
 class S3NewFile:
     """An object that is being written (``NewFile``), in parts of one size, several at a time.
 
-    Small writes come in any order, and wait in the parts that they belong to. Large writes go from the beginning of the
-    file to its end: where one begins, the parts before it are complete, and are on their way. ``sign`` is called now
-    and then with the bytes sent.
+    Small writes come in any order, and wait for the parts that they belong to; only they can be read. Large writes lie
+    over them, and go from the beginning of the file to its end: where one begins, the parts before it are complete, and
+    are on their way. ``sign`` is called now and then with the bytes sent.
     """
 
     is_recycled = False
@@ -121,8 +125,10 @@ class S3NewFile:
         """Write nothing yet."""
         self._bucket, self._key, self._sign = bucket, key, sign
         self._size, self._part_bytes = 0, PART_BYTES
-        self._open: dict[int, bytearray] = {}
+        self._small: dict[int, mmap.mmap] = {}  # of each part; pages that nothing is written to cost none
+        self._large: dict[int, list[_Piece]] = {}
         self._sent = 0  # parts
+        self._joining: list[Future[None]] = []  # parts on their way that still read the memory of a large write
         self._upload = ""
         self._tags: list[Future[str]] = []
         self._pool = ThreadPoolExecutor(THREADS, "resilio-s3")
@@ -131,7 +137,7 @@ class S3NewFile:
     def allocate(self, size_bytes: int) -> None:
         """See NewFile."""
         self._size = max(self._size, size_bytes)
-        if not self._sent and not self._open:
+        if not self._sent and not self._small and not self._large:
             self._part_bytes = max(PART_BYTES, -(-size_bytes // _MOST_PARTS // _MIB) * _MIB)
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -139,35 +145,56 @@ class S3NewFile:
         found = bytearray()
         for part, at, length in self._cut(offset, max(0, min(size, self._size - offset))):
             self._check_is_here(part)
-            buffer = self._open.get(part)
-            found += bytes(length) if buffer is None else buffer[at : at + length]
+            small = self._small.get(part)
+            found += bytes(length) if small is None else small[at : at + length]
         return bytes(found)
 
     def write_small(self, data: memoryview, offset: int) -> None:
         """See NewFile."""
         if len(data) > _MIB:  # a copy in order
             self._send_before(offset)
-        self._put(data, offset)
+        done = 0
+        for part, at, size in self._cut(offset, len(data)):
+            self._take(part, offset + len(data))
+            if part not in self._small:
+                self._small[part] = mmap.mmap(-1, self._part_bytes)
+            self._small[part][at : at + size] = data[done : done + size]
+            done += size
 
     def write(
         self, memory: memoryview, pieces: Sequence[PageRun], blocks: Sequence[Block], bytes_per_s: float = 0.0
     ) -> int | None:
-        """See NewFile."""
-        for index, block in enumerate(blocks):
-            if crc32c(memory[block.start : block.start + block.size]) != block.crc32c:
-                return index
+        """See NewFile. Blocks are verified while parts are on their way: a bad one ends the upload."""
+        verified = 0
+
+        def verify(end: int) -> bool:
+            nonlocal verified
+            while verified < len(blocks) and blocks[verified].start < end:
+                block = blocks[verified]
+                if crc32c(memory[block.start : block.start + block.size]) != block.crc32c:
+                    return False
+                verified += 1
+            return True
+
         for piece in sorted(pieces, key=lambda piece: piece.offset):
             for part, at, size in self._cut(piece.offset, piece.size):
                 begin = part * self._part_bytes + at
                 self._send_before(begin, bytes_per_s)
                 start = piece.start + begin - piece.offset
-                self._put(memory[start : start + size], begin)
-        return None
+                if not verify(start + size):
+                    return verified
+                self._take(part, begin + size)
+                self._large.setdefault(part, []).append((at, memory[start : start + size]))
+        for large in self._large.values():
+            large[:] = [(at, bytes(data)) for at, data in large]
+        wait(self._joining)
+        self._joining.clear()
+        return None if verify(len(memory)) else verified
 
     def finish(self) -> None:
         """Make the object appear, whole. Raises OSError."""
         if not self._sent and self._size <= self._part_bytes:
-            self._bucket.put(self._key, self._taken(0))
+            self._bucket.put(self._key, _joined(self._size, self._small.get(0), self._large.get(0, [])))
         else:
             self._send_before(-(-self._size // self._part_bytes) * self._part_bytes)
             tags = [tag.result() for tag in self._tags]
@@ -190,16 +217,9 @@ class S3NewFile:
             yield part, at, length
             offset += length
 
-    def _put(self, data: memoryview, offset: int) -> None:
-        self._size = max(self._size, offset + len(data))
-        done = 0
-        for part, at, size in self._cut(offset, len(data)):
-            self._check_is_here(part)
-            buffer = self._open.get(part)
-            if buffer is None:
-                buffer = self._open[part] = bytearray(self._part_bytes)  # pages that nothing is written to cost none
-            buffer[at : at + size] = data[done : done + size]
-            done += size
+    def _take(self, part: int, end: int) -> None:
+        self._check_is_here(part)
+        self._size = max(self._size, end)
 
     def _check_is_here(self, part: int) -> None:
         if part < self._sent:
@@ -211,13 +231,16 @@ class S3NewFile:
             if not self._upload:
                 self._upload = self._bucket.begin_upload(self._key)
             waiting = [tag for tag in self._tags if not tag.done()]
-            if len(waiting) >= THREADS:  # more would fill the memory
-                wait(waiting[:1])
+            if len(waiting) >= THREADS + _READY:  # more would fill the memory
+                wait(waiting, return_when=FIRST_COMPLETED)
             for tag in self._tags:
                 if tag.done():
                     tag.result()
-            data, number = self._taken(self._sent), self._sent + 1
-            self._tags.append(self._pool.submit(self._bucket.upload_part, self._key, self._upload, number, data))
+            part, joining = self._sent, Future[None]()
+            size = min(self._part_bytes, self._size - part * self._part_bytes)
+            content = size, self._small.pop(part, None), self._large.pop(part, [])
+            self._joining.append(joining)
+            self._tags.append(self._pool.submit(self._upload_part, part, joining, *content))
             self._sent += 1
             sent = self._sent * self._part_bytes
             if time.monotonic() > self._signed + _SIGN_OF_LIFE_S:
@@ -226,8 +249,21 @@ class S3NewFile:
             if bytes_per_s > 0.0:
                 time.sleep(max(0.0, self._began + sent / bytes_per_s - time.monotonic()))
 
-    def _taken(self, part: int) -> bytearray:
-        size = min(self._part_bytes, self._size - part * self._part_bytes)
-        buffer = self._open.pop(part, None) or bytearray(size)
-        del buffer[size:]
-        return buffer
+    def _upload_part(
+        self, part: int, joining: Future[None], size: int, small: mmap.mmap | None, large: list[_Piece]
+    ) -> str:
+        try:
+            data = _joined(size, small, large)
+        finally:
+            large.clear()
+            joining.set_result(None)
+        return self._bucket.upload_part(self._key, self._upload, part + 1, data)
+
+
+def _joined(size: int, small: mmap.mmap | None, large: Iterable[_Piece]) -> bytearray:
+    """Return the bytes of a part: large writes, and between them what was written small, else zeros."""
+    found, end = list[bytes | memoryview](), 0
+    for at, data in [*sorted(large, key=lambda piece: piece[0]), (size, b"")]:
+        found += [bytes(at - end) if small is None else small[end:at], data]
+        end = at + len(data)
+    return bytearray().join(found)

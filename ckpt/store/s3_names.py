@@ -15,8 +15,8 @@ from resilio_hpc.core.regular_file import NotRegular
 MANIFEST = "manifest.json"
 _ENTRY = re.compile(r"step-(\d{10,18})|\.staging-step-(\d{10,18})-.*")
 _HEADER = re.compile(rb"resilio data (\d{10,18}-[0-9a-f]{16})\n")
-_POLL_S = 0.5
-"""For how long a name is taken to say the same to calls that ask for a file behind it: it is polled."""
+POLL_S = 0.5
+"""For how long a name is taken to say the same to calls that poll it, or that ask for a file behind it."""
 
 
 class S3Place(NamedTuple):
@@ -44,8 +44,8 @@ class S3Entry(NamedTuple):
     """What the object of a name says: the name of its data, and for a committed step its manifest."""
 
     data: str
-    manifest: bytes
-    found: Object
+    manifest: bytes = b""
+    found: Object = Object(0, 0, "")
 
     def content(self) -> bytes:
         """Return the object's content."""
@@ -58,7 +58,8 @@ class S3Names:
     def __init__(self, bucket: S3Bucket, prefix: Path, key: str) -> None:
         """Look at nothing yet."""
         self._bucket, self._prefix, self._key = bucket, prefix, key
-        self._seen: dict[str, tuple[S3Entry, float]] = {}
+        self._seen: dict[str, tuple[S3Entry | None, float]] = {}
+        self._made: dict[str, str] = {}
 
     def place(self, path: Path) -> S3Place:
         """Return where a path is."""
@@ -67,16 +68,17 @@ class S3Names:
         root = "/".join(filter(None, [self._key, *parts[:at]]))
         return S3Place(f"{root}/" if root else "", "".join(parts[at : at + 1]), "/".join(parts[at + 1 :]))
 
-    def entry(self, place: S3Place, is_polled: bool = False) -> S3Entry | None:
-        """Return what a name says, None where it is missing. ``is_polled``: it may be half a second old."""
+    def entry(self, place: S3Place, age_s: float = 0.0) -> S3Entry | None:
+        """Return what a name says, None where it is missing. ``age_s``: what it said may be as old as this."""
         key = place.entry_key
         before, at = self._seen.get(key, (None, 0.0))
-        if before is not None and is_polled and time.monotonic() < at + _POLL_S:
+        if before is not None and time.monotonic() < at + age_s:
             return before
         self._seen.pop(key, None)
         try:
             data, found = self._bucket.get(key)
         except FileNotFoundError:
+            self._seen[key] = None, time.monotonic()
             return None
         header = _HEADER.match(data)
         if header is None:
@@ -85,6 +87,44 @@ class S3Names:
         self._seen[key] = entry, time.monotonic()
         return entry
 
+    def last_seen(self, place: S3Place) -> S3Entry | None:
+        """Return what a name said when it was last looked at, None where it was missing."""
+        if place.entry_key not in self._seen:
+            return self.entry(place)
+        return self._seen[place.entry_key][0]
+
+    def data(self, place: S3Place) -> str:
+        """Return the name of the data that a name stands for, "" where it is missing.
+
+        A save on its way that this process began is not looked at: ``put_in_place`` does that.
+        """
+        if made := self._made.get(place.entry_key):
+            return made
+        entry = self.entry(place, POLL_S)
+        return "" if entry is None else entry.data
+
+    def make(self, place: S3Place) -> bool:
+        """Begin a save: make its name; return False where it exists."""
+        data = f"{step_of(place.entry)}-{os.urandom(8).hex()}"
+        self._made.pop(place.entry_key, None)
+        if not self.give(place, S3Entry(data), None):
+            return False
+        self._made[place.entry_key] = data
+        return True
+
+    def give(self, place: S3Place, entry: S3Entry, former: S3Entry | None) -> bool:
+        """Let a name say this, where it says what ``former`` does; return False where it does not."""
+        self._seen.pop(place.entry_key, None)
+        return self._bucket.put(place.entry_key, entry.content(), former.found.tag if former else "")
+
+    def exists(self, place: S3Place) -> bool:
+        """Return whether a name exists. If it has not changed, what it said is taken to be right for a while."""
+        found = self._bucket.head(place.entry_key)
+        before = self._seen.pop(place.entry_key, (None, 0.0))[0]
+        if found is not None and before is not None and before.found.tag == found.tag:
+            self._seen[place.entry_key] = before, time.monotonic()
+        return found is not None
+
     def file_key(self, path: Path) -> str:
         """Return the key of a file. Raises FileNotFoundError where its directory is missing."""
         place = self.place(path)
@@ -92,17 +132,17 @@ class S3Names:
             return place.key[:-1]
         if not place.name:
             raise NotRegular(errno.EINVAL, "it is a directory, not a regular file", str(path))
-        entry = self.entry(place, is_polled=True)
-        if entry is None:
+        data = self.data(place)
+        if not data:
             raise missing(path)
-        return f"{place.key}data/{entry.data}/{place.name}"
+        return f"{place.key}data/{data}/{place.name}"
 
     def manifest(self, path: Path) -> S3Entry | None:
         """Return the entry of the committed step whose manifest this is; None for another file."""
         place = self.place(path)
         if place.name != MANIFEST or not place.is_step:
             return None
-        entry = self.entry(place)
+        entry = self.entry(place, POLL_S)
         if entry is None:
             raise missing(path)
         return entry
@@ -115,11 +155,13 @@ class S3Names:
     def remove(self, place: S3Place) -> None:
         """Remove a name."""
         self._seen.pop(place.entry_key, None)
+        self._made.pop(place.entry_key, None)
         self._bucket.delete(place.entry_key)
 
     def forget(self) -> None:
         """Ask for every name again."""
         self._seen.clear()
+        self._made.clear()
 
 
 def step_of(entry: str) -> str:

@@ -20,18 +20,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from resilio_hpc.ckpt.store.backend import EntryKind, Store, StoreEntry
 from resilio_hpc.ckpt.store.s3_bucket import S3Bucket
 from resilio_hpc.ckpt.store.s3_files import S3File, S3NewFile, in_parallel
-from resilio_hpc.ckpt.store.s3_names import MANIFEST, S3Names, S3Place, missing, step_of
+from resilio_hpc.ckpt.store.s3_names import MANIFEST, POLL_S, S3Entry, S3Names, S3Place, missing
 from resilio_hpc.core.errors import CheckpointError
 
 _REMOVED = re.compile(r"\.removed-(\d{10,18}-[0-9a-f]{16})")
-_POLL_S = 0.5
-"""For how long the note of a rank is taken to be missing: it is polled."""
 _NO_LIMIT = 1 << 62
 
 
@@ -42,38 +40,60 @@ class S3Store(Store):
         """``key``: where in the bucket ``prefix`` is."""
         self._bucket, self._names = bucket, S3Names(bucket, prefix, key)
         self._missing: dict[str, float] = {}
+        self._manifests: dict[str, bytes] = {}  # of saves on their way
         self._is_checked = False
 
     def _url(self, key: str) -> str:
         return f"s3://{self._bucket.name}/{key}"
 
-    def names(self, directory: Path) -> list[str]:
+    def names(self, directory: Path, steps: bool = True) -> list[str]:
         """See Store."""
         place = self._names.place(directory)
         if place.entry:
-            entry = self._names.entry(place)
-            if entry is None:
-                raise missing(directory)
-            prefix = f"{place.key}data/{entry.data}/"
-            listed = [key[len(prefix) :] for key, _ in self._bucket.listed(prefix)]
-            return sorted({*listed, *([MANIFEST] if place.is_step else [])})
-        listed = [key[len(place.key) :] for key, _ in self._bucket.listed(place.key, "/")]
-        steps = {name for name in listed if name.startswith("step-")} | set(self._latest(place))
-        exists = in_parallel(lambda name: self._bucket.head(f"{place.key}{name}") is not None, sorted(steps))
-        there = {name for name, is_there in zip(sorted(steps), exists, strict=True) if is_there}
-        return [name for name in listed if name and name not in steps] + sorted(there)
+            return sorted({*self._files(directory), *([MANIFEST] if place.is_step else [])})
+        listed = [key[len(place.key) :] for key, _ in self._bucket.listed(f"{place.key}{'' if steps else '.'}", "/")]
+        if not steps:
+            return listed
+        known = [name for name in listed if name.startswith("step-")]
 
-    def _latest(self, place: S3Place) -> Iterator[str]:
+        def existing(name: str) -> str:
+            """Return the name if that step exists, else ""; for "", the name of the latest one."""
+            return self._latest(place) if not name else name if self._names.exists(place._replace(entry=name)) else ""
+
+        latest, *there = in_parallel(existing, ["", *known])
+        if latest and latest not in known:
+            there.append(existing(latest))
+        return [name for name in listed if name and name not in known] + sorted(filter(None, there))
+
+    def _latest(self, place: S3Place) -> str:
         with contextlib.suppress(FileNotFoundError):
             text = self._bucket.get(f"{place.key}latest", 0, 40)[0]
             if text.strip().isdigit():
-                yield f"step-{int(text):010d}"
+                return f"step-{int(text):010d}"
+        return ""
+
+    def _files(self, directory: Path) -> dict[str, int]:
+        """Return the files of a step, or of a save, and their sizes. Raises OSError."""
+        place = self._names.place(directory)
+        data = self._names.data(place)
+        if not data:
+            raise missing(directory)
+        prefix = f"{place.key}data/{data}/"
+        return {key[len(prefix) :]: one.size_bytes for key, one in self._bucket.listed(prefix)}
+
+    def sizes(self, directory: Path, names: Sequence[str], follow: bool = True) -> list[int]:
+        """See Store. Of many files, those that a list does not show are looked for by their names."""
+        listed: dict[str, int] = {}
+        if len(names) > 1:
+            with contextlib.suppress(OSError):
+                listed = self._files(directory)
+        return [listed[name] if name in listed else self.size_of(directory / name) for name in names]
 
     def look(self, path: Path, follow: bool = False) -> StoreEntry | None:
         """See Store. Above the steps every directory exists: the bucket has none."""
         place = self._names.place(path)
         if place.entry and not place.name:
-            entry = self._names.entry(place, is_polled=place.entry.startswith("."))
+            entry = self._names.entry(place, 0.0 if place.is_step else POLL_S)
             return None if entry is None else StoreEntry(EntryKind.DIRECTORY, 0, entry.found.changed_ns)
         try:
             if (committed := self._names.manifest(path)) is not None:
@@ -106,7 +126,7 @@ class S3Store(Store):
             return self._bucket.get(key, 0, limit)[0]
         except FileNotFoundError:
             if is_note:
-                self._missing[key] = time.monotonic() + _POLL_S
+                self._missing[key] = time.monotonic() + POLL_S
             raise
 
     def open(self, path: Path, follow: bool = True) -> S3File:
@@ -119,7 +139,11 @@ class S3Store(Store):
 
     def write(self, path: Path, data: bytes, durable: bool = True) -> None:
         """See Store."""
-        self._bucket.put(self._names.file_key(path), data)
+        place = self._names.place(path)
+        if place.name == MANIFEST and not place.is_step:
+            self._manifests[place.entry_key] = data  # the commit writes it
+        else:
+            self._bucket.put(self._names.file_key(path), data)
 
     def create(self, path: Path, data: bytes = b"") -> bool:
         """See Store."""
@@ -159,17 +183,15 @@ class S3Store(Store):
         place = self._names.place(path)
         if not place.entry:
             return
-        data = f"{step_of(place.entry)}-{os.urandom(8).hex()}"
-        body = f"resilio data {data}\n".encode()
-        if not self._bucket.put(place.entry_key, body, former=""):
+        if not self._names.make(place):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        self._check_conditions(place.entry_key, body)
+        self._check_conditions(place)
 
-    def _check_conditions(self, key: str, body: bytes) -> None:
+    def _check_conditions(self, place: S3Place) -> None:
         """Tell once where the store ignores ``If-None-Match``: that write again must be refused."""
         if not self._is_checked:
             self._is_checked = True
-            if self._bucket.put(key, body, former=""):
+            if self._names.give(place, S3Entry(self._names.data(place)), None):
                 print(
                     f"resilio: s3://{self._bucket.name}: this store ignores If-None-Match, so two jobs that write to "
                     "one directory of checkpoints may undo each other's steps",
@@ -179,16 +201,17 @@ class S3Store(Store):
     def put_in_place(self, staging: Path, final: Path, check: Callable[[Path], None]) -> None:
         """See Store. Of two writers that commit the same step at once, the second one is refused."""
         here, there = self._names.place(staging), self._names.place(final)
+        former = self._names.last_seen(there)  # one that has changed since then is not replaced
         ours = self._names.entry(here)
-        if ours is None:
+        if ours is None or ours.data != self._names.data(here):
             raise missing(staging)
-        former = self._names.entry(there)
         if former is None or former.data != ours.data:
             if former is not None:
                 check(final)
-            manifest = self._bucket.get(f"{here.key}data/{ours.data}/{MANIFEST}")[0]
-            body = f"resilio data {ours.data}\n".encode() + manifest
-            if not self._bucket.put(there.entry_key, body, former.found.tag if former else ""):
+            manifest = self._manifests.pop(here.entry_key, None)
+            if manifest is None:
+                raise missing(staging / MANIFEST)
+            if not self._names.give(there, ours._replace(manifest=manifest), former):
                 raise CheckpointError(
                     f"{self._url(there.key)}{there.entry}: another writer committed this step meanwhile; its step stays"
                 )
@@ -261,6 +284,9 @@ class S3Store(Store):
     def free_bytes(self, directory: Path) -> int:
         """See Store."""
         return _NO_LIMIT
+
+    def check_space(self, directory: Path, size_bytes: int, former: Path | None = None) -> None:
+        """See Store: there is no limit."""
 
 
 def _is_file_name(name: str) -> bool:

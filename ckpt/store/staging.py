@@ -6,7 +6,6 @@ See ``checkpoint_index`` for the names.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 from resilio_hpc.ckpt.store import writers
@@ -23,7 +22,7 @@ def staging_directory(directory: Path, step: int, epoch: int, round_: int, sessi
 
 def staged(directory: Path, session: str) -> dict[Path, int]:
     """Return the staging directories of a session, and their steps. Raises OSError."""
-    found = {name: _STAGING.fullmatch(name) for name in store_of(directory).names(directory)}
+    found = {name: _STAGING.fullmatch(name) for name in store_of(directory).names(directory, steps=False)}
     return {directory / name: int(parts[1]) for name, parts in found.items() if parts and parts[4] == session}
 
 
@@ -41,29 +40,25 @@ def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = ""
     """
     ours = (epoch, round_, step)
     store = store_of(directory)
-    for name in store.names(directory):
-        if found := _STAGING.fullmatch(name):
+    gone = []
+    for name in store.names(directory, steps=False):
+        if store.is_moved_away(name):
+            gone.append(directory / name)
+        elif found := _STAGING.fullmatch(name):
             theirs = (int(found[2]), int(found[3]), int(found[1]))
             their_session = found[4] or ""
             if theirs > ours or (theirs == ours and their_session == session):
                 continue
             is_own = bool(session) and their_session == session  # it saves one step after the other
             if is_own or writers.at_work(directory / name, bool(their_session)) is None:
-                store.move_away(directory / name, "removed")
-    empty_bin(directory)
-
-
-def remove_strangers(staging: Path, files: Collection[str]) -> None:
-    """Remove all but ``files`` and the writers' notes, which dead processes left here. Raises OSError."""
-    store = store_of(staging)
-    for name in store.names(staging):
-        if name not in files and not name.startswith(writers.NOTE):
-            store.remove(staging / name, ignore_errors=False)
+                gone.append(store.move_away(directory / name, "removed"))
+    for path in gone:
+        store.remove(path)
 
 
 def empty_bin(directory: Path) -> None:
     """Remove what was moved away, here or by a process that died, and its temporary files. Raises OSError."""
     store = store_of(directory)
-    for name in store.names(directory):
+    for name in store.names(directory, steps=False):
         if store.is_moved_away(name):
             store.remove(directory / name)

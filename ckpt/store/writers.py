@@ -90,17 +90,25 @@ def make_staging(staging: Path, me: Writer | None) -> None:
     removed.
     """
     store = store_of(staging)
-    found = store.look(staging)
-    if found is not None and found.kind is EntryKind.OTHER:
-        store.remove(staging, ignore_errors=False)
-        found = None
-    if found is None:
+
+    def is_made() -> bool:
+        try:
+            store.make_new_directory(staging)
+        except FileExistsError:
+            return False
+        return True
+
+    try:
+        is_new = is_made()
+    except FileNotFoundError:
         store.make_directory(staging.parent)
-    with contextlib.suppress(FileExistsError):
-        store.make_new_directory(staging)
+        is_new = is_made()
+    if not is_new and (found := store.look(staging)) is not None and found.kind is EntryKind.OTHER:
+        store.remove(staging, ignore_errors=False)
+        is_new = is_made()
     if me is not None:
         store.create(staging / f"{NOTE}{me.pid}", msgspec.json.encode(me))
-    if found is None:
+    if is_new:
         store.sync(staging.parent)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -152,3 +153,17 @@ def test_a_torn_answer_is_asked_for_again(place: Place, proxy: Proxy) -> None:
     proxy.after = after
     assert place.restored() == 1
     assert len(torn) == 3
+
+
+def test_a_save_asks_little_of_the_store(place: Place, proxy: Proxy) -> None:
+    """Each request takes the way to the store and back: what is known is not asked for again."""
+    place.save(1, keep_last=9)
+    place.save(2, keep_last=9)
+    proxy.seen.clear()
+    assert isinstance(place.save(3, keep_last=9), Committed)
+    of_steps = [asked for asked in proxy.seen if re.search("/step-0+[12]$|/data/0+[12]-", asked.path)]
+    assert len(proxy.seen) - len(of_steps) <= 15
+    assert len(of_steps) <= 4 * 2
+    proxy.seen.clear()
+    assert isinstance(place.save(4, keep_last=3), Committed)
+    assert len(proxy.seen) <= 15 + 4 * 3 + 7, "to remove a step takes seven"

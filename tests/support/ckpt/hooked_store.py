@@ -24,9 +24,9 @@ class HookedStore(Store):
     def __init__(self, store: Store, before: Hook) -> None:
         self._store, self._before = store, before
 
-    def names(self, directory: Path) -> list[str]:
+    def names(self, directory: Path, steps: bool = True) -> list[str]:
         self._before("names")
-        return self._store.names(directory)
+        return self._store.names(directory, steps)
 
     def look(self, path: Path, follow: bool = False) -> StoreEntry | None:
         self._before("look")

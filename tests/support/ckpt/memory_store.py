@@ -78,7 +78,7 @@ class MemoryStore(Store):
         self.tree, self.lists_stale = tree, lists_stale
         self._listed: dict[Path, list[str]] = {}
 
-    def names(self, directory: Path) -> list[str]:
+    def names(self, directory: Path, steps: bool = True) -> list[str]:
         with self.tree.lock:
             if directory not in self.tree.entries:
                 raise _missing(directory)
