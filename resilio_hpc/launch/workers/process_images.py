@@ -1,0 +1,144 @@
+"""Images of a node's standby processes: CRIU dumps one that is ready, which ends it, and gives its memory back.
+
+    images = ProcessImages(node)
+    dump = images.begin(command, pid)       # a process that waits for a rank's place; None: it waits on in memory
+    image = dump.look()                     # in each turn; None as long as it takes, or where it has failed
+
+An image has what the script makes before its ``@train.restartable`` function: imports, a model, what a device holds where
+CRIU's plug-in for it can dump that. It has no step's state, so it is good for the whole run. It lies in the agent's
+private directory, and is removed with its use, and with the run's end. The first thing that fails ends all of it on this
+node: then standby processes wait in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from resilio_hpc.core import criu
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.workers.node_context import NodeContext
+from resilio_hpc.launch.workers.spawner_messages import RankCommand, RankImage
+
+DUMP_S = 60.0
+KEPT_FREE = 0.1  # of the disk
+_LOG = "dump.log"
+_SEQPACKET = "0005"
+
+
+class ImageDump:
+    """One dump under way. ``image``: what it will be; ``failed``: why it will not."""
+
+    def __init__(self, image: RankImage) -> None:
+        """Begin. Raises OSError."""
+        self.image = image
+        self.failed = ""
+        self._began = time.monotonic()
+        argv = [
+            *(image.program, "dump", "--tree", str(image.pid), "--images-dir", image.directory, "--log-file", _LOG),
+            *("--manage-cgroups=ignore", "--external", f"unix[{image.inode}]"),
+        ]
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        self._criu = subprocess.Popen(argv, start_new_session=True, **streams)  # type: ignore[call-overload]
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it has taken so far."""
+        return time.monotonic() - self._began
+
+    def is_over(self) -> bool:
+        """Return whether it has ended, well or not. The process lives on where CRIU itself gave up."""
+        code = self._criu.poll()
+        if code is None and self.seconds < DUMP_S:
+            return False
+        if code is None:
+            self.failed = f"no image in {DUMP_S:g} s"
+            self.end()
+        elif code:
+            self.failed = self._said() or f"CRIU ended with {code}"
+        return True
+
+    def _said(self) -> str:
+        with contextlib.suppress(OSError):
+            return criu.first_error(Path(self.image.directory, _LOG).read_text(errors="replace"))
+        return ""
+
+    def end(self) -> None:
+        """End it, and the process that it may have left half changed."""
+        process_tree.signal_group(self._criu.pid, signal.SIGKILL)
+        process_tree.stop_and_kill(self.image.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._criu.wait(1.0)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of its files."""
+        return sum(path.stat().st_size for path in Path(self.image.directory).iterdir())
+
+
+class ProcessImages:
+    """Makes and removes the images of one node."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+        self._folder = node.local_dir / "images"
+        self._is_on = node.options.reentry.process_images == "on"
+
+    def begin(self, command: RankCommand, pid: int) -> ImageDump | None:
+        """Begin to dump a process that waits; ``command`` started it. None where that cannot be."""
+        if not self._is_on:
+            return None
+        directory = self._folder / str(-command.local_rank)
+        try:
+            directory.mkdir(mode=0o700, parents=True)
+            program, inode = criu.find(os.environ), _connection(pid)
+            why = "" if program else "no criu"
+            why = why or self._no_room(pid) or ("" if inode else "it has other connections than that to its agent")
+            if not why:
+                return ImageDump(RankImage(program, str(directory), pid, inode, command))
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}"
+        self.give_up("dumped", pid, why)
+        return None
+
+    def _no_room(self, pid: int) -> str:
+        needed, disk = _private_bytes(pid), shutil.disk_usage(self._folder)
+        if disk.free - needed > KEPT_FREE * disk.total:
+            return ""
+        return f"{needed / 1e9:.1f} GB are too much for {self._folder}, of which {disk.free / 1e9:.1f} GB are free"
+
+    def made(self, dump: ImageDump) -> None:
+        """Take note of an image that is whole."""
+        size, seconds = dump.size, round(dump.seconds, 3)
+        self._node.record("process_image", pid=dump.image.pid, bytes=size, seconds=seconds)
+
+    def give_up(self, what: str, pid: int, why: str) -> None:
+        """Say why a process could not be ``what``. No other image is made."""
+        if self._is_on:
+            self._is_on = False
+            self._node.tell("process_image_failed", what=what, pid=pid, reason=why[:500])
+
+    def remove(self, image: RankImage) -> None:
+        """Remove an image."""
+        shutil.rmtree(image.directory, ignore_errors=True)
+
+
+def _connection(pid: int) -> int:
+    """Return the inode of a process's one Unix connection that keeps packets apart; 0 where it has none, or more."""
+    links = Path(f"/proc/{pid}/fd")
+    held = {found[1] for link in links.iterdir() if (found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link)))}
+    rows = map(str.split, Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:])
+    inodes = [int(row[6]) for row in rows if row[6] in held and row[4] == _SEQPACKET]
+    return inodes[0] if len(inodes) == 1 else 0
+
+
+def _private_bytes(pid: int) -> int:
+    """Return how much memory of a process an image holds, at least."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * sum(map(int, re.findall(r"^(?:RssAnon|VmSwap):\s+(\d+) kB", status, re.MULTILINE)))
