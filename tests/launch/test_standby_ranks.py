@@ -16,6 +16,7 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.rank_error import write_error
 from resilio_hpc.events.event_text import words
+from resilio_hpc.launch.config.reentry_options import ReentryOptions
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
@@ -35,8 +36,8 @@ class Node:
         self.told: list[str] = []
         self.ordered: list[sm.RankCommand] = []
         context: Any = SimpleNamespace(
-            name="n1", arena_dir=folder, record=self.record, tell=self.tell,
-            options=SimpleNamespace(reentry=SimpleNamespace(spare_ranks=count)),
+            name="n1", arena_dir=folder, local_dir=folder, record=self.record, tell=self.tell,
+            options=SimpleNamespace(reentry=ReentryOptions(spare_ranks=count)),
         )  # fmt: skip
         spawner: Any = SimpleNamespace(spawn=self.ordered.append)
         self.parts = StandbyRanks(context, spawner)
