@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -17,6 +18,11 @@ def find(environment: Mapping[str, str]) -> str:
     return shutil.which("criu", path=environment.get("PATH")) or ""
 
 
+def for_this_user() -> tuple[str, ...]:
+    """Return the option of its commands without which it refuses other users than root."""
+    return ("--unprivileged",) if os.geteuid() else ()
+
+
 def version(program: str) -> str:
     """Return its version's number, "" where its answer has none. Raises CommandError."""
     found = re.search(r"\d+(\.\d+)*", run([program, "--version"], LIMIT_S).stdout)
@@ -26,7 +32,7 @@ def version(program: str) -> str:
 def why_not(program: str) -> str:
     """Return why its check fails, in its own words; "" where kernel and rights suffice."""
     try:
-        run([program, "check"], LIMIT_S)
+        run([program, "check", *for_this_user()], LIMIT_S)
     except CommandError as error:
         if error.returncode is None:
             return f"no answer within {LIMIT_S:g} s"

@@ -68,7 +68,7 @@ class ImageRestore:
         given = [word for what, fd in held.items() for word in ("--inherit-fd", f"fd[{fd}]:{what}")]
         argv = [
             *(self.image.program, "restore", "--images-dir", self.image.directory, "--log-file", _LOG),
-            *("--restore-detached", "--restore-sibling", "--manage-cgroups=ignore", *given),
+            *("--restore-detached", "--restore-sibling", "--manage-cgroups=ignore", *given, *criu.for_this_user()),
         ]
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

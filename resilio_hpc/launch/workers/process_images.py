@@ -42,7 +42,7 @@ class ImageDump:
         self._began = time.monotonic()
         argv = [
             *(image.program, "dump", "--tree", str(image.pid), "--images-dir", image.directory, "--log-file", _LOG),
-            *("--manage-cgroups=ignore", "--external", f"unix[{image.inode}]"),
+            *("--manage-cgroups=ignore", "--external", f"unix[{image.inode}]", *criu.for_this_user()),
         ]
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         self._criu = subprocess.Popen(argv, start_new_session=True, **streams)  # type: ignore[call-overload]
