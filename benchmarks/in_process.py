@@ -3,7 +3,7 @@
 .venv/bin/python benchmarks/in_process.py                           # 4 ranks, 1 GB of replicated state each
 .venv/bin/python benchmarks/in_process.py --ranks 8 --state-mb 250
 
-    …/in_process.py --images --before-s 5 --between-s 20     # spare ranks as images; the script computes before its function
+    …/in_process.py --images --before-s 5 --between-s 20   # spare ranks as images; the script works before its function
     …/in_process.py --stop-s 2 --state-mb 1      # SIGSTOP; seconds beyond this limit on a step (ours only)
 
 Peers that benchmarks/peers_setup.sh installed are in the same run; in_process_peers.py says what each is given.
@@ -44,9 +44,8 @@ MODES = (
 )
 
 
-IMAGES = own(
-    "in-process, model kept, a spare rank as an image", "in-process", "outside", "--spare-ranks=1", "--process-images=on"
-)
+IMAGED = ("--spare-ranks=1", "--process-images=on")
+IMAGES = own("in-process, model kept, a spare rank restored", "in-process", "outside", *IMAGED)
 
 
 def steps(run: Launched) -> list[list[tuple[int, float, int]]]:
@@ -136,8 +135,8 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=4, help="faults in one run (4)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each mode (3)")
     parser.add_argument("--between-s", type=float, default=2.0, metavar="S", help="from fault to fault, at least (2)")
-    parser.add_argument("--before-s", type=float, default=0.0, metavar="S", help="the script's work before its function")
-    parser.add_argument("--images", action="store_true", help="with a spare rank as an image (needs CRIU), without peers")
+    parser.add_argument("--before-s", type=float, default=0.0, metavar="S", help="of work before the function")
+    parser.add_argument("--images", action="store_true", help="with spare ranks as images (CRIU), without peers")
     parser.add_argument("--only", default="", metavar="TEXT", help="modes whose name holds this text")
     parser.add_argument("--stop-s", type=float, default=0.0, metavar="S", help="stop ranks; a step may take S seconds")
     parser.add_argument("--seed", type=int, default=0)

@@ -126,8 +126,8 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
         for _ in range(faults):
             kind = draw.choices(list(kinds), list(kinds.values()))[0]
             if options.images:  # each lost rank's place is to be taken by one of them
-                used, nodes = len(run.events("standby_used")), options.nodes
-                run.until(lambda used=used: len(run.events("process_image")) >= nodes + used, "an image on each node")
+                images = options.nodes + len(run.events("standby_used"))
+                run.until(lambda images=images: len(run.events("process_image")) >= images, "an image on each node")
             before, ready = len(run.events("recovered")), len(run.events("spawner_ready"))
             if options.work_s is not None:  # at 100 faults a day many steps are committed between two of them
                 commits = len(run.events("committed"))

@@ -128,8 +128,8 @@ LAUNCH_EVENTS: Mapping[str, Callable[[Fields], str]] = {
         f"{seconds(f.number('seconds'))}"
     ),
     "process_image_failed": lambda f: (
-        f"a standby process on {f.text('node', '?')} could not be {f.text('what')}: {f.text('reason')}; from here on they "
-        "wait in memory"
+        f"a standby process on {f.text('node', '?')} could not be {f.text('what')}: {f.text('reason')}; "
+        "from here on they wait in memory"
     ),
     "standby_lost": lambda f: (
         f"a standby process on {f.text('node', '?')} has ended: {f.text('reason')}"

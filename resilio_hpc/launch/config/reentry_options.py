@@ -35,8 +35,8 @@ class ReentryOptions:
         least=0,
     )
     process_images: ProcessImagesChoice = failures_flag(
-        "on: the processes of --spare-ranks wait as images on each node's disk, and not in memory; CRIU dumps them, and "
-        "restores one in the place of a rank that is lost (default: off)",
+        "on: the processes of --spare-ranks wait as images on each node's disk, and not in memory; CRIU dumps them, "
+        "and restores one in the place of a rank that is lost (default: off)",
         "off",
         choices=get_args(ProcessImagesChoice),
     )

@@ -199,7 +199,7 @@ class LocalRanks:
 
     # -- what becomes of them ----------------------------------------------------------------------------------
 
-    def _on_event(self, event: sm.SpawnerEvent) -> None:
+    def _on_event(self, event: sm.RankEvent) -> None:
         node = self._node
         if isinstance(event, sm.Ready):
             self._core.ready = True

@@ -4,10 +4,10 @@
     dump = images.begin(command, pid)       # a process that waits for a rank's place; None: it waits on in memory
     image = dump.look()                     # in each turn; None as long as it takes, or where it has failed
 
-An image has what the script makes before its ``@train.restartable`` function: imports, a model, what a device holds where
-CRIU's plug-in for it can dump that. It has no step's state, so it is good for the whole run. It lies in the agent's
-private directory, and is removed with its use, and with the run's end. The first thing that fails ends all of it on this
-node: then standby processes wait in memory.
+An image has what the script makes before its ``@train.restartable`` function: imports, a model, what a device holds
+where CRIU's plug-in for it can dump that. It has no step's state, so it is good for the whole run. It lies in the
+agent's private directory, and is removed with its use, and with the run's end. The first thing that fails ends all of
+it on this node: then standby processes wait in memory.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ DUMP_S = 60.0
 KEPT_FREE = 0.1  # of the disk
 _LOG = "dump.log"
 _SEQPACKET = "0005"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 class ImageDump:
@@ -132,7 +133,7 @@ class ProcessImages:
 def _connection(pid: int) -> int:
     """Return the inode of a process's one Unix connection that keeps packets apart; 0 where it has none, or more."""
     links = Path(f"/proc/{pid}/fd")
-    held = {found[1] for link in links.iterdir() if (found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link)))}
+    held = {found[1] for link in links.iterdir() if (found := _SOCKET.fullmatch(str(link.readlink())))}
     rows = map(str.split, Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:])
     inodes = [int(row[6]) for row in rows if row[6] in held and row[4] == _SEQPACKET]
     return inodes[0] if len(inodes) == 1 else 0

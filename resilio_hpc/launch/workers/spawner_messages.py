@@ -164,9 +164,8 @@ class SpawnerDied(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
 
 
 Command = RankCommand | OpenStore | Stop
-SpawnerEvent = (
-    Ready | Started | ImageFailed | SpawnFailed | Exited | StoreReady | StoreDied | AllStopped | StopFailed | SpawnerDied
-)
+RankEvent = Ready | Started | SpawnFailed | Exited | StoreReady | StoreDied | AllStopped | StopFailed | SpawnerDied
+SpawnerEvent = RankEvent | ImageFailed
 
 to_spawner: StructCodec[Command] = StructCodec(Command, "a command to the spawner", MAX_BYTES)
 from_spawner: StructCodec[SpawnerEvent] = StructCodec(SpawnerEvent, "an event of the spawner", MAX_BYTES)

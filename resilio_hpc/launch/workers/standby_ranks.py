@@ -130,7 +130,7 @@ class StandbyRanks:
                 return one.pid
         return 0
 
-    def take_event(self, event: sm.SpawnerEvent) -> sm.SpawnerEvent | None:
+    def take_event(self, event: sm.SpawnerEvent) -> sm.RankEvent | None:
         """Return an event of the spawner for the ranks; None where it is of a process without one."""
         if isinstance(event, sm.SpawnerDied):
             self._end_all()  # and all processes with it
