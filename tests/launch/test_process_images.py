@@ -5,7 +5,6 @@ Where a CRIU hangs, a command that sleeps stands in for it.
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from resilio_hpc.launch.cli.checks import check_process_images
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.reentry_options import ReentryOptions
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.launch.workers import image_restore, process_images
+from resilio_hpc.launch.workers import process_images
 from resilio_hpc.launch.workers.image_restore import ImageRestore
 from resilio_hpc.launch.workers.process_images import ImageDump, ProcessImages
 from resilio_hpc.launch.workers.spawned_processes import SpawnedProcesses
@@ -90,21 +89,19 @@ def standby() -> Iterator[subprocess.Popen[bytes]]:
 def image(folder: Path, program: str, pid: int) -> RankImage:
     log, link = str(folder / "standby1.log"), str(folder / "agent.sock")
     command = RankCommand(-1, ("t.py",), "script", {"RESILIO_AGENT_SOCKET": link}, "/", log, log)
-    return RankImage(program, str(folder), pid, 1, command)
+    return RankImage(program, str(folder), pid, 1, command, 0.2)
 
 
 def test_a_dump_that_hangs_is_ended_with_the_process_that_it_may_have_changed(
-    tmp_path: Path, hung: str, standby: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hung: str, standby: subprocess.Popen[bytes]
 ) -> None:
-    monkeypatch.setattr(process_images, "DUMP_S", 0.2)
-    dump = ImageDump(image(tmp_path, hung, standby.pid))
+    dump = ImageDump(image(tmp_path, hung, standby.pid), 0.2)
     until(dump.is_over, "the end of the dump")
     assert dump.failed == "no image in 0.2 s"
     assert standby.wait(20) == -9
 
 
-def test_a_restore_that_hangs_is_ended(tmp_path: Path, hung: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_restore, "RESTORE_S", 0.2)
+def test_a_restore_that_hangs_is_ended(tmp_path: Path, hung: str) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait(20)
     given = image(tmp_path, hung, ended.pid)
@@ -136,10 +133,10 @@ def test_a_full_disk_leaves_the_process_in_memory(
     monkeypatch.setattr(process_images, "KEPT_FREE", 1.0)  # as if all of the disk had to stay free
     options = SimpleNamespace(reentry=ReentryOptions(spare_ranks=1, process_images="on"))
     node: Any = SimpleNamespace(local_dir=tmp_path, options=options, tell=lambda kind, **fields: told.append(fields))
+    (tmp_path / "criu").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     images = ProcessImages(node)
     command = image(tmp_path, "", standby.pid).command
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "criu").touch(0o755)
     assert images.begin(command, standby.pid) is None
     assert images.begin(command, standby.pid) is None
     (failed,) = told

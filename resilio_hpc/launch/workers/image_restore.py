@@ -18,7 +18,6 @@ from resilio_hpc.launch.workers import forked_child
 from resilio_hpc.launch.workers.spawned_processes import SpawnedProcesses
 from resilio_hpc.launch.workers.spawner_messages import RankCommand, RankImage
 
-RESTORE_S = 15.0  # a rank that starts without takes less than that, nearly always
 _LOG = "restore.log"
 
 
@@ -80,10 +79,10 @@ class ImageRestore:
     def look(self) -> str | None:
         """Return why it has failed, "" where the process runs, and None as long as neither is known."""
         code, ended = (self._processes.awaited.get(pid) for pid in (self._criu, self.image.pid))
-        if not self._why and code is None and self.seconds < RESTORE_S:
+        if not self._why and code is None and self.seconds < self.image.limit_s:
             return None
         if not self._why and code is None:
-            self._why = f"not done in {RESTORE_S:g} s"
+            self._why = f"not done in {self.image.limit_s:.3g} s"
         elif not self._why and code:
             self._why = self._said() or f"CRIU ended with {code}"
         elif not self._why and ended is not None:

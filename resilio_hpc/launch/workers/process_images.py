@@ -26,7 +26,8 @@ from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.spawner_messages import RankCommand, RankImage
 
-DUMP_S = 60.0
+DUMP_S, RESTORE_S = 60.0, 15.0  # a rank that starts without takes less than that, nearly always
+LEAST_SPEED = 2e8  # bytes a second, of what a process has in memory: so much longer it may take
 KEPT_FREE = 0.1  # of the disk
 _LOG = "dump.log"
 _SEQPACKET = "0005"
@@ -36,9 +37,10 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 class ImageDump:
     """One dump under way. ``image``: what it will be; ``failed``: why it will not."""
 
-    def __init__(self, image: RankImage) -> None:
+    def __init__(self, image: RankImage, limit_s: float) -> None:
         """Begin. Raises OSError."""
         self.image = image
+        self._limit_s = limit_s
         self.failed = ""
         self._began = time.monotonic()
         argv = [
@@ -56,10 +58,10 @@ class ImageDump:
     def is_over(self) -> bool:
         """Return whether it has ended, well or not. The process lives on where CRIU itself gave up."""
         code = self._criu.poll()
-        if code is None and self.seconds < DUMP_S:
+        if code is None and self.seconds < self._limit_s:
             return False
         if code is None:
-            self.failed = f"no image in {DUMP_S:g} s"
+            self.failed = f"no image in {self._limit_s:.3g} s"
             self.end()
         elif code:
             self.failed = self._said() or f"CRIU ended with {code}"
@@ -90,6 +92,7 @@ class ProcessImages:
         self._node = node
         self._folder = node.local_dir / "images"
         self._is_on = node.options.reentry.process_images == "on"
+        self._program = criu.find(os.environ) if self._is_on else ""  # once: a folder of PATH may hang later
 
     def begin(self, command: RankCommand, pid: int) -> ImageDump | None:
         """Begin to dump a process that waits; ``command`` started it. None where that cannot be."""
@@ -98,18 +101,20 @@ class ProcessImages:
         directory = self._folder / str(-command.local_rank)
         try:
             directory.mkdir(mode=0o700, parents=True)
-            program, inode = criu.find(os.environ), _connection(pid)
-            why = "" if program else "no criu"
-            why = why or self._no_room(pid) or ("" if inode else "it has other connections than that to its agent")
+            inode, needed = _connection(pid), _private_bytes(pid)
+            why = "" if self._program else "no criu in PATH"
+            why = why or self._no_room(needed) or ("" if inode else "it has other connections than that to its agent")
             if not why:
-                return ImageDump(RankImage(program, str(directory), pid, inode, command))
+                more_s = needed / LEAST_SPEED
+                image = RankImage(self._program, str(directory), pid, inode, command, RESTORE_S + more_s)
+                return ImageDump(image, DUMP_S + more_s)
         except OSError as error:
             why = f"{error.filename}: {error.strerror}"
         self.give_up("dumped", pid, why)
         return None
 
-    def _no_room(self, pid: int) -> str:
-        needed, disk = _private_bytes(pid), shutil.disk_usage(self._folder)
+    def _no_room(self, needed: int) -> str:
+        disk = shutil.disk_usage(self._folder)
         if disk.free - needed > KEPT_FREE * disk.total:
             return ""
         return f"{needed / 1e9:.1f} GB are too much for {self._folder}, of which {disk.free / 1e9:.1f} GB are free"

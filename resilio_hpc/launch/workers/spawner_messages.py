@@ -44,7 +44,7 @@ class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
 class RankImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A process that CRIU has dumped into ``directory``. ``program``: CRIU; ``command``: started the process.
 
-    ``inode``: of the process's connection to the agent.
+    ``inode``: of the process's connection to the agent; ``limit_s``: on the time that its restore may take.
     """
 
     program: str
@@ -52,6 +52,7 @@ class RankImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int
     inode: int
     command: RankCommand
+    limit_s: float
 
 
 class OpenStore(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

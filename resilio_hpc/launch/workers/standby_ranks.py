@@ -138,6 +138,7 @@ class StandbyRanks:
             self._restored.clear()
         if isinstance(event, sm.ImageFailed):
             self._images.give_up("restored", event.pid, event.reason)
+            self._drop_images()
             return None
         if isinstance(event, sm.Started) and (found := self._restored.pop(event.local_rank, None)) is not None:
             self._on_restored(event, *found)
@@ -158,6 +159,12 @@ class StandbyRanks:
             if isinstance(event, sm.SpawnFailed) or not one.may_be_ended:
                 self._on_lost(one, event)
         return None
+
+    def _drop_images(self) -> None:
+        for number, one in list(self._waiting.items()):
+            if one.image is not None:
+                del self._waiting[number]
+                self._images.remove(one.image)
 
     def _on_restored(self, event: sm.Started, command: sm.RankCommand, image: sm.RankImage, began: float) -> None:
         self._images.remove(image)
