@@ -103,7 +103,7 @@ class ProcessImages:
             directory.mkdir(mode=0o700, parents=True)
             inode, needed = _connection(pid), _private_bytes(pid)
             why = "" if self._program else "no criu in PATH"
-            why = why or self._no_room(needed) or ("" if inode else "it has other connections than that to its agent")
+            why = why or self._no_room(needed) or ("" if inode else "its connection to the agent is not the only one")
             if not why:
                 more_s = needed / LEAST_SPEED
                 image = RankImage(self._program, str(directory), pid, inode, command, RESTORE_S + more_s)
@@ -137,8 +137,11 @@ class ProcessImages:
 
 def _connection(pid: int) -> int:
     """Return the inode of a process's one Unix connection that keeps packets apart; 0 where it has none, or more."""
-    links = Path(f"/proc/{pid}/fd")
-    held = {found[1] for link in links.iterdir() if (found := _SOCKET.fullmatch(str(link.readlink())))}
+    held = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            if found := _SOCKET.fullmatch(str(link.readlink())):
+                held.add(found[1])
     rows = map(str.split, Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:])
     inodes = [int(row[6]) for row in rows if row[6] in held and row[4] == _SEQPACKET]
     return inodes[0] if len(inodes) == 1 else 0
