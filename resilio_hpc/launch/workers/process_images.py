@@ -74,7 +74,10 @@ class ImageDump:
 
     def end(self) -> None:
         """End it, and the process that it may have left half changed."""
-        process_tree.signal_group(self._criu.pid, signal.SIGKILL)
+        if self._criu.poll() == 0:
+            return  # the process has ended
+        if self._criu.returncode is None:
+            process_tree.signal_group(self._criu.pid, signal.SIGKILL)
         process_tree.stop_and_kill(self.image.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._criu.wait(1.0)
