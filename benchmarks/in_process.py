@@ -3,6 +3,7 @@
 .venv/bin/python benchmarks/in_process.py                           # 4 ranks, 1 GB of replicated state each
 .venv/bin/python benchmarks/in_process.py --ranks 8 --state-mb 250
 
+    …/in_process.py --images --before-s 5 --between-s 20   # spare ranks as images; the script works before its function
     …/in_process.py --stop-s 2 --state-mb 1      # SIGSTOP; seconds beyond this limit on a step (ours only)
 
 Peers that benchmarks/peers_setup.sh installed are in the same run; in_process_peers.py says what each is given.
@@ -27,7 +28,7 @@ from launchers import OURS, Launcher
 from measure import NEVER, Series, print_table, shown, write_json
 
 SCRIPT = Path(__file__).resolve().parent / "reentry_training.py"
-START_LIMIT_S, LIMIT_S, BETWEEN_S = 180, 60, 2.0
+START_LIMIT_S, LIMIT_S = 180, 60
 
 
 def own(name: str, policy: str, where: str, *more: str) -> Mode:
@@ -41,6 +42,10 @@ MODES = (
     own("in-process, model made again", "in-process", "inside"),
     own("all ranks start again", "all", "inside"),
 )
+
+
+IMAGED = ("--spare-ranks=1", "--process-images=on")
+IMAGES = own("in-process, model kept, a spare rank restored", "in-process", "outside", *IMAGED)
 
 
 def steps(run: Launched) -> list[list[tuple[int, float, int]]]:
@@ -96,12 +101,13 @@ def trial(mode: Mode, options: argparse.Namespace, choice: random.Random, series
     if options.stop_s:
         launcher = replace(launcher, options=(*launcher.options, f"--hang-timeout={options.stop_s:g}"))
         number = signal.SIGSTOP
-    with launched(launcher, options.ranks, mode.script, (str(options.state_mb), mode.setting)) as run:
+    more = (str(options.before_s),) if mode.script == SCRIPT else ()
+    with launched(launcher, options.ranks, mode.script, (str(options.state_mb), mode.setting, *more)) as run:
         if not run.wait_for(lambda: all(len(rows) >= 10 for rows in steps(run)), START_LIMIT_S):
             series.values_s.append(NEVER)
             return f"did not start:\n{run.last_output()}"
         for _ in range(faults):
-            time.sleep(BETWEEN_S + choice.random())
+            time.sleep(options.between_s + choice.random())
             killed_at_s = run.kill_a_rank(choice, number)
             if not run.wait_for(lambda at=killed_at_s: recovered(run, at) is not None, LIMIT_S):
                 series.values_s.append(NEVER)
@@ -128,16 +134,19 @@ def main() -> int:
     parser.add_argument("--state-mb", type=float, default=1000, metavar="MB", help="replicated state of each rank")
     parser.add_argument("--faults", type=int, default=4, help="faults in one run (4)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each mode (3)")
+    parser.add_argument("--between-s", type=float, default=2.0, metavar="S", help="from fault to fault, at least (2)")
+    parser.add_argument("--before-s", type=float, default=0.0, metavar="S", help="of work before the function")
+    parser.add_argument("--images", action="store_true", help="with spare ranks as images (CRIU), without peers")
     parser.add_argument("--only", default="", metavar="TEXT", help="modes whose name holds this text")
     parser.add_argument("--stop-s", type=float, default=0.0, metavar="S", help="stop ranks; a step may take S seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     options = parser.parse_args()
     console, choice = Console(highlight=False), random.Random(options.seed)
-    settings = f"{options.ranks} ranks, {options.state_mb:g} MB each"
-    every = MODES if options.stop_s else (*MODES, *PEER_MODES)
+    settings = f"{options.ranks} ranks, {options.state_mb:g} MB each, {options.before_s:g} s before the function"
+    every = (IMAGES, *MODES) if options.images else MODES if options.stop_s else (*MODES, *PEER_MODES)
     wanted = [mode for mode in every if options.only in mode.name]
-    chosen = [mode for mode in wanted if mode in MODES or is_installed(mode)]
+    chosen = [mode for mode in wanted if mode not in PEER_MODES or is_installed(mode)]
     for mode in wanted:
         if mode not in chosen:
             console.print(f"{mode.name} is skipped: not installed here (benchmarks/peers_setup.sh installs the peers)")

@@ -53,6 +53,8 @@ class Run(StruckRun):
             *("--stamps", str(self.stamps), "--result", str(self.result), "--enough", str(self.enough), *more),
             *(("--in-process",) if options.in_process else ()),
         ]
+        if options.images:
+            argv = ["--spare-ranks", "1", "--process-images", "on", *argv]
         super().__init__(path, argv, options.nodes + options.spares)
 
     def finished(self, number: int) -> int:
@@ -123,6 +125,9 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
         run.until(lambda: len(run.events("spawner_ready")) >= options.nodes + options.spares, "all nodes")
         for _ in range(faults):
             kind = draw.choices(list(kinds), list(kinds.values()))[0]
+            if options.images:  # each lost rank's place is to be taken by one of them
+                images = options.nodes + len(run.events("standby_used"))
+                run.until(lambda images=images: len(run.events("process_image")) >= images, "an image on each node")
             before, ready = len(run.events("recovered")), len(run.events("spawner_ready"))
             if options.work_s is not None:  # at 100 faults a day many steps are committed between two of them
                 commits = len(run.events("committed"))
@@ -141,6 +146,7 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
                 "kind": kind, "lost": lost, "source": first["source"], "recovery_s": recovered["recovery_s"],
                 "ranks": place_of(options), "time": round(time.time()), "choice": options.kinds,
                 "idle_s": round(run.begun(number) - struck_at, 3),
+                "restored_s": [one.fields.get("restored_s") for one in run.events("standby_used")][-1:],
             })  # fmt: skip
             print(json.dumps(found[-1]), flush=True)
         ended = run.end()
@@ -155,7 +161,8 @@ def one_run(path: Path, options: argparse.Namespace, draw: random.Random, faults
 def place_of(options: argparse.Namespace) -> str:
     spares = f" and {options.spares} spare" if options.spares else ""
     slow = f", work of {options.work_s:g} s" if options.work_s is not None else ""
-    return f"{options.nodes}x{options.ranks}{spares}" + (" in-process" if options.in_process else "") + slow
+    how = (" in-process" if options.in_process else "") + (", images" if options.images else "")
+    return f"{options.nodes}x{options.ranks}{spares}{how}{slow}"
 
 
 def _done(rows: list[dict[str, Any]], place: str, kinds: str) -> int:
@@ -197,6 +204,7 @@ def main() -> None:
     parser.add_argument("--kinds", choices=CHOICES, default="all", help="which faults")
     parser.add_argument("--work-s", type=float, help="steps of so much work, before gradients are summed")
     parser.add_argument("--in-process", action="store_true", help="ranks that live enter again in their processes")
+    parser.add_argument("--images", action="store_true", help="one restored from an image takes a lost rank's place")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -2,7 +2,8 @@
 
 Each rank appends ``step unix_time round`` lines to ``$OUT/steps-rank<R>``, and to ``$OUT/phases-rank<R>`` the times of
 an entry: of the function's begin, and when groups, restore, DDP and the first step were done. Where the model is made
-``inside`` of the function, it is made again with each entry; ``outside``, it is kept.
+``inside`` of the function, it is made again with each entry; ``outside``, it is kept. The third argument: seconds of
+work before the function, as the making of an index of samples.
 """
 
 import os
@@ -40,6 +41,11 @@ def make() -> tuple[Model, torch.optim.Optimizer, Checkpointer]:
     model = Model()
     return model, torch.optim.AdamW(model.trained.parameters(), lr=1e-3), Checkpointer(layout=REPLICATED)
 
+
+until = time.monotonic() + float(sys.argv[3] if len(sys.argv) > 3 else 0.0)
+index = torch.empty(0)
+while time.monotonic() < until:
+    index = torch.randperm(1_000_000)
 
 kept = make() if WHERE == "outside" else None
 

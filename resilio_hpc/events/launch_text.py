@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.events.failure_text import signal_name
+from resilio_hpc.events.memory_text import size
 from resilio_hpc.events.phrases import amount, names, plural, seconds
 
 
@@ -118,7 +119,18 @@ LAUNCH_EVENTS: Mapping[str, Callable[[Fields], str]] = {
     "standby_ready": lambda f: (
         f"a standby process on {f.text('node', '?')} waits for a place after {seconds(f.number('seconds'))}"
     ),
-    "standby_used": lambda f: f"a standby process on {f.text('node', '?')} is rank {f.whole('rank')} now",
+    "standby_used": lambda f: (
+        f"a standby process on {f.text('node', '?')} is rank {f.whole('rank')} now"
+        + (f", restored in {seconds(f.number('restored_s'))}" if "restored_s" in f.data else "")
+    ),
+    "process_image": lambda f: (
+        f"a standby process on {f.text('node', '?')} waits as an image of {size(f.number('bytes') or 0.0)} after "
+        f"{seconds(f.number('seconds'))}"
+    ),
+    "process_image_failed": lambda f: (
+        f"a standby process on {f.text('node', '?')} could not be {f.text('what')}: {f.text('reason')}; "
+        "from here on they wait in memory"
+    ),
     "standby_lost": lambda f: (
         f"a standby process on {f.text('node', '?')} has ended: {f.text('reason')}"
         + (f"; there are no more of them (output: {f.text('log')})" if f.data.get("for_good") is True else "")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.core import criu
 from resilio_hpc.doctor import process_restore
 from resilio_hpc.doctor.finding import DoctorFinding, DoctorState, DoctorView
 
@@ -38,7 +39,7 @@ def test_a_check_that_fails_is_told_with_its_first_cause(tmp_path: Path) -> None
 
 def test_a_check_that_passes(tmp_path: Path) -> None:
     found = look(tmp_path, "echo Looks good.")
-    assert (found.state, found.seen) == (DoctorState.OK, "CRIU 3.17.1 passes its own check; no run uses it yet")
+    assert (found.state, found.seen) == (DoctorState.OK, "CRIU 3.17.1 passes its own check, for --process-images on")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,6 @@ def test_gpus_take_a_newer_criu_and_nvidias_tool(
 
 
 def test_a_criu_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_restore, "_LIMIT_S", 0.3)
+    monkeypatch.setattr(criu, "LIMIT_S", 0.3)
     assert "its check fails: no answer within 0.3 s" in look(tmp_path, "sleep 60").seen
     assert "CRIU of an unknown version" in look(tmp_path, "exit 0", version="sleep 60").seen

@@ -179,6 +179,20 @@ def test_a_kept_rank_that_does_not_enter_has_failed_and_one_that_has_not_yet() -
     assert [rank for rank, _ in agent.failed] == [1], "once, and not of those that came or ended"
 
 
+def test_a_rank_that_was_restored_later_has_as_long_from_then_on() -> None:
+    agent = Agent()
+    agent.begin_round(6, kept=1)
+    agent.says(0, rank_link.Attach(0, 0, 6, 100))
+    agent.after(0.0)
+    agent.after(2 * ENTER_S)
+    agent.local.ranks[1].is_kept = True  # its process is there now, from an image
+    agent.after(0.0)
+    agent.after(ENTER_S - 0.1)
+    assert agent.failed == []
+    agent.after(0.2)
+    assert [rank for rank, _ in agent.failed] == [1]
+
+
 def test_new_processes_may_take_longer_to_attach() -> None:
     agent = Agent()
     agent.begin_round(6, kept=1)

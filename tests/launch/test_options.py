@@ -69,10 +69,11 @@ def test_which_checkpoints_are_kept_travels_to_the_agents() -> None:
 
 @pytest.mark.parametrize("policy", ["in-process", "failed", "all"])
 def test_what_a_failure_restarts_travels_to_the_agents(policy: str) -> None:
-    options = given("--restart-policy", policy, "--spare-ranks", "2", "t.py")
+    options = given("--restart-policy", policy, "--spare-ranks", "2", "--process-images", "on", "t.py")
     reentry = LaunchOptions.from_json(options.to_json()).reentry
-    assert (reentry.restart_policy, reentry.spare_ranks) == (policy, 2)
-    assert (given("t.py").reentry.restart_policy, given("t.py").reentry.spare_ranks) == ("in-process", 0)
+    assert (reentry.restart_policy, reentry.spare_ranks, reentry.process_images) == (policy, 2, "on")
+    bare = given("t.py").reentry
+    assert (bare.restart_policy, bare.spare_ranks, bare.process_images) == ("in-process", 0, "off")
 
 
 def test_without_a_flag_every_field_has_its_default_and_every_bound_is_held() -> None:

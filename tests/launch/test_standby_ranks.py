@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.rank_error import write_error
 from resilio_hpc.events.event_text import words
+from resilio_hpc.launch.config.reentry_options import ReentryOptions
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.forking import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
@@ -29,14 +30,14 @@ MEMBER = m.Member("n1", 0, "n1", 2, 0)
 class Node:
     """Two ranks that train, and the processes that were ordered besides."""
 
-    def __init__(self, folder: Path, count: int = 1) -> None:
+    def __init__(self, folder: Path, count: int = 1, images: Literal["off", "on"] = "off") -> None:
         self.folder = folder
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.told: list[str] = []
         self.ordered: list[sm.RankCommand] = []
         context: Any = SimpleNamespace(
-            name="n1", arena_dir=folder, record=self.record, tell=self.tell,
-            options=SimpleNamespace(reentry=SimpleNamespace(spare_ranks=count)),
+            name="n1", arena_dir=folder, local_dir=folder, record=self.record, tell=self.tell,
+            options=SimpleNamespace(reentry=ReentryOptions(spare_ranks=count, process_images=images)),
         )  # fmt: skip
         spawner: Any = SimpleNamespace(spawn=self.ordered.append)
         self.parts = StandbyRanks(context, spawner)
@@ -73,6 +74,14 @@ class Node:
         number = self.start(pid)
         self.parts.heard(number, rank_link.CanReenter())
         return number
+
+    def dumped(self, pid: int) -> sm.RankImage:
+        """Start a process, and have it as an image."""
+        one = self.parts._waiting[self.start(pid)]
+        one.is_ready, one.pid = True, 0
+        one.image = sm.RankImage("criu", str(self.folder / str(pid)), pid, 1, one.command, 15.0)
+        Path(one.image.directory).mkdir()
+        return one.image
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
@@ -228,3 +237,33 @@ def test_a_script_hears_that_it_has_no_rank_yet() -> None:
             getattr(run, name)
     link.enter({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RESILIO_ROUND": "4"})
     assert (run.rank, run.local_rank, run.round) == (1, 1, 4)
+
+
+def test_an_image_goes_with_the_command_of_the_rank_whose_place_it_takes(node: Node) -> None:
+    node.train()
+    image = node.dumped(100)
+    assert node.parts.take(node.command(1)) == 0, "no process waits"
+    assert node.parts.with_image(node.command(1, "another", "argument")).image is None
+    assert node.parts.with_image(node.command(1)).image == image
+    assert node.parts.with_image(node.command(0)).image is None, "it was the only one"
+    started = sm.Started(1, 100, 1.0, "image", "")
+    assert node.parts.take_event(started) == started
+    kind, fields = node.events[-1]
+    assert (kind, fields["pid"], fields["rank"], "restored_s" in fields) == ("standby_used", 100, 1, True)
+    assert not Path(image.directory).exists()
+
+
+def test_after_one_that_was_not_restored_no_other_image_is_used(tmp_path: Path) -> None:
+    node = Node(tmp_path, 1, "on")
+    node.train()
+    first = node.dumped(100)
+    node.parts.with_image(node.command(1))
+    node.parts.tick(node.local)
+    second = node.dumped(200)
+    assert node.parts.take_event(sm.ImageFailed(1, 100, "its files have changed", 0.1)) is None
+    assert "could not be restored: its files have changed; from here on they wait in memory" in node.told[-1]
+    forked = sm.Started(1, 300, 1.0, "fork", "")
+    assert node.parts.take_event(forked) == forked
+    assert node.parts.with_image(node.command(0)).image is None
+    assert "standby_used" not in node.kinds()
+    assert not Path(first.directory).exists() and not Path(second.directory).exists()

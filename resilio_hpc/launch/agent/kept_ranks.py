@@ -44,7 +44,7 @@ class KeptRanks:
         self._local: LocalRound | None = None
         self._done: LocalRound | None = None  # for which it was tried
         self._begun = 0.0
-        self._entered: tuple[LocalRound | None, float] = None, 0.0  # the round whose ranks are awaited, and since when
+        self._entered: tuple[LocalRound | None, int, float] = None, 0, 0.0  # the round, ranks awaited, since when
         self._fruitless = 0
 
     def begin(self, local: LocalRound) -> bool:
@@ -99,9 +99,9 @@ class KeptRanks:
         local, now = self._ranks.local, self._clock()
         if local is None or not local.kept:
             return
-        if self._entered[0] is not local:
-            self._entered = local, now
-        if now - self._entered[1] < ENTER_S or local.failed:
+        if self._entered[0] is not local or self._entered[1] != local.kept:
+            self._entered = local, local.kept, now
+        if now - self._entered[2] < ENTER_S or local.failed:
             return
         for rank in local.ranks.values():
             if rank.is_kept and not rank.attached and not rank.done and not local.failed:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from resilio_hpc.core import extras, trusted_files
+from resilio_hpc.core import criu, extras, trusted_files
 from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
 from resilio_hpc.launch.cli import mpi_check
 from resilio_hpc.launch.cli.program_check import check_command, check_module, check_script
@@ -62,6 +62,8 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
         )
     if options.reentry.spare_ranks and (why := _no_spare_ranks(options)):
         raise UsageError(f"--spare-ranks: {why}")
+    if options.reentry.process_images == "on":
+        check_process_images(options, environment, runs_here(options, environment))
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     notes = check_ranks(options, devices) if runs_here(options, environment) else ()
@@ -81,6 +83,18 @@ def _no_spare_ranks(options: LaunchOptions) -> str:
     if options.kind == "command":
         return "they are for Python scripts, and this is a command"
     return ""
+
+
+def check_process_images(options: LaunchOptions, environment: Mapping[str, str], here: bool) -> None:
+    """Check that there are processes to dump, and that CRIU can. ``here``: this machine is one of the nodes."""
+    if not options.reentry.spare_ranks:
+        raise UsageError("--process-images: images are made of spare ranks: add --spare-ranks 1")
+    if not here:
+        return
+    program = criu.find(environment)
+    why = f"the check of CRIU fails: {said}" if program and (said := criu.why_not(program)) else ""
+    if not program or why:
+        raise UsageError(f"--process-images: {why or 'no criu in PATH'}: leave it out, or see resilio doctor")
 
 
 def check_run_directory(path: Path) -> None:

@@ -8,13 +8,14 @@ from typing import Literal, get_args
 from resilio_hpc.launch.config.flags import failures_flag, whole_number
 
 RestartPolicy = Literal["in-process", "failed", "all"]
+ProcessImagesChoice = Literal["off", "on"]
 
 
 @dataclass(frozen=True)
 class ReentryOptions:
     """``restart_policy``: the rules are in ``launch/agent/kept_ranks`` and ``launch/controller/faults/rank_restarts``.
 
-    ``spare_ranks``: of each node, see ``launch/workers/standby_ranks``.
+    ``spare_ranks``: of each node, see ``launch/workers/standby_ranks``; ``process_images``: ``…/process_images``.
     """
 
     restart_policy: RestartPolicy = failures_flag(
@@ -32,4 +33,10 @@ class ReentryOptions:
         whole_number,
         metavar="K",
         least=0,
+    )
+    process_images: ProcessImagesChoice = failures_flag(
+        "on: the processes of --spare-ranks wait as images on each node's disk, and not in memory; CRIU dumps them, "
+        "and restores one in the place of a rank that is lost (default: off)",
+        "off",
+        choices=get_args(ProcessImagesChoice),
     )

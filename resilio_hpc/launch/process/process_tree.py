@@ -117,6 +117,13 @@ def send(pids: Iterable[int], number: int) -> None:
             pass
 
 
+def stop_and_kill(pid: int) -> None:
+    """End a process that may be half made, and what is below it: all are stopped first, so that none does anything."""
+    tree = [pid, *descendants(pid)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        send(tree, number)
+
+
 def signal_group(leader: int, number: int) -> None:
     """Signal the process group that ``leader`` leads, or is about to lead."""
     try:

@@ -104,11 +104,10 @@ class LocalRanks:
     def tick(self) -> None:
         """Show the ranks' output, and report ranks that do not end."""
         self._console.follow(SHOWS_S)
-        node = self._node
         local = self._core.local
         self._standby.tick(local)
         for rank in local.lingering(time.monotonic()) if local is not None else ():
-            node.tell("exit_overdue", rank=rank.rank, pid=self._pids.get(rank.local_rank), waited_s=LINGERS_S)
+            self._node.tell("exit_overdue", rank=rank.rank, pid=self._pids.get(rank.local_rank), waited_s=LINGERS_S)
         if local is not None and (seen := self._look.answer(local)) is not None:
             self._core.ranks_seen(*seen)
         if local is not None and (passed := self._accounts.tick(local)) is not None:
@@ -169,7 +168,7 @@ class LocalRanks:
                 self._starting.discard(rank.local_rank)
                 rank.is_kept = True
             else:
-                self._spawner.spawn(command)
+                self._spawner.spawn(self._standby.with_image(command))
         self._reentry.end_others()
         self._alone.begin(commands)
         self._standby.begin(commands)
@@ -200,7 +199,7 @@ class LocalRanks:
 
     # -- what becomes of them ----------------------------------------------------------------------------------
 
-    def _on_event(self, event: sm.SpawnerEvent) -> None:
+    def _on_event(self, event: sm.RankEvent) -> None:
         node = self._node
         if isinstance(event, sm.Ready):
             self._core.ready = True
@@ -232,6 +231,7 @@ class LocalRanks:
     def _on_started(self, event: sm.Started) -> None:
         self._pids[event.local_rank] = event.pid
         self._starting.discard(event.local_rank)
+        self._reentry.started(event, self._core.local)
         if event.mode == "exec" and event.why and event.why != self._fork_refused:
             self._fork_refused = event.why
             if self._options.zygote and self._options.kind != "command":

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers.forking import load_time_variables
-from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand
+from resilio_hpc.launch.workers.forking.spawner_messages import RankCommand, Started
+from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_server import RankServer
 
 _OF_A_PROCESS = (
@@ -70,6 +71,14 @@ class RankReentry:
         self._end_kept(command.local_rank)
         self._pids[command.local_rank] = pid
         return True
+
+    def started(self, event: Started, local: LocalRound | None) -> None:
+        """Have a process that was restored from an image take the rank's place, or end it: then the rank has failed."""
+        if event.mode != "image" or local is None:
+            return
+        local.ranks[event.local_rank].is_kept = True
+        if not self._tell(event.pid, self._commands[event.local_rank]):
+            process_tree.stop_and_kill(event.pid)
 
     def _tell(self, pid: int, command: RankCommand) -> bool:
         message = rank_link.EnterRound(command.env, command.stdout_path, command.stderr_path)

@@ -23,12 +23,16 @@ class SpawnedRank(Struct, frozen=True):
 
 
 class SpawnedProcesses:
-    """What runs below this process, the spawner. ``ranks`` by pid; ``stores``: pid → round."""
+    """What runs below this process, the spawner. ``ranks`` by pid; ``stores``: pid → round.
+
+    ``awaited``: pid → exit code once it has ended, of others whose ends are asked for.
+    """
 
     def __init__(self) -> None:
         self.spawner = os.getpid()
         self.ranks: dict[int, SpawnedRank] = {}
         self.stores: dict[int, int] = {}
+        self.awaited: dict[int, int | None] = {}
         self._began = time.time()
 
     def hearing(self) -> Iterator[int]:
@@ -49,6 +53,8 @@ class SpawnedProcesses:
             if pid == 0:
                 return ends
             code = os.waitstatus_to_exitcode(status)
+            if pid in self.awaited:
+                self.awaited[pid] = code
             rank = self.ranks.pop(pid, None)
             if rank is not None:
                 exit_code, number = (code, None) if code >= 0 else (None, -code)

@@ -14,7 +14,7 @@ from resilio_hpc.core.struct_codec import StructCodec
 MAX_BYTES = 1024 * 1024
 
 Kind = Literal["script", "module", "command"]
-Mode = Literal["fork", "exec", "mpi"]
+Mode = Literal["fork", "exec", "mpi", "image"]
 
 
 class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -23,7 +23,8 @@ class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     ``argv[0]`` is the script's path, the module's name or the program; ``env`` is set on top of the spawner's own
     environment; both outputs are opened for appending; ``cpus`` None leaves the affinity as the spawner's;
     ``open_files``: the soft limit on them that the user set, None leaves the spawner's; ``stdin_path`` "": nothing.
-    ``after``: the rank's process before, of the same round: what it has left running ends first.
+    ``after``: the rank's process before, of the same round: what it has left running ends first. ``image``: restore
+    that process, which then waits for its place; where that fails (ImageFailed), the rank starts as without.
     """
 
     local_rank: int
@@ -37,6 +38,21 @@ class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     open_files: int | None = None
     stdin_path: str = ""
     after: int = 0
+    image: RankImage | None = None
+
+
+class RankImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process that CRIU has dumped into ``directory``. ``program``: CRIU; ``command``: started the process.
+
+    ``inode``: of the process's connection to the agent; ``limit_s``: on the time that its restore may take.
+    """
+
+    program: str
+    directory: str
+    pid: int
+    inode: int
+    command: RankCommand
+    limit_s: float
 
 
 class OpenStore(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +96,15 @@ class Started(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     time: float
     mode: Mode
     why: str
+
+
+class ImageFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """spawner → agent: a process could not be restored; its rank starts without (Started or SpawnFailed follows)."""
+
+    local_rank: int
+    pid: int
+    reason: str
+    seconds: float
 
 
 class SpawnFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -140,7 +165,8 @@ class SpawnerDied(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
 
 
 Command = RankCommand | OpenStore | Stop
-SpawnerEvent = Ready | Started | SpawnFailed | Exited | StoreReady | StoreDied | AllStopped | StopFailed | SpawnerDied
+RankEvent = Ready | Started | SpawnFailed | Exited | StoreReady | StoreDied | AllStopped | StopFailed | SpawnerDied
+SpawnerEvent = RankEvent | ImageFailed
 
 to_spawner: StructCodec[Command] = StructCodec(Command, "a command to the spawner", MAX_BYTES)
 from_spawner: StructCodec[SpawnerEvent] = StructCodec(SpawnerEvent, "an event of the spawner", MAX_BYTES)

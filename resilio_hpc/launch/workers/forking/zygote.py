@@ -23,12 +23,14 @@ import msgspec
 from resilio_hpc.core import interpreter, process_title
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers.forking import forked_child, load_time_variables, rank_main, store_host
+from resilio_hpc.launch.workers.forking.image_restore import ImageRestore
 from resilio_hpc.launch.workers.forking.rank_leftovers import LOOKS_MS, RankLeftovers
 from resilio_hpc.launch.workers.forking.rank_stop import RankStop
 from resilio_hpc.launch.workers.forking.spawned_processes import SpawnedProcesses, SpawnedRank
 from resilio_hpc.launch.workers.forking.spawner_messages import (
     MAX_BYTES,
     Command,
+    ImageFailed,
     Mode,
     OpenStore,
     RankCommand,
@@ -78,6 +80,7 @@ class Zygote:
         self._leftovers = RankLeftovers(self._processes)
         self._stop: RankStop | None = None
         self._backlog: deque[RankCommand | OpenStore] = deque()
+        self._restores: list[ImageRestore] = []
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -106,6 +109,7 @@ class Zygote:
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
             self._send(*self._processes.reap())
+            self._see_restores()
             if self._terminated or (self._processes.ranks and self._stopped_agent.is_over(time.monotonic())):
                 self._end()
             if self._link.fileno() in ready:
@@ -126,7 +130,7 @@ class Zygote:
     def _timeout_ms(self) -> float | None:
         if self._stop is not None:
             return self._stop.looks_again_ms()
-        return LOOKS_MS if self._backlog else LOOK_S * 1000 if self._processes.ranks else None
+        return LOOKS_MS if self._backlog or self._restores else LOOK_S * 1000 if self._processes.ranks else None
 
     def _accept(self, command: Command) -> None:
         if not isinstance(command, Stop):
@@ -136,6 +140,8 @@ class Zygote:
         for one in ended:  # its round is over
             self._backlog.remove(one)
         self._leftovers.forget()
+        while self._restores:
+            self._restores.pop().end()
         self._stop = RankStop(command, self._processes, self._stop.begun if self._stop else time.monotonic())
         self._stop.signal_ranks()
 
@@ -143,6 +149,9 @@ class Zygote:
         for _ in range(len(self._backlog)):
             command = self._backlog.popleft()
             if isinstance(command, RankCommand) and command.after and self._must_wait(command):
+                continue
+            if isinstance(command, RankCommand) and command.image is not None:
+                self._restores.append(ImageRestore(command, command.image, self._processes))
                 continue
             task = self._spawn(command) if isinstance(command, RankCommand) else self._open_store(command)
             if task is not None:
@@ -158,6 +167,20 @@ class Zygote:
             what = f"processes {outlived} of its last process outlived SIGKILL (stuck in the kernel?)"
             self._send(SpawnFailed(command.local_rank, what))
         return not over or bool(outlived)
+
+    def _see_restores(self) -> None:
+        """Report those that are over. Where one has failed, its rank starts without."""
+        for restore in list(self._restores):
+            why, command, pid = restore.look(), restore.command, restore.image.pid
+            if why is None:
+                continue
+            self._restores.remove(restore)
+            if why:
+                self._send(ImageFailed(command.local_rank, pid, why, restore.seconds))
+                self._backlog.append(msgspec.structs.replace(command, image=None))
+            else:
+                self._processes.ranks[pid] = SpawnedRank(command.local_rank, "image", command.kind)
+                self._send(Started(command.local_rank, pid, time.time(), "image", ""))
 
     # -- starting ------------------------------------------------------------------------------------------------
 
