@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,14 +11,10 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.core import process
-from tests.support.environments import ROOT, SUPPORT, scrubbed
-from tests.support.frameworks.runs import STRIKE, FrameworkRun
+from tests.support.environments import scrubbed
+from tests.support.frameworks.plain_script import COMMAND, EVERY, SCRIPT, STRUCK, begun, undisturbed_end
+from tests.support.frameworks.runs import FrameworkRun
 from tests.support.waiting import PATIENCE_S, until
-
-SCRIPT = ROOT / "examples" / "train_plain.py"
-STEPS, EVERY, STRUCK = 20, 6, 9
-COMMAND = [str(SCRIPT), "--steps", str(STEPS), "--every", str(EVERY)]
 
 
 def run(path: Path, *options: str, ranks: int = 2, **variables: str) -> FrameworkRun:
@@ -29,17 +24,12 @@ def run(path: Path, *options: str, ranks: int = 2, **variables: str) -> Framewor
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What two ranks held at the end that were forked with torchrun's environment, without a launcher."""
-    path = tmp_path_factory.mktemp("undisturbed")
-    argv = [sys.executable, str(SUPPORT / "train" / "forked_ranks.py"), json.dumps([[str(path), STRIKE, *COMMAND]])]
-    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    process.run(argv, timeout_s=PATIENCE_S, env=scrubbed(**variables), cwd=path)
-    return run(path).end
+    return undisturbed_end(tmp_path_factory.mktemp("undisturbed"))
 
 
 def went_on(disturbed: FrameworkRun, said: str, undisturbed: list[str]) -> None:
     """It began again from its own checkpoint, and holds the bits of an undisturbed run."""
-    starts = [line.partition("ranks, ")[2] for line in said.splitlines() if "ranks, from step" in line]
-    assert starts == ["from step 0", f"from step {EVERY}"]
+    assert begun(said) == [0, EVERY]
     assert disturbed.end == undisturbed
 
 

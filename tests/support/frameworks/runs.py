@@ -51,6 +51,7 @@ FRAMEWORKS = {
     "lightning": Framework("train_lightning.py", ("lightning",)),
     "transformers": Framework("train_transformers.py", ("transformers", "accelerate"), has_workers=False),
     "accelerate": Framework("train_accelerate.py", ("accelerate",)),
+    "ignite": Framework("train_ignite.py", ("ignite",)),
     "deepspeed-1": _zero(1, "fp32"),
     "deepspeed-2": _zero(2, "bf16"),
     "deepspeed-3": _zero(3, "fp32"),
