@@ -85,13 +85,14 @@ class _EngineSteps:
         self._has_stepped = self._is_due = self._is_stopping = False
         self._before: dict[str, Callable[[], None]] = {
             "EPOCH_STARTED": self._begin_epoch,
-            "GET_BATCH_STARTED": self._go_on_in_epoch,
+            "GET_BATCH_STARTED": self._pass_over,
             "ITERATION_STARTED": self._begin_iteration,
             "TERMINATE": self._end,
             "COMPLETED": self._end,
         }
         self._after: dict[str, Callable[[], None]] = {
             "STARTED": self._begin,
+            "EPOCH_STARTED": self._go_on_in_epoch,
             "GET_BATCH_COMPLETED": self._take_batch,
             "DATALOADER_STOP_ITERATION": self._end_iteration_of_loader,
             "ITERATION_COMPLETED": self._end_iteration,
@@ -203,25 +204,27 @@ class _EngineSteps:
 
     def _begin_epoch(self) -> None:
         self._epochs = self._trainer.state.epoch - 1
-        if self._found is not None:
-            set_rng_state(self._found["random"])
-        else:
+        if self._found is None:
             self._in_epoch = 0
             self._boundary_if_due()  # of an epoch that was ended without the event of its end
+        elif self._in_epoch == 0:
+            set_rng_state(self._found["random"])
 
     def _go_on_in_epoch(self) -> None:
-        """Before the first batch of a life: the loader's iteration has begun, and the handlers of starts are done."""
-        position = self._position
-        if position is not None and position.loader is not self._trainer.state.dataloader:
-            raise UsageError("make_resilient: the position in the loader that set_data has set is not known")
+        """After the handlers of the epoch's start, which were called again. The loader's iteration begins next."""
         found, self._found = self._found, None
-        if found is None:
-            return
-        if position is not None:
-            position.begin_other()
-            position.pass_over(lambda: next(self._trainer._dataloader_iter))
-        if self._in_epoch:  # the handlers of the epoch's start were called again
+        if found is not None and self._in_epoch:
             set_rng_state(found["random"])
+
+    def _pass_over(self) -> None:
+        """Before the handlers of a batch: take those that were taken before, where the loader has to read them."""
+        position = self._position
+        if position is None:
+            return
+        if position.loader is not self._trainer.state.dataloader:
+            raise UsageError("make_resilient: the position in the loader that set_data has set is not known")
+        position.begin_other()
+        position.pass_over(lambda: next(self._trainer._dataloader_iter))
 
     def _take_batch(self) -> None:
         self._taken += 1
@@ -230,7 +233,6 @@ class _EngineSteps:
         self._taken = 0
 
     def _begin_iteration(self) -> None:
-        self._go_on_in_epoch()  # where there is no loader
         self._in_epoch += 1
 
     def _note_step(self, *_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.environments import scrubbed
+from tests.support.environments import SUPPORT, scrubbed
 from tests.support.frameworks.plain_script import COMMAND, EVERY, SCRIPT, STRUCK, begun, undisturbed_end
 from tests.support.frameworks.runs import FrameworkRun
 from tests.support.waiting import PATIENCE_S, until
@@ -102,6 +103,23 @@ def test_a_stop_before_the_end_is_gone_on_from(tmp_path: Path, undisturbed: list
     assert launch.returncode == 128 + signal.SIGTERM and stopped.events("verdict")[-1]["verdict"] == "terminated"
     assert "it goes on from what the script itself has saved" in said
     went_on(stopped, said + stopped.launch(), undisturbed)
+
+
+OURS = {"LD_PRELOAD", "RES_OPTIONS", "TORCHINDUCTOR_CACHE_DIR"}  # docs/launching.md says why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["env://", "tcp://"])
+def test_a_script_finds_what_it_finds_under_torchrun(tmp_path: Path, method: str) -> None:
+    command = [str(SUPPORT / "frameworks" / "found_place.py"), method]
+    both = []
+    for name in ("torchrun", "ours"):
+        one = FrameworkRun(tmp_path / name, 2, command, is_watched=False, python=Path(sys.executable))
+        one.torchrun() if name == "torchrun" else one.launch()
+        both.append([json.loads((tmp_path / name / f"found.{rank}").read_text()) for rank in range(2)])
+    for theirs, ours in zip(*both, strict=True):
+        assert set(ours.pop("names")) ^ set(theirs.pop("names")) <= OURS
+        assert ours == theirs and ours["elastic"]
 
 
 SAVES_ON_SIGTERM = """
