@@ -149,6 +149,27 @@ def transformers(megabytes: int, repeats: int, directory: Path) -> None:
     trainer.train()
 
 
+def ignite(megabytes: int, repeats: int, directory: Path) -> None:
+    """Ignite's ``Checkpoint`` on a disk, under DDP."""
+    from ignite.engine import Engine
+    from ignite.handlers import Checkpoint, DiskSaver
+
+    from resilio_hpc.frameworks.ignite import _EngineSteps
+
+    model = nn.parallel.DistributedDataParallel(Layers(megabytes))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, WIDTH))["loss"].backward()
+    optimizer.step()
+    objects, trainer = {"model": model, "optimizer": optimizer}, Engine(lambda *_: None)
+    steps = _EngineSteps(trainer, objects, 0, directory / "ours", 0, {})
+
+    def theirs(step: int) -> None:
+        files = DiskSaver(str(directory / "theirs"), require_empty=False)
+        Checkpoint(objects, files, global_step_transform=lambda *_: step)(trainer)
+
+    Measured(directory, repeats, {"resilio_hpc": ours(steps, steps.parts), "Ignite": theirs}).run()
+
+
 def deepspeed(megabytes: int, repeats: int, directory: Path) -> None:
     """DeepSpeed's ``save_checkpoint``, of ZeRO 3."""
     import deepspeed

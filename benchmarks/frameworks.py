@@ -4,9 +4,9 @@
 
 Two ranks on this machine, in the environment of ``scripts/frameworks_setup.sh``; a framework that is missing there is
 left out with one line. The state is ``--megabytes`` of weights and AdamW's moments: the same in both ranks under DDP
-(Lightning, Trainer), half in each under ZeRO 3 (DeepSpeed) and FSDP2 (DCP). A save is ours when the snapshot is taken:
-it is committed in the background, as that of DCP's ``async_save``; those of the frameworks are files when they return.
-Neither syncs them to the disk, and ours does, in the background. Each save begins when the one before is done.
+(Lightning, Trainer, Ignite), half in each under ZeRO 3 (DeepSpeed) and FSDP2 (DCP). A save is ours when the snapshot is
+taken: it is committed in the background, as that of DCP's ``async_save``; those of the frameworks are files when they
+return. Neither syncs them to the disk, and ours does, in the background. Each save begins when the one before is done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from measure import Series, machine, shown
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".venv-frameworks" / "bin" / "python"
-FRAMEWORKS = ("lightning", "transformers", "deepspeed", "dcp")
+FRAMEWORKS = ("lightning", "transformers", "ignite", "deepspeed", "dcp")
 LIMIT_S = 600.0
 
 

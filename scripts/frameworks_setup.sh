@@ -29,6 +29,8 @@ fi
 framework lightning lightning==2.6.6
 framework transformers transformers==5.24.0 accelerate==1.15.0
 framework torchdata torchdata==0.11.0
+framework ignite pytorch-ignite==0.5.5
+framework hydra hydra-core==1.3.8 hydra-submitit-launcher==1.2.0
 framework megatron megatron-core==0.16.1
 export DS_BUILD_OPS=0 DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$PWD/.venv-frameworks/extensions"
 framework deepspeed deepspeed==0.19.8

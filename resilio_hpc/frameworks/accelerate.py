@@ -13,18 +13,16 @@ with the body of the epoch, so that an evaluation there belongs to it. See docs/
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from accelerate.data_loader import DataLoaderShard
-from torch.nn.parallel import DistributedDataParallel
 
 from resilio_hpc.ckpt import REPLICATED
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.frameworks.epoch_steps import EpochSteps
-from resilio_hpc.train.exact_resume import warm_up_ddp
+from resilio_hpc.train.exact_resume import ddp_wrappers, warm_up_ddp
 
 _KNOWN = ("NO", "MULTI_CPU", "MULTI_GPU")
 
@@ -76,7 +74,7 @@ class AcceleratedSteps(EpochSteps):
     def _go_on(self, found: dict[str, Any] | None) -> None:
         if found is not None:
             self._accelerator.step = found["accumulated"]
-        for wrapper in _wrappers_of(self._accelerator._models):
+        for wrapper in ddp_wrappers(self._accelerator._models):
             warm_up_ddp(wrapper)
 
     def _has_stepped(self) -> bool:
@@ -91,10 +89,3 @@ class AcceleratedSteps(EpochSteps):
     def _own_iterator(self, own: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         self._loader.set_epoch(self._epoch)
         return own()
-
-
-def _wrappers_of(models: list[Any]) -> list[Any]:
-    """Return the DistributedDataParallel of these models: the script has it, and the accelerator does not."""
-    inner = [id(model) for model in models]
-    found = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
-    return sorted((one for one in found if id(one.module) in inner), key=lambda one: inner.index(id(one.module)))

@@ -109,19 +109,19 @@ class EpochSteps:
         self._go_on(found)
         if found is not None:
             set_rng_state(found["random"])
+        loop = self._loop = StepLoop(self.run, self._checkpoint.saver(self.parts), self._every)
         if self._epoch < total:
-            self._loop = StepLoop(self.run, self._checkpoint.saver(self.parts), self._every)
-            self._stop_if(self._loop.begin(self.completed, max(total_steps, self.completed)))
+            loop.leave_if(loop.begin(self.completed, max(total_steps, self.completed)), self.completed)
         while self._epoch < total:
             yield self._epoch
             self._epoch, self._taken = self._epoch + 1, 0
             if self._is_due:
                 self._boundary(self._epoch == total)
-        self._end()
+        loop.end(self.completed)
 
     def _batches(self, own: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield the batches that are left in this epoch."""
-        if self._loop is None:
+        if self._loop is None or not self._loop.has_begun:
             yield from own()
             return
         plain = self._plain_loader()
@@ -161,18 +161,7 @@ class EpochSteps:
     def _boundary(self, is_last: bool) -> None:
         self._is_due = False
         assert self._loop is not None
-        self._stop_if(self._loop.boundary(self.completed, is_last))
-
-    def _stop_if(self, stop: bool) -> None:
-        if stop:
-            self._end()
-            raise SystemExit(0)
-
-    def _end(self) -> None:
-        if self._loop is not None:
-            self._loop.end(self.completed)
-        else:
-            self.run.finish(self.completed)
+        self._loop.leave_if(self._loop.boundary(self.completed, is_last), self.completed)
 
 
 def _call_through(loader: Any, through: Callable[[Callable[[], Iterator[Any]]], Iterator[Any]]) -> None:

@@ -57,7 +57,6 @@ class ResilioCallback(_callback_base()):  # type: ignore[misc]
         self._section: AbstractContextManager[None] | None = None
         self._state: LightningState | None = None
         self._loop: StepLoop | None = None
-        self._is_ended = False
 
     # -- before training -------------------------------------------------------------------------------------------
 
@@ -69,8 +68,8 @@ class ResilioCallback(_callback_base()):  # type: ignore[misc]
         if self._checkpoint is None:
             directory = self._directory or self._run.checkpoint_dir
             self._checkpoint = Checkpointer(directory, layout=layout, **self._options)
-        self._loop, self._is_ended = None, False
         self._state = LightningState(trainer)
+        self._loop = StepLoop(self._run, self._checkpoint.saver(self._state.parts), self._every)
         self._state.see_loaders()
         _call_through(trainer.fit_loop.epoch_loop, "on_run_start", self._on_epoch_begin)
         _call_through(trainer.fit_loop.epoch_loop, "on_advance_end", self._on_batch_end)
@@ -94,14 +93,13 @@ class ResilioCallback(_callback_base()):  # type: ignore[misc]
     # -- boundaries ------------------------------------------------------------------------------------------------
 
     def _on_epoch_begin(self, call: Callable[..., None], fetcher: Any) -> None:
-        assert self._state is not None and self._checkpoint is not None
-        self._state.begin_epoch(call, fetcher)
-        if self._loop is None:
-            save = self._checkpoint.saver(self._state.parts)
-            self._loop = StepLoop(self._run, save, self._every)
-            total = self._state.trainer.estimated_stepping_batches
-            known = int(total) if math.isfinite(total) else self._state.completed
-            self._stop_if(self._loop.begin(self._state.completed, max(known, self._state.completed)))
+        state, loop = self._state, self._loop
+        assert state is not None and loop is not None
+        state.begin_epoch(call, fetcher)
+        if not loop.has_begun:
+            total = state.trainer.estimated_stepping_batches
+            known = int(total) if math.isfinite(total) else state.completed
+            loop.leave_if(loop.begin(state.completed, max(known, state.completed)), state.completed)
 
     def _on_batch_end(self, call: Callable[..., None], fetcher: Any) -> None:
         call(fetcher)
@@ -118,21 +116,12 @@ class ResilioCallback(_callback_base()):  # type: ignore[misc]
         assert state is not None and loop is not None
         if state.take_step(is_epoch_end):
             self._leave_section()
-            self._stop_if(loop.boundary(state.completed))
-
-    def _stop_if(self, stop: bool) -> None:
-        if stop:
-            self._end()
-            raise SystemExit(0)
+            loop.leave_if(loop.boundary(state.completed), state.completed)
 
     def _end(self) -> None:
         self._leave_section()
-        if self._state is not None and not self._is_ended:
-            self._is_ended = True
-            if self._loop is not None:
-                self._loop.end(self._state.completed)
-            else:
-                self._run.finish(self._state.completed)
+        if self._state is not None and self._loop is not None:
+            self._loop.end(self._state.completed)
 
     # -- Lightning's hooks -----------------------------------------------------------------------------------------
 

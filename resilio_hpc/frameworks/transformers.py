@@ -23,6 +23,7 @@ from transformers.trainer_callback import ExportableState
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, rng_state, set_rng_state
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.frameworks.call_through import call_through
 from resilio_hpc.train.exact_resume import warm_up_ddp
 from resilio_hpc.train.run import attach
 from resilio_hpc.train.step_loop import StepLoop
@@ -51,7 +52,7 @@ def make_resilient(
         raise UsageError(f"make_resilient: this Trainer has no {missing[0]}; it was made for transformers 5.24")
     steps = _TrainerSteps(trainer, every, directory, options)
     for name in _WRAPPED:
-        _call_through(trainer, name, getattr(steps, name.lstrip("_")))
+        call_through(trainer, name, getattr(steps, name.lstrip("_")))
     trainer.add_callback(_Notes(steps))
 
 
@@ -67,7 +68,7 @@ class _TrainerSteps:
         self._loader: Any = None
         self._prepared: Any = None
         self._found: dict[str, Any] | None = None
-        self._loop: StepLoop | None = None
+        self._loop = self._new_loop()
         self._completed = 0
         self._steps_per_epoch = 0
         self.is_epoch_end = False
@@ -133,7 +134,10 @@ class _TrainerSteps:
         return done
 
     def _forget(self) -> None:
-        self._loop, self._found = None, None
+        self._loop, self._found = self._new_loop(), None
+
+    def _new_loop(self) -> StepLoop:
+        return StepLoop(self.run, self._checkpoint.saver(self.parts), self._every)
 
     def _prepare(self, max_steps: int, resume_from: Any) -> Any:
         trainer = self.trainer
@@ -154,11 +158,11 @@ class _TrainerSteps:
                 control.should_training_stop = True
                 return
             words["resume_from_checkpoint"] = _OURS
-        if self._loop is None:
+        if not self._loop.has_begun:
             if self._found is not None:
                 set_rng_state(self._found["random"])
-            self._loop = StepLoop(self.run, self._checkpoint.saver(self.parts), self._every)
-            self._stop_if(self._loop.begin(self._completed, max(state.max_steps, self._completed)))
+            stop = self._loop.begin(self._completed, max(state.max_steps, self._completed))
+            self._loop.leave_if(stop, self._completed)
         self.is_epoch_end = False
         call(**words)
         self._found = None
@@ -182,24 +186,13 @@ class _TrainerSteps:
         is_last = is_last or control.should_epoch_stop or control.should_training_stop
         if state.global_step > self._completed and (self.is_epoch_end or not is_last):
             self._completed = state.global_step
-            assert self._loop is not None
-            self._stop_if(self._loop.boundary(self._completed, is_last=self._completed >= state.max_steps))
+            stop = self._loop.boundary(self._completed, is_last=self._completed >= state.max_steps)
+            self._loop.leave_if(stop, self._completed)
 
     def finalize_training(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Save the last step: the best model may be loaded next."""
-        self._end()
+        self._loop.end(self._completed)
         return call(*arguments)
-
-    def _stop_if(self, stop: bool) -> None:
-        if stop:
-            self._end()
-            raise SystemExit(0)
-
-    def _end(self) -> None:
-        if self._loop is not None:
-            self._loop.end(self._completed)
-        else:
-            self.run.finish(self._completed)
 
 
 class _Notes(TrainerCallback):  # type: ignore[misc]
@@ -213,9 +206,3 @@ class _Notes(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         self._steps.run.log(state.global_step, **(logs or {}))
-
-
-def _call_through(owner: Any, name: str, through: Callable[..., Any]) -> None:
-    """Have ``owner.name(…)`` call ``through(owner.name, …)``."""
-    own = getattr(owner, name)
-    setattr(owner, name, lambda *arguments, **words: through(own, *arguments, **words))

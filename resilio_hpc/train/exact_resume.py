@@ -8,9 +8,10 @@ therefore drifts from one that was not, unless the rebuild happens before its fi
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,15 @@ def warm_up_ddp(model: torch.nn.Module, forward_backward: Callable[[], object] |
         f"warm_up_ddp: DDP did not rebuild its gradient buckets after {_MOST_ITERATIONS} passes, so this run cannot "
         "resume exactly; forward_backward must call the DDP-wrapped model and backward(), not within no_sync()"
     )
+
+
+def ddp_wrappers(models: Sequence[object]) -> list[Any]:
+    """Return the DistributedDataParallel of these models, in their order: a script may have it, and no one else."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    inner = [id(model) for model in models]
+    found = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+    return sorted((one for one in found if id(one.module) in inner), key=lambda one: inner.index(id(one.module)))
 
 
 def _zero_gradients(model: torch.nn.Module) -> None:

@@ -97,9 +97,8 @@ class Run:
             yield start
             start += 1
             stop = loop.boundary(start, is_last=start == total)
+        loop.leave_if(stop, start)
         loop.end(start)
-        if stop:
-            raise SystemExit(0)
 
     def _holder_of(self, save: object) -> StepHolder | None:
         """Return what can save the last finished step, if the launcher may ask for that."""

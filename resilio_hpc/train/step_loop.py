@@ -61,13 +61,16 @@ class StepLoop:
         """As ``Run.steps``."""
         self._run, self._save, self._every = run, save, every
         self._compare_within = compare_within
-        self._holder = run._holder_of(save)
+        self._holder: StepHolder | None = None
         self._saved_at = -1
         self._handle: Waitable | None = None
+        self.has_begun = self._is_ended = False
 
     def begin(self, start: int, total: int, is_over: bool = False) -> bool:
         """Go on after ``start`` steps; return whether all ranks stop here. ``is_over``: no step follows."""
         run = self._run
+        self.has_begun = True
+        self._holder = run._holder_of(self._save)
         if run._link is not None and run.rank == 0:
             run._link.offer(StepsPlanned(start, total))
         stop = not is_over and run._stop_here(start)
@@ -95,8 +98,20 @@ class StepLoop:
                 self._saved_at, self._handle = completed, self._save(completed)
         return stop
 
+    def leave_if(self, stop: bool, completed: int) -> None:
+        """Where all ranks ``stop`` here: end, and raise SystemExit(0)."""
+        if stop:
+            self.end(completed)
+            raise SystemExit(0)
+
     def end(self, completed: int) -> None:
-        """Save what is not saved, wait until it is committed, and leave training on purpose."""
-        if self._save is not None and (self._saved_at != completed or self._handle is not None):
+        """Save what is not saved, wait until it is committed, and leave training on purpose, once.
+
+        Nothing is saved where training was complete before it began.
+        """
+        if self._is_ended:
+            return
+        self._is_ended = True
+        if self.has_begun and self._save is not None and (self._saved_at != completed or self._handle is not None):
             self._run.save_last(completed, self._save, self._handle if self._saved_at == completed else None)
         self._run.finish(completed)

@@ -164,6 +164,34 @@ def test_what_needs_slurm_is_told_to_have_no_effect_without_it() -> None:
     assert plan(chained, in_a_job, CPU_NODE, True).chained_jobs == 20
 
 
+HYDRA = """
+@hydra.main(version_base=None, config_path="conf", config_name="large")
+def main(config):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "configuration", "is_told"),
+    [
+        (("lr=0.1",), None, True),
+        (("lr=0.1",), "hydra: {run: {dir: 'outputs/${now:%H-%M-%S}'}}", True),
+        (("lr=0.1",), "hydra: {run: {dir: '${oc.env:RESILIO_RUN_DIR}/hydra'}}", False),
+        (("lr=0.1", "hydra.run.dir=/runs/large"), None, False),
+        (("--multirun", "lr=0.1,0.2", "hydra.sweep.dir=/runs/sweep"), None, False),
+    ],
+)
+def test_a_hydra_script_whose_directory_changes_is_told_of_one_that_stays(
+    tmp_path: Path, words: tuple[str, ...], configuration: str | None, is_told: bool
+) -> None:
+    (tmp_path / "x.py").write_text(HYDRA)
+    if configuration is not None:
+        (tmp_path / "conf").mkdir()
+        (tmp_path / "conf" / "large.yaml").write_text(configuration)
+    notes = check(options(script_args=words), {}, tmp_path, CPU_NODE)
+    assert ["'hydra.run.dir=${oc.env:RESILIO_RUN_DIR}/hydra'" in note for note in notes] == [True] * is_told
+
+
 def test_a_chain_of_array_tasks_is_refused_with_another_way() -> None:
     environment = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
     chained = LaunchOptions("/bin/true", "command", "/tmp/no-run-yet", chain=True)

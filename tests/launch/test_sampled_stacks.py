@@ -125,6 +125,8 @@ def test_what_is_under_way_ends_with_the_round(sampling: Sampling, tmp_path: Pat
     stacks = sampling(program(tmp_path / "py-spy", f"echo $$ >{tmp_path}/pid; exec sleep 1000"))
     stacks.ask({1: tmp_path / "0"})
     sampled(stacks, tmp_path / "pid", "\n")
+    assert stacks.suspends(1) and not stacks.suspends(2)
     stacks.close()
+    assert not stacks.suspends(1)
     number = int((tmp_path / "pid").read_text())
     until(lambda: not Path(f"/proc/{number}").exists(), lambda: f"process {number} lives")

@@ -9,7 +9,7 @@ from pathlib import Path
 from resilio_hpc.core import criu, extras, trusted_files
 from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
 from resilio_hpc.launch.cli import mpi_check
-from resilio_hpc.launch.cli.program_check import check_command, check_module, check_script
+from resilio_hpc.launch.cli.program_check import check_command, check_module, check_script, hydra_notes
 from resilio_hpc.launch.config.metrics_options import DEFAULT_ADDRESS, HIGHEST_PORT
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.gpus.devices import NodeDevices, local_world_size
@@ -69,6 +69,8 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
     notes = check_ranks(options, devices) if runs_here(options, environment) else ()
     flags = (("--chain", options.chain), ("--resize", options.resizing.resize))
     without = tuple(flag for flag, given in flags if given and not in_slurm(options, environment))
+    if options.kind == "script":
+        notes += hydra_notes(options.script, options.script_args, cwd)
     return notes + tuple(f"{flag} has no effect outside of Slurm" for flag in without)
 
 

@@ -20,6 +20,7 @@ from resilio_hpc.core.errors import UsageError
 
 _LOADERS = re.compile(r"python[\d.]*|torchrun|srun|mpirun|mpiexec|accelerate|deepspeed|horovodrun")
 _LOADER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_RUN_DIR = "RESILIO_RUN_DIR"
 _MAX_SOURCE_BYTES = 8 * 1024 * 1024
 
 
@@ -52,6 +53,30 @@ def check_script(script: str, arguments: Sequence[str], cwd: Path) -> None:
     if source.startswith(b"\x7fELF") or re.match(rb"#!(?!.*python)", source):
         raise UsageError(f"{script} is not a Python script: add --no-python to run it as a command")
     check_syntax(source, script)
+
+
+def hydra_notes(script: str, arguments: Sequence[str], cwd: Path) -> tuple[str, ...]:
+    """Return a note on a Hydra script whose output directory is another one after each restart, where that is seen.
+
+    Its checkpoints are not found there again. A directory that stays is named by a word, or in its configuration.
+    """
+    try:
+        text = (cwd / script).read_text(errors="replace")
+        main = re.search(r"@hydra\.main\(([^)]*)\)", text)
+        if main is None or any(word.startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for word in arguments):
+            return ()
+        named = dict(re.findall(r"""config_(path|name)\s*=\s*["']([^"']+)""", main[1]))
+        folder = (cwd / script).parent / named.get("path", "")
+        if _RUN_DIR in (folder / f"{named.get('name', 'config').removesuffix('.yaml')}.yaml").read_text():
+            return ()
+    except FileNotFoundError:
+        pass  # of the configuration
+    except (OSError, ValueError):
+        return ()
+    return (
+        f"{script} uses Hydra, which makes another output directory at each restart: for checkpoints there, add "
+        f"'hydra.run.dir=${{oc.env:{_RUN_DIR}}}/hydra' behind the script (docs/frameworks.md)",
+    )
 
 
 def _is_archive(path: Path, script: str) -> bool:

@@ -114,6 +114,8 @@ class RankLook:
     def _sight(self, rank: LocalRank, local_rank: int, ranks: int) -> RankSight:
         pid = self._pids.get(local_rank)
         state, waits_in, cpu_s = _facts(pid) if pid is not None else ("", "", 0.0)
+        if state == "t" and self._sampled.suspends(pid):
+            state = "S"  # by our own sampler, and by no debugger
         ring = self._ring(local_rank)
         begun, completed = ring.counts if ring is not None else (-1, -1)
         groups, calls = ring.look(ranks) if ring is not None else ((), ())

@@ -40,6 +40,10 @@ class SampledStacks:
         """Sample these processes, each into its file. Those of an earlier order that have not begun are left out."""
         self._waiting = [(pid, path, WAYS[0]) for pid, path in ranks.items()] if self._program else []
 
+    def suspends(self, pid: int | None) -> bool:
+        """Return whether this process is being sampled, which stops it for a moment, seconds on a busy node."""
+        return self._process is not None and self._current is not None and self._current[0] == pid
+
     def tick(self) -> None:
         """Begin what waits; end what takes too long."""
         if self._process is not None and self._current is not None:

@@ -51,6 +51,7 @@ FRAMEWORKS = {
     "lightning": Framework("train_lightning.py", ("lightning",)),
     "transformers": Framework("train_transformers.py", ("transformers", "accelerate"), has_workers=False),
     "accelerate": Framework("train_accelerate.py", ("accelerate",)),
+    "ignite": Framework("train_ignite.py", ("ignite",)),
     "deepspeed-1": _zero(1, "fp32"),
     "deepspeed-2": _zero(2, "bf16"),
     "deepspeed-3": _zero(3, "fp32"),
@@ -58,22 +59,28 @@ FRAMEWORKS = {
 
 
 class FrameworkRun:
-    """One run in the folder ``path``; each call is a launch of it. ``is_watched``: by strike.py."""
+    """One run in the folder ``path``; each call is a launch of it.
+
+    ``is_watched``: by strike.py. ``options``, ``variables``: more of the launcher's.
+    """
 
     def __init__(
-        self, path: Path, ranks: int, command: Sequence[str], *, is_watched: bool = True, python: Path = PYTHON
-    ) -> None:
+        self, path: Path, ranks: int, command: Sequence[str], *, is_watched: bool = True, python: Path = PYTHON,
+        options: Sequence[str] = (), **variables: str,
+    ) -> None:  # fmt: skip
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.ranks, self._command, self._python = path, ranks, list(command), str(python)
         self._watcher = [STRIKE] if is_watched else []
+        self._options, self._variables = options, variables
 
     def start(self, *strike: str) -> subprocess.Popen[str]:
         """Start a launch; ``strike``: what strike.py is to do."""
-        return self._start(["resilio_hpc.cli.resilio_launch", "--run-dir", "run"], strike)
+        return self._start(["resilio_hpc.cli.resilio_launch", "--run-dir", "run", *self._options], strike)
 
     def _start(self, launcher: Sequence[str], strike: Sequence[str] = (), **more: str) -> subprocess.Popen[str]:
         variables = {
             **DEEPSPEED,
+            **self._variables,
             **more,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
@@ -89,10 +96,10 @@ class FrameworkRun:
         """Launch, and return what was printed, after a good end."""
         return self._end_of(self.start(*strike))
 
-    def torchrun(self, other: FrameworkRun) -> str:
-        """Start under torchrun, from the checkpoints of another run. Returns what was printed, after a good end."""
-        where = str(other.path / "run" / "checkpoints")
-        return self._end_of(self._start(["torch.distributed.run", "--standalone"], RESILIO_CHECKPOINT_DIR=where))
+    def torchrun(self, other: FrameworkRun | None = None) -> str:
+        """Start under torchrun, from our checkpoints of another run. Returns what was printed, after a good end."""
+        where = {} if other is None else {"RESILIO_CHECKPOINT_DIR": str(other.path / "run" / "checkpoints")}
+        return self._end_of(self._start(["torch.distributed.run", "--standalone"], **where))
 
     def _end_of(self, launch: subprocess.Popen[str]) -> str:
         said, _ = launch.communicate(timeout=PATIENCE_S)

@@ -1,8 +1,9 @@
 """Run a script, note what it has trained, and strike one of its ranks in the midst of a step, whatever the framework.
 
-strike.py [STEP RANK HOW] SCRIPT [WORD…]     HOW: kill, raise, or wait (until the file "go on" is there)
+strike.py [STEP RANK HOW] SCRIPT [WORD…]     HOW: kill, raise, memory (of the GPU is full), exit (with 137, as after
+a kill in a container), stop (SIGSTOP), or wait (until the file "go on" is there)
 
-It strikes in the first life of the ranks only, in the forward pass that follows after STEP optimizer steps. At a good
+It strikes once, in the first life of a job's ranks: in the forward pass after STEP optimizer steps. At a good
 end each rank writes what its optimizers and its model hold, as SHA-256, to "end/RANK".
 """
 
@@ -30,7 +31,7 @@ class Watched:
     def __init__(self, step: int, rank: str, how: str) -> None:
         self._step, self._how, self._done = step, how, 0
         first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        self._is_struck = not first_life or os.environ.get("RANK", "0") != rank
+        self._is_struck = not first_life or os.environ.get("RANK", "0") != rank or Path("struck").exists()
         self._trained: dict[int, tuple[Any, Any]] = {}
         self._model: Any = None
         register_optimizer_step_post_hook(self._stepped)
@@ -46,11 +47,15 @@ class Watched:
         if self._is_struck or not module.training or self._done != self._step:
             return
         self._is_struck = True
-        if self._how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+        Path("struck").touch()
+        if self._how in ("kill", "stop"):
+            os.kill(os.getpid(), signal.SIGKILL if self._how == "kill" else signal.SIGSTOP)
         if self._how == "raise":
             raise ValueError("planted")
-        Path("struck").touch()
+        if self._how == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if self._how == "exit":
+            os._exit(137)
         while not Path("go on").exists():
             time.sleep(0.01)
 
