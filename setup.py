@@ -31,6 +31,7 @@ setup(
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if IS_LIMITED else [],
             py_limited_api=IS_LIMITED,
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+            libraries=["dl"] if source.stem == "fabric" else [],
             optional=True,
         )
         for source in sorted(Path("native").glob("*.c"))
