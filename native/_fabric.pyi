@@ -1,9 +1,7 @@
 from typing_extensions import Buffer
 
 def providers() -> list[tuple[str, str, str]]:
-    """Provider, fabric and domain of all that libfabric could read remote memory with. OSError: it is not there."""
-
-def version() -> str: ...
+    """Return provider, fabric and domain of all that libfabric could read remote memory with. Raises OSError."""
 
 class Endpoint:
     """Reads, or lets read, memory of other nodes. For any thread. Errors are OSError, in libfabric's words."""
@@ -11,9 +9,8 @@ class Endpoint:
     def __new__(cls, provider: str, host: str | None, /) -> Endpoint:
         """``host``: whose address this node's own is; None: the first that the provider has."""
 
-    address: bytes
-    most_bytes: int
-    """Of one read."""
+    def address(self) -> bytes:
+        """Return what leads here, for ``peer`` on the other node."""
 
     def register(self, memory: Buffer, is_remote: bool, key: int, /) -> tuple[int, int, int]:
         """Return its number, its key, and the address of its begin, for ``read`` on the other node.

@@ -1,6 +1,6 @@
 /* Reads of another node's memory through libfabric, which is loaded at run time: RDMA where the provider has it.
  *
- * Only its six exported functions are looked up; all else are calls through tables in its objects, inline in its headers.
+ * Only five functions are looked up; all else are calls through tables in its objects, inline in its headers.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -27,6 +27,7 @@ PyMODINIT_FUNC PyInit__fabric(void) {
 #define DEPTH 64 /* reads in flight, at most */
 #define PAUSE_NS 50000
 #define MAX_ADDRESS 256
+#define MOST_REGIONS 4096
 
 static struct {
     int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
@@ -34,7 +35,6 @@ static struct {
     struct fi_info *(*dupinfo)(const struct fi_info *);
     int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
     const char *(*strerror)(int);
-    uint32_t (*version)(void);
 } lib;
 
 /* Memory that is registered: kept until it is not any more. */
@@ -51,8 +51,7 @@ typedef struct {
     struct fid_av *av;
     struct fid_cq *cq;
     struct fid_ep *ep;
-    Region **regions; /* by number; NULL: free */
-    size_t count;
+    Region *regions[MOST_REGIONS]; /* by number; NULL: free */
     struct fi_context2 contexts[DEPTH]; /* of reads; some providers use them until the read is over */
     char used[DEPTH];
     int busy, closed; /* calls inside of libfabric; under the GIL, as all fields */
@@ -68,20 +67,19 @@ static PyObject *failed(int code, const char *what, const char *more) {
 }
 
 static int load(void) {
-    if (lib.version != NULL) return 0;
+    if (lib.getinfo != NULL) return 0;
     void *opened;
     Py_BEGIN_ALLOW_THREADS
     opened = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     Py_END_ALLOW_THREADS
     if (opened != NULL) {
-        *(void **)&lib.getinfo = dlsym(opened, "fi_getinfo");
+        void *getinfo = dlsym(opened, "fi_getinfo");
         *(void **)&lib.freeinfo = dlsym(opened, "fi_freeinfo");
         *(void **)&lib.dupinfo = dlsym(opened, "fi_dupinfo");
         *(void **)&lib.fabric = dlsym(opened, "fi_fabric");
         *(void **)&lib.strerror = dlsym(opened, "fi_strerror");
-        void *version = dlsym(opened, "fi_version");
-        if (lib.getinfo && lib.freeinfo && lib.dupinfo && lib.fabric && lib.strerror && version) {
-            *(void **)&lib.version = version;
+        if (getinfo && lib.freeinfo && lib.dupinfo && lib.fabric && lib.strerror) {
+            *(void **)&lib.getinfo = getinfo; /* last: now all are here */
             return 0;
         }
     }
@@ -125,11 +123,6 @@ static PyObject *providers(PyObject *module, PyObject *unused) {
     return listed;
 }
 
-static PyObject *version(PyObject *module, PyObject *unused) {
-    if (load() != 0) return NULL;
-    return PyUnicode_FromFormat("%u.%u", FI_MAJOR(lib.version()), FI_MINOR(lib.version()));
-}
-
 /* Without the GIL; NULL, or which call failed with ``code``. What was opened is the caller's to close. */
 static const char *open_all(Endpoint *self, const char *provider, const char *host, int *code) {
     struct fi_av_attr av = {.type = FI_AV_TABLE};
@@ -153,13 +146,21 @@ static const char *open_all(Endpoint *self, const char *provider, const char *ho
         (object) = NULL;                                                  \
     } while (0)
 
+static void drop(Endpoint *self, Py_ssize_t at) {
+    Region *region = self->regions[at];
+    if (region == NULL) return;
+    self->regions[at] = NULL;
+    PyBuffer_Release(&region->view);
+    free(region);
+}
+
 /* The first error, or 0. Reads in flight end with the endpoint, and only then their memory is let go. */
 static int close_all(Endpoint *self) {
     int code = 0;
     PyThreadState *state = PyEval_SaveThread();
     int bound = self->info != NULL && self->info->domain_attr->mr_mode & FI_MR_ENDPOINT;
     if (!bound) CLOSE(self->ep);
-    for (size_t at = 0; at < self->count; at++)
+    for (int at = 0; at < MOST_REGIONS; at++)
         if (self->regions[at] != NULL) CLOSE(self->regions[at]->mr);
     CLOSE(self->ep);
     CLOSE(self->cq);
@@ -169,14 +170,7 @@ static int close_all(Endpoint *self) {
     if (self->info != NULL) lib.freeinfo(self->info);
     self->info = NULL;
     PyEval_RestoreThread(state);
-    for (size_t at = 0; at < self->count; at++)
-        if (self->regions[at] != NULL) {
-            PyBuffer_Release(&self->regions[at]->view);
-            free(self->regions[at]);
-        }
-    free(self->regions);
-    self->regions = NULL;
-    self->count = 0;
+    for (int at = 0; at < MOST_REGIONS; at++) drop(self, at);
     return code;
 }
 
@@ -238,14 +232,9 @@ static PyObject *register_memory(PyObject *object, PyObject *args) {
     unsigned long long key;
     if (!PyArg_ParseTuple(args, "y*pK:register", &view, &is_remote, &key)) return NULL;
     Region *region = calloc(1, sizeof *region);
-    size_t at = 0;
-    while (at < self->count && self->regions[at] != NULL) at++;
-    if (region != NULL && at == self->count) {
-        Region **more = realloc(self->regions, (at + 1) * sizeof *more);
-        if (more != NULL) self->regions = more;
-        if (more != NULL) self->regions[self->count++] = NULL;
-    }
-    if (region == NULL || at == self->count || enter(self) != 0) {
+    Py_ssize_t at = 0;
+    while (at < MOST_REGIONS && self->regions[at] != NULL) at++;
+    if (region == NULL || at == MOST_REGIONS || enter(self) != 0) {
         PyBuffer_Release(&view);
         free(region);
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
@@ -268,17 +257,15 @@ static PyObject *register_memory(PyObject *object, PyObject *args) {
     self->busy--;
     if (code != 0) {
         if (region->mr != NULL) fi_close(&region->mr->fid);
-        self->regions[at] = NULL;
-        PyBuffer_Release(&region->view);
-        free(region);
+        drop(self, at);
         return failed(code, what, "");
     }
     unsigned long long base = mode & FI_MR_VIRT_ADDR ? (uintptr_t)view.buf : 0;
-    return Py_BuildValue("(nKK)", (Py_ssize_t)at, (unsigned long long)fi_mr_key(region->mr), base);
+    return Py_BuildValue("(nKK)", at, (unsigned long long)fi_mr_key(region->mr), base);
 }
 
 static Region *region_of(Endpoint *self, Py_ssize_t at) {
-    if (at >= 0 && (size_t)at < self->count && self->regions[at] != NULL && self->regions[at]->mr != NULL)
+    if (at >= 0 && at < MOST_REGIONS && self->regions[at] != NULL && self->regions[at]->mr != NULL)
         return self->regions[at];
     PyErr_SetString(PyExc_ValueError, "there is no such region");
     return NULL;
@@ -299,23 +286,21 @@ static PyObject *release(PyObject *object, PyObject *args) {
     code = fi_close(&mr->fid);
     Py_END_ALLOW_THREADS
     self->busy--;
-    self->regions[at] = NULL;
-    PyBuffer_Release(&region->view);
-    free(region);
+    drop(self, at);
     if (code != 0) return failed(code, "fi_close", "");
     Py_RETURN_NONE;
 }
 
 static PyObject *peer(PyObject *object, PyObject *args) {
     Endpoint *self = (Endpoint *)object;
-    const char *address;
+    const char *theirs;
     Py_ssize_t size;
     fi_addr_t found = FI_ADDR_UNSPEC;
-    if (!PyArg_ParseTuple(args, "y#:peer", &address, &size) || enter(self) != 0) return NULL;
+    if (!PyArg_ParseTuple(args, "y#:peer", &theirs, &size) || enter(self) != 0) return NULL;
     char own[MAX_ADDRESS]; /* libfabric reads as many bytes as its own address has */
     size_t length = sizeof own;
     int code = fi_getname(&self->ep->fid, own, &length), inserted = 0;
-    if (code == 0 && length == (size_t)size) inserted = fi_av_insert(self->av, address, 1, &found, 0, NULL);
+    if (code == 0 && length == (size_t)size) inserted = fi_av_insert(self->av, theirs, 1, &found, 0, NULL);
     self->busy--;
     if (inserted != 1) return failed(code != 0 ? code : inserted < 0 ? inserted : FI_EINVAL, "fi_av_insert", "");
     return PyLong_FromUnsignedLongLong(found);
@@ -323,9 +308,9 @@ static PyObject *peer(PyObject *object, PyObject *args) {
 
 static PyObject *read_remote(PyObject *object, PyObject *args) {
     Endpoint *self = (Endpoint *)object;
-    unsigned long long to, address, key;
+    unsigned long long to, at, key;
     Py_ssize_t number, offset, size;
-    if (!PyArg_ParseTuple(args, "KnnnKK:read", &to, &number, &offset, &size, &address, &key)) return NULL;
+    if (!PyArg_ParseTuple(args, "KnnnKK:read", &to, &number, &offset, &size, &at, &key)) return NULL;
     if (enter(self) != 0) return NULL;
     self->busy--;
     Region *region = region_of(self, number);
@@ -341,7 +326,7 @@ static PyObject *read_remote(PyObject *object, PyObject *args) {
     self->busy++;
     ssize_t code;
     Py_BEGIN_ALLOW_THREADS
-    code = fi_read(self->ep, (char *)region->view.buf + offset, (size_t)size, fi_mr_desc(region->mr), to, address, key,
+    code = fi_read(self->ep, (char *)region->view.buf + offset, (size_t)size, fi_mr_desc(region->mr), to, at, key,
                    &self->contexts[slot]);
     Py_END_ALLOW_THREADS
     self->busy--;
@@ -387,7 +372,7 @@ static PyObject *progress(PyObject *object, PyObject *args) {
     return PyLong_FromSsize_t(count < 0 ? 0 : count);
 }
 
-static PyObject *get_address(PyObject *object, void *unused) {
+static PyObject *address(PyObject *object, PyObject *unused) {
     Endpoint *self = (Endpoint *)object;
     char own[MAX_ADDRESS];
     size_t length = sizeof own;
@@ -397,13 +382,8 @@ static PyObject *get_address(PyObject *object, void *unused) {
     return code != 0 ? failed(code, "fi_getname", "") : PyBytes_FromStringAndSize(own, (Py_ssize_t)length);
 }
 
-static PyObject *get_most(PyObject *object, void *unused) {
-    Endpoint *self = (Endpoint *)object;
-    return self->closed ? failed(FI_ECANCELED, "the endpoint is closed", "")
-                        : PyLong_FromSize_t(self->info->ep_attr->max_msg_size);
-}
-
 static PyMethodDef endpoint_methods[] = {
+    {"address", address, METH_NOARGS, "address() -> bytes, for the other node's peer()"},
     {"close", close_endpoint, METH_NOARGS, "close(), once no other call is inside"},
     {"register", register_memory, METH_VARARGS, "register(memory, is_remote, key) -> (number, key, base)"},
     {"release", release, METH_VARARGS, "release(number)"},
@@ -413,17 +393,10 @@ static PyMethodDef endpoint_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef endpoint_fields[] = {
-    {"address", get_address, NULL, "for the other node's peer()", NULL},
-    {"most_bytes", get_most, NULL, "of one read", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
 static PyType_Slot slots[] = {
     {Py_tp_new, endpoint_new},
     {Py_tp_dealloc, dealloc},
     {Py_tp_methods, endpoint_methods},
-    {Py_tp_getset, endpoint_fields},
     {0, NULL},
 };
 
@@ -433,7 +406,6 @@ static PyType_Spec spec = {
 
 static PyMethodDef methods[] = {
     {"providers", providers, METH_NOARGS, "providers() -> [(provider, fabric, domain)]"},
-    {"version", version, METH_NOARGS, "version() -> str"},
     {NULL, NULL, 0, NULL},
 };
 

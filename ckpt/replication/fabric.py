@@ -91,9 +91,7 @@ def open_fabric(transport: SnapshotTransport, host: str, say: Callable[[str], No
 class Fabric:
     """This process's endpoints: one whose memory others read, and one that reads. For use from any thread."""
 
-    def __init__(
-        self, provider: str, host: str, say: Callable[[str], None], window_bytes: int = WINDOW_BYTES
-    ) -> None:
+    def __init__(self, provider: str, host: str, say: Callable[[str], None], window_bytes: int = WINDOW_BYTES) -> None:
         """Open them, and allow as much locked memory as this user may have. Raises OSError, ImportError."""
         _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
@@ -103,7 +101,7 @@ class Fabric:
         self._host = host if provider in SOFTWARE else None
         self._say, self._window_bytes = say, window_bytes
         self._giver = self._open()
-        self._address = self._giver.address
+        self._address = self._giver.address()
         self._reader: Endpoint | None = self._open()
         self._peers: dict[bytes, int] = {}
         self._refused: set[bytes] = set()
@@ -196,12 +194,13 @@ class Fabric:
             raise CheckpointError("the other node offers another number of bytes")
         if self._reader is None:
             self._reader = in_time(self._open, _OPEN_S)
-        reader, numbers, whole = self._reader, [], False
+        reader, whole = self._reader, False
+        numbers: list[int] = []
         try:
             if place.address not in self._peers:
                 self._peers[place.address] = reader.peer(place.address)
             peer, in_flight, moved_at = self._peers[place.address], 0, time.monotonic()
-            reads = _reads(offer, min(_CHUNK_BYTES, reader.most_bytes), self._window_bytes)
+            reads = _reads(offer, self._window_bytes)
             due = next(reads, None)
             while due is not None or in_flight:
                 while due is not None and in_flight < _IN_FLIGHT:
@@ -237,12 +236,12 @@ class Fabric:
             reader.close()
 
 
-def _reads(offer: FabricOffer, most_bytes: int, window_bytes: int) -> Iterator[tuple[int, int, int, int]]:
+def _reads(offer: FabricOffer, window_bytes: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield where to put bytes, how many, and their address and key on the other node. None crosses a window's end."""
     at = 0
     for region, offset, size in offer.parts:
         key, base = offer.regions[region]
         while size:
-            length = min(size, most_bytes, window_bytes - at % window_bytes)
+            length = min(size, _CHUNK_BYTES, window_bytes - at % window_bytes)
             yield at, length, base + offset, key
             at, offset, size = at + length, offset + length, size - length

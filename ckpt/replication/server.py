@@ -213,7 +213,7 @@ class SnapshotGiver:
             finally:
                 self._strangers.release()
             for kept in list(self._kept.values()):
-                lane = lane_given(connection, token, kept.stream, self._fabric, self._stalled_s)
+                lane = lane_given(connection, bytes(token), kept.stream, self._fabric, self._stalled_s)
                 if lane is not None:
                     kept.give(lane)
 

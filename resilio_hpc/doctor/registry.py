@@ -107,7 +107,8 @@ CHECKS: tuple[DoctorCheck, ...] = (
     DoctorCheck(
         "transports", "network", transports.transports, "how copies of snapshots go to other nodes: active RDMA "
         "ports, libfabric's providers, locked memory", "read by RDMA a lost node's state comes faster; over TCP it is "
-        "encrypted", helps="libfabric with a provider for the hardware; no limit on locked memory; `--snapshot-transport`",
+        "encrypted",
+        helps="libfabric with a provider for the hardware; no limit on locked memory; `--snapshot-transport`",
     ),
     DoctorCheck(
         "run-directory", "directories", directories.run_directory, "the run directory (`--run-dir`): owner, room, and "

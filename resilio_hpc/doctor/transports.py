@@ -36,13 +36,14 @@ def look(classes: Path) -> RdmaSeen:
     """Return what is here. ``classes``: the kernel's table of devices."""
     from resilio_hpc.ckpt.replication.fabric import available_providers
 
-    providers, missing = (), ""
+    providers: list[str] = []
+    missing = ""
     try:
-        providers = tuple(available_providers())
+        providers = available_providers()
     except (OSError, ImportError) as error:
         missing = str(error.strerror if isinstance(error, OSError) else error)
     hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]  # a replicator raises its own limit so far
-    return RdmaSeen(_active(classes), providers, missing, None if hard == resource.RLIM_INFINITY else hard)
+    return RdmaSeen(_active(classes), tuple(providers), missing, None if hard == resource.RLIM_INFINITY else hard)
 
 
 def judged(seen: RdmaSeen) -> DoctorFinding:

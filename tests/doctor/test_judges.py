@@ -169,7 +169,7 @@ def test_ports_of_rdma_are_found_where_they_are_active(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seen", "state", "said"),
     [
-        (transports.RdmaSeen((), ("tcp",), "", None), DoctorState.OK, "TCP, encrypted; no active RDMA port (libfabric: tcp)"),
+        (transports.RdmaSeen((), ("tcp",), "", None), DoctorState.OK, "no active RDMA port (libfabric: tcp)"),
         (transports.RdmaSeen((), (), "no such file", 0), DoctorState.OK, "(libfabric: no such file)"),
         (transports.RdmaSeen(("mlx5_0 port 1",), ("tcp",), "", None), DoctorState.NOTICE, "RDMA is there and not used"),
         (

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 
 from resilio_hpc.ckpt.replication.messages import (
-    TCP,
     Begin,
     Cancel,
     Fetch,
@@ -22,6 +21,7 @@ from resilio_hpc.ckpt.replication.messages import (
     Request,
     ServeSnapshots,
     Serving,
+    SnapshotTransport,
     StillFetching,
     decode_answer,
 )
@@ -73,7 +73,8 @@ class PartnerCopies:
         node = self._node
         self.link.start()
         spill = node.local_dir / "copies"
-        transport = TCP if self._deaths else node.options.checkpoints.snapshot_transport  # a driver may have killed it
+        wanted = node.options.checkpoints.snapshot_transport
+        transport: SnapshotTransport = "tcp" if self._deaths else wanted  # a driver may have killed it
         self._say(
             ServeSnapshots(
                 node.run.secret.decode().strip(), node.settings.address, str(node.arena_dir),
