@@ -237,7 +237,7 @@ static PyObject *register_memory(PyObject *object, PyObject *args) {
     if (region == NULL || at == MOST_REGIONS || enter(self) != 0) {
         PyBuffer_Release(&view);
         free(region);
-        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+        return PyErr_Occurred() ? NULL : failed(FI_ENOMEM, "too many regions", "");
     }
     region->view = view;
     self->regions[at] = region;

@@ -6,8 +6,8 @@ import os
 import random
 import socket
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -27,11 +27,12 @@ from resilio_hpc.ckpt.replication.messages import Stream
 from resilio_hpc.ckpt.replication.transport import MemoryPart, TcpLane
 from resilio_hpc.core.encrypted_stream import SealedConnection
 from resilio_hpc.core.errors import CheckpointError
-from tests.support.ckpt.fabric_pair import HOST, FabricPair, fabric_pair, quietly, software
+from tests.support.ckpt.fabric_pair import HOST, FabricPair, fabric_pair, quietly, silent_place, software
 from tests.support.requirements import need_fabric
 
 DATA = random.Random(3).randbytes(5_000_003)
 WHOLE = [MemoryPart(memoryview(DATA), 0, len(DATA))]
+OFFER = FabricOffer(((1, 0),), ((0, 0, len(DATA)),))
 
 
 @pytest.fixture(params=software() or ["none"])
@@ -53,8 +54,8 @@ def pair(request: pytest.FixtureRequest) -> Iterator[FabricPair]:
     ids=["one part", "no bytes", "one byte", "several parts", "many parts"],
 )
 def test_what_is_read_is_what_was_offered(pair: FabricPair, places: list[tuple[int, int]]) -> None:
-    other = memoryview(bytes(reversed(DATA)))
-    parts = [MemoryPart(memoryview(DATA), *place) for place in places] + [MemoryPart(other, 3, 70_001)]
+    one, other = memoryview(DATA), memoryview(bytes(reversed(DATA)))
+    parts = [MemoryPart(one, *place) for place in places] + [MemoryPart(other, 3, 70_001)]
     expected = b"".join(part.view for part in parts)
     into = bytearray(len(expected) + 2)  # what lies around it is not touched
     assert pair.transfer(parts, memoryview(into)[1:-1]) == (True, pair.giver.provider)
@@ -95,86 +96,72 @@ def test_one_that_is_given_up_ends_and_the_next_one_works(pair: FabricPair) -> N
 
 
 @pytest.mark.parametrize("which", ["giver", "taker"])
-def test_another_thread_ends_it(which: str) -> None:
-    """While the giver answers no read, so that it is under way for sure."""
-    need_fabric()
-    with fabric_pair(software()[0]) as pair, pair.lanes() as (gives, takes):
-        control, offers = threading.Event(), threading.Thread(target=lambda: quietly(offer))
-
-        def offer() -> None:
-            connection = SealedConnection(gives._connection, gives._key, calls=False)
-            with pair.giver.registered(WHOLE, lambda: None) as made:
-                connection.send(msgspec.msgpack.encode(made))
-                control.wait()
-
-        def end() -> None:
-            time.sleep(0.1)
-            (gives if which == "giver" else takes).end()
-
-        offers.start()
-        ends = threading.Thread(target=end)
-        ends.start()
+def test_another_thread_ends_it(pair: FabricPair, which: str) -> None:
+    with silent_place(pair) as place, pair.lanes(place=place) as (gives, takes):
+        offers = threading.Thread(target=lambda: quietly(lambda: offered_by_hand(gives, OFFER)))
+        ends = threading.Timer(0.1, (gives if which == "giver" else takes).end)
+        for thread in (offers, ends):
+            thread.start()
         with pytest.raises(ConnectionError):
             takes.take(memoryview(bytearray(len(DATA))), lambda: True)
-        control.set()
-        for thread in (ends, offers):
+        for thread in (offers, ends):
             thread.join()
 
 
-def offered_by_hand(gives: FabricLane, offer: FabricOffer, serves: bool) -> None:
-    """A giver that offers this, answers reads or does not, and then sends the bytes when it is asked to."""
+def offered_by_hand(gives: FabricLane, offer: FabricOffer) -> None:
+    """A giver that offers this, and sends the bytes if it is asked to."""
     control = SealedConnection(gives._connection, gives._key, calls=False)
     control.send(msgspec.msgpack.encode(offer))
     while not gives._is_readable():
-        gives._fabric.serve() if serves else time.sleep(0.01)
+        gives._fabric.serve()
     while (word := control.receive()) == b"":
         pass
-    if word == b"tcp":
-        gives._tcp.give(WHOLE)
+    assert word == b"tcp"
+    gives._tcp.give(WHOLE)
 
 
-@pytest.mark.parametrize("what", ["a wrong key", "a silent giver", "an offer of nothing"])
+@pytest.mark.parametrize("what", ["a wrong key", "a silent giver", "no way", "an offer of nothing"])
 def test_where_the_fabric_fails_the_bytes_come_over_tcp_and_it_is_said_once(pair: FabricPair, what: str) -> None:
-    if what == "a silent giver" and pair.giver.provider == "sockets":
-        pytest.skip("a thread of its own answers reads, as an adapter does")
-    for _ in range(2):
-        with pair.lanes(patience_s=2.0) as (gives, takes), pair.giver.registered(WHOLE, lambda: None) as made:
-            if what == "a wrong key":
-                made = msgspec.structs.replace(made, regions=tuple((key ^ 1, base) for key, base in made.regions))
-            if what == "an offer of nothing":
-                made = FabricOffer(error="Cannot allocate memory")
-            offers = threading.Thread(target=offered_by_hand, args=(gives, made, what != "a silent giver"))
-            offers.start()
-            into = bytearray(len(DATA))
-            assert takes.take(memoryview(into), lambda: True)
-            offers.join()
-        assert into == DATA
-        assert takes.by == "tcp"
+    with ExitStack() as stack:
+        offer, place = OFFER, pair.giver.new_place()
+        if what == "a wrong key":
+            made = stack.enter_context(pair.giver.registered(WHOLE, lambda: None))
+            offer = msgspec.structs.replace(made, regions=tuple((key ^ 1, base) for key, base in made.regions))
+        elif what == "an offer of nothing":
+            offer = FabricOffer(error="Cannot allocate memory")
+        else:
+            with ExitStack() as listens:
+                place = listens.enter_context(silent_place(pair))
+                if what == "a silent giver":
+                    stack.push(listens.pop_all())
+        for _ in range(2):
+            with pair.lanes(patience_s=2.0, place=place) as (gives, takes):
+                offers = threading.Thread(target=offered_by_hand, args=(gives, offer))
+                offers.start()
+                into = bytearray(len(DATA))
+                assert takes.take(memoryview(into), lambda: True)
+                offers.join()
+            assert into == DATA
+            assert takes.by == "tcp"
     assert len(pair.said) == 1
     assert pair.said[0].startswith(f"copies of snapshots go over TCP, since {pair.giver.provider} failed: ")
-    assert not pair.taker.leads_to(pair.giver.new_place())
+    assert not pair.taker.leads_to(place)
     with fabric_pair(pair.giver.provider) as other:  # another node's
         assert pair.taker.leads_to(other.giver.new_place())
 
 
-def test_where_no_way_leads_to_the_giver_the_bytes_come_over_tcp(pair: FabricPair) -> None:
-    pair.giver.close()
-    with pair.lanes(patience_s=4.0) as (gives, takes):
-        offer = FabricOffer(((1, 0),), ((0, 0, len(DATA)),))
-        offers = threading.Thread(target=offered_by_hand, args=(gives, offer, False))
-        offers.start()
-        into = bytearray(len(DATA))
-        assert takes.take(memoryview(into), lambda: True)
-        offers.join()
-    assert (into, takes.by) == (DATA, "tcp")
-
-
-def test_memory_that_cannot_be_registered_goes_over_tcp(pair: FabricPair) -> None:
-    parts = [MemoryPart(memoryview(DATA), number, 1) for number in range(50_001)]
-    into = bytearray(len(parts))
-    assert pair.transfer(parts, memoryview(into)) == (True, "tcp")
-    assert into == DATA[: len(parts)]
-    assert pair.said[0] == f"snapshots are given over TCP: {pair.giver.provider}: the snapshot is in 50001 pieces"
+@pytest.mark.parametrize("what", ["many pieces", "many regions"])
+def test_memory_that_cannot_be_registered_goes_over_tcp(pair: FabricPair, what: str) -> None:
+    one, count = memoryview(DATA), 50_001 if what == "many pieces" else 5_000
+    parts = [MemoryPart(one if what == "many pieces" else memoryview(DATA), number, 1) for number in range(count)]
+    into = bytearray(count)
+    for _ in range(2):
+        assert pair.transfer(parts, memoryview(into)) == (True, "tcp")
+        assert into == DATA[:count]
+    why = "the snapshot is in 50001 pieces" if what == "many pieces" else "too many regions: Cannot allocate memory"
+    assert pair.said[0].startswith(f"snapshots are given over TCP: {pair.giver.provider}: ")
+    assert why in pair.said[0]
+    assert len(pair.said) == 2  # each side, once
 
 
 @pytest.mark.parametrize("offer", [FabricOffer(((1, 0),), ((0, 0, 5),)), b"\xc1", b"\x80"])
@@ -192,6 +179,7 @@ def test_an_offer_of_another_size_or_none_is_refused(pair: FabricPair, offer: Fa
         thread.join()
 
 
+@pytest.mark.slow
 def test_many_transfers_leave_nothing(pair: FabricPair) -> None:
     process, into = psutil.Process(), bytearray(len(DATA))
     for number in range(200):
@@ -221,8 +209,8 @@ def test_each_side_takes_the_lane_that_both_have(pair: FabricPair) -> None:
 
 
 def test_which_provider_is_used() -> None:
-    here = ("shm", "sockets", "tcp;ofi_rxm", "udp;ofi_rxd")
-    assert [provider_for(way, here) for way in ("auto", "tcp", "fabric")] == ["", "", "tcp;ofi_rxm"]
+    here = ("shm", "sockets", "net", "tcp;ofi_rxm", "udp;ofi_rxd")
+    assert [provider_for(way, here) for way in ("auto", "tcp", "fabric")] == ["", "", "net"]
     for hardware in HARDWARE:
         assert [provider_for(way, (*here, hardware)) for way in ("auto", "tcp", "fabric")] == [hardware, "", hardware]
 
@@ -233,7 +221,7 @@ def test_hardware_is_seen_in_the_kernels_tables(tmp_path: Path) -> None:
     assert has_devices((tmp_path / "none", tmp_path))
 
 
-def test_a_choice_that_cannot_be_had_is_said_and_tcp_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_that_cannot_be_had_is_said_and_tcp_is_used() -> None:
     said: list[str] = []
     assert open_fabric("tcp", HOST, said.append) is None
     assert said == []

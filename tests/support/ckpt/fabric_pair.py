@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from resilio_hpc.ckpt.replication.fabric import Fabric, available_providers
+from msgspec.structs import replace
+
+from resilio_hpc.ckpt.replication.fabric import SOFTWARE, Fabric, available_providers
 from resilio_hpc.ckpt.replication.fabric_lane import FabricLane
-from resilio_hpc.ckpt.replication.messages import Stream
+from resilio_hpc.ckpt.replication.messages import FabricPlace, Stream
 from resilio_hpc.ckpt.replication.transport import MemoryPart
 
 HOST = "127.0.0.1"
@@ -20,7 +23,7 @@ PATIENCE_S = 20.0
 def software() -> list[str]:
     """Providers that need no hardware; none without libfabric."""
     try:
-        return [name for name in ("tcp;ofi_rxm", "tcp", "sockets") if name in available_providers()]
+        return [name for name in SOFTWARE if name in available_providers()]
     except (OSError, ImportError):
         return []
 
@@ -34,10 +37,12 @@ class FabricPair:
     said: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def lanes(self, patience_s: float = PATIENCE_S) -> Iterator[tuple[FabricLane, FabricLane]]:
-        """The giver's lane and the taker's, of a new stream."""
+    def lanes(
+        self, patience_s: float = PATIENCE_S, place: FabricPlace | None = None
+    ) -> Iterator[tuple[FabricLane, FabricLane]]:
+        """The giver's lane and the taker's, of a new stream. ``place``: if it leads elsewhere."""
         one, other = socket.socketpair()
-        place = self.giver.new_place()
+        place = place or self.giver.new_place()
         stream = Stream.new(0, place)
         with one, other:
             yield (
@@ -61,6 +66,15 @@ class FabricPair:
             finally:
                 takes.end()
                 thread.join()
+
+
+@contextlib.contextmanager
+def silent_place(pair: FabricPair) -> Iterator[FabricPlace]:
+    """A place that takes connections and says nothing."""
+    with socket.create_server((HOST, 0)) as listener:
+        place = pair.giver.new_place()
+        port = struct.pack("!H", listener.getsockname()[1])  # the address is a sockaddr_in
+        yield replace(place, address=place.address[:2] + port + place.address[4:])
 
 
 def quietly(act: Callable[[], object]) -> None:
