@@ -4,7 +4,8 @@ native/NAME.c is the extension resilio_hpc.native._NAME. native/intercept/NAME.c
 
 One build serves CPython 3.11 and all later ones (abi3): from 3.11 on, the buffer protocol is in the limited API. Other
 interpreters (3.10, free-threaded ones) get a build of their own. Without a compiler, or with RESILIO_NO_NATIVE=1, the
-package has no extensions, and resilio_hpc.native takes its modules in Python.
+package has no extensions, and resilio_hpc.native takes its modules in Python. _fabric needs libfabric's headers, and
+imports nowhere without them.
 """
 
 import os
@@ -31,6 +32,7 @@ setup(
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if IS_LIMITED else [],
             py_limited_api=IS_LIMITED,
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+            libraries=["dl"] if source.stem == "fabric" else [],
             optional=True,
         )
         for source in sorted(Path("native").glob("*.c"))

@@ -4,9 +4,11 @@
 
 Each giver and each taker is a process of its own on this machine, so both ends share its processors and the loopback
 device is the network. ``ours`` are two replicators: a whole fetch, from the question to the snapshot that counts;
-``a replica copy`` is of a rank whose tensors the taker's rank has, too. The others only move bytes between memory that
-is mapped already: ``bare TCP`` (the limit), ``gloo`` (torch's send and recv, nothing encrypted, as peers' replication
-of checkpoints on the host), ``ZeroMQ with CURVE`` (as the run's messages go). Processor time is of both ends together.
+``a replica copy`` is of a rank whose tensors the taker's rank has, too; ``ours, libfabric`` reads the giver's memory by
+libfabric's provider for TCP, not encrypted (an adapter for RDMA would need no processor for it). The others only move
+bytes between memory that is mapped already: ``bare TCP`` (the limit), ``gloo`` (torch's send and recv, nothing
+encrypted, as peers' replication of checkpoints on the host), ``ZeroMQ with CURVE`` (as the run's messages go).
+Processor time is of both ends together.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.support
 
 from measure import machine, shown
-from resilio_hpc.ckpt.replication.messages import Fetch, Fetched
+from resilio_hpc.ckpt.replication.fabric import available_providers, provider_for
+from resilio_hpc.ckpt.replication.messages import TCP, Fetch, Fetched, SnapshotTransport
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
@@ -83,9 +86,9 @@ def replica(size: int, root: Path) -> Iterator[tuple[Send, Sequence[int]]]:
 
 
 @contextmanager
-def ours(size: int, root: Path) -> Iterator[tuple[Send, Sequence[int]]]:
+def ours(size: int, root: Path, transport: SnapshotTransport = "tcp") -> Iterator[tuple[Send, Sequence[int]]]:
     secret = wire.new_secret().decode()
-    one, other = Replicator(root / "one", secret), Replicator(root / "other", secret)
+    one, other = (Replicator(root / f"{name} {transport}", secret, transport=transport) for name in ("one", "other"))
     pair = ArenaPair(one.arenas, Owner(0, 0, 1, 1, 0, "own", "run"), root / "spill")
     state = {"w": np.zeros(size, dtype=np.uint8)}
     step = 0
@@ -93,6 +96,7 @@ def ours(size: int, root: Path) -> Iterator[tuple[Send, Sequence[int]]]:
     def send() -> None:
         answer = other.ask(Fetch(step, step, [0], 1, one.endpoint))
         assert isinstance(answer, Fetched), answer
+        assert (answer.by == TCP) == (transport == "tcp"), answer
 
     for step in (1, 2, 3):  # both slots of both sides are there then
         Snapshot(pair, step, flatten(state), ThreadPoolExecutor(1)).finish()
@@ -103,6 +107,13 @@ def ours(size: int, root: Path) -> Iterator[tuple[Send, Sequence[int]]]:
 
 
 # -- processes that only move bytes ----------------------------------------------------------------------------
+
+
+def providers() -> list[str]:
+    try:
+        return available_providers()
+    except (OSError, ImportError):
+        return []
 
 
 def zeros(size: int) -> memoryview:
@@ -254,6 +265,7 @@ def main() -> None:
         ways = {
             "bare TCP (limit)": two_processes(tcp_giver, tcp_taker, size),
             "ours": ours(size, root),
+            **({"ours, libfabric": ours(size, root, "fabric")} if provider_for("fabric", providers()) else {}),
             "ours, a replica copy": replica(size, root),
             "gloo, not encrypted": two_processes(gloo_giver, gloo_taker, size, str(root / "store")),
             "ZeroMQ with CURVE": two_processes(curve_giver, curve_taker, size, secret),

@@ -20,6 +20,7 @@ bindfs bindfs
 mpiexec openmpi-bin
 chromium chromium
 promtool prometheus
+/usr/include/rdma/fi_rma.h libfabric-dev
 /usr/lib/*/pmix2/lib/libpmix.so libpmix-dev'
 [ "${1-}" != all ] || wanted="$wanted
 radosgw radosgw ceph-mon ceph-osd ceph-common"

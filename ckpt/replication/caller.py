@@ -12,8 +12,10 @@ from typing import Any
 import zmq
 
 from resilio_hpc.ckpt.format.whole_snapshot import Header
+from resilio_hpc.ckpt.replication.fabric import Fabric
+from resilio_hpc.ckpt.replication.fabric_lane import lane_taken
 from resilio_hpc.ckpt.replication.messages import Have, Miss, Release, Want, asking, giving
-from resilio_hpc.ckpt.replication.transport import Lane, tcp_lane
+from resilio_hpc.ckpt.replication.transport import Lane
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import CheckpointError
@@ -25,11 +27,19 @@ class SnapshotCaller:
     """Calls one replicator. For use from several threads, each with a socket of its own."""
 
     def __init__(
-        self, context: zmq.Context[Any], keys: wire.Keys, endpoint: str, silent_s: float, goes_on: Callable[[], bool]
+        self,
+        context: zmq.Context[Any],
+        keys: wire.Keys,
+        endpoint: str,
+        silent_s: float,
+        goes_on: Callable[[], bool],
+        fabric: Fabric | None = None,
     ) -> None:
         """``goes_on``: whether the fetch has not been given up; once it has turned False, call ``end``."""
         self._context, self._keys, self._endpoint, self._silent_s = context, keys, endpoint, silent_s
-        self._goes_on = goes_on
+        self._goes_on, self._fabric = goes_on, fabric
+        self.by: set[str] = set()
+        """What moved the bytes so far."""
         self._lock = threading.Lock()
         self._lanes: set[Lane] = set()
 
@@ -68,13 +78,14 @@ class SnapshotCaller:
     def connected(self, have: Have) -> Iterator[Lane | None]:
         """Connect to where the bytes are given; None: it was given up."""
         host = self._endpoint.rpartition(":")[0]
-        with contextlib.closing(tcp_lane(host, have.stream, self._silent_s)) as lane:
+        with contextlib.closing(lane_taken(host, have.stream, self._fabric, self._silent_s)) as lane:
             with self._lock:
                 goes_on = self._goes_on()
                 if goes_on:
                     self._lanes.add(lane)
             try:
                 yield lane if goes_on else None
+                self.by.add(lane.by)
             finally:
                 with self._lock:
                     self._lanes.discard(lane)

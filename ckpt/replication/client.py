@@ -16,6 +16,7 @@ import zmq
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
 from resilio_hpc.ckpt.replication.caller import SnapshotCaller, header_of
+from resilio_hpc.ckpt.replication.fabric import Fabric
 from resilio_hpc.ckpt.replication.messages import (
     SILENT_S,
     Answer,
@@ -53,6 +54,7 @@ class SnapshotTaker:
         replicas: ReplicaCopies,
         silent_s: float = SILENT_S,
         tell_s: float = TELL_S,
+        fabric: Fabric | None = None,
     ) -> None:
         """Take the parts; ``arenas``: of this node's own ranks; ``copies``, ``replicas``: of others'.
 
@@ -63,7 +65,7 @@ class SnapshotTaker:
         self.wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """For poll: readable when ``tick`` has something to do."""
         self.pairs: dict[int, ArenaPair] = {}  # of copies, by rank; their pages stay mapped
-        self.context, self.keys = context, keys
+        self.context, self.keys, self.fabric = context, keys, fabric
         self.arenas, self.copies, self.spill = arenas, copies, spill
         self._waiting: deque[Fetch] = deque()
         self._now: _Fetching | None = None
@@ -134,7 +136,7 @@ class _Fetching(threading.Thread):
         self.is_given_up = False
         self._taker = taker
         self._caller = SnapshotCaller(
-            taker.context, taker.keys, order.endpoint, taker.silent_s, lambda: self._goes_on
+            taker.context, taker.keys, order.endpoint, taker.silent_s, lambda: self._goes_on, taker.fabric
         )  # fmt: skip
         self._lock = threading.Lock()  # for the next five fields, and for the moment at which a snapshot becomes whole
         self._ranks = deque(order.ranks)
@@ -172,7 +174,8 @@ class _Fetching(threading.Thread):
                     self.order.number, self._error or "it ended half-way", self._no_replicas
                 )  # fmt: skip
             else:
-                self.answer = Fetched(self.order.number, self._size_bytes, round(time.monotonic() - began, 4))
+                seconds, by = round(time.monotonic() - began, 4), ", ".join(sorted(self._caller.by))
+                self.answer = Fetched(self.order.number, self._size_bytes, seconds, by)
         finally:
             os.eventfd_write(self._taker.wakes, 1)
 

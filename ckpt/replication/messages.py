@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Literal
 
 import msgspec
 
@@ -14,6 +15,8 @@ Life = tuple[int, int]
 """(epoch, round) of a start of all ranks; later ones are larger."""
 ANY: Life = (-1, -1)
 TOKEN_BYTES = KEY_BYTES = 32
+TCP = "tcp"
+SnapshotTransport = Literal["auto", "tcp", "fabric"]
 SILENT_S = 10.0
 """Nothing came for so long: the other side is gone."""
 
@@ -22,7 +25,8 @@ class ServeSnapshots(msgspec.Struct, tag=True, frozen=True, forbid_unknown_field
     """agent → replicator, once and first: listen on ``host``. Answer: Serving.
 
     ``arenas``: this node's own snapshots; ``copies``: those of others; ``spill``: where copies go that do not fit into
-    memory; ``silent_s``: another node that sends nothing for so long is gone.
+    memory; ``silent_s``: another node that sends nothing for so long is gone; ``transport``: ``auto``, ``tcp`` or
+    ``fabric``.
     """
 
     secret: str
@@ -31,6 +35,7 @@ class ServeSnapshots(msgspec.Struct, tag=True, frozen=True, forbid_unknown_field
     copies: str
     spill: str
     silent_s: float = SILENT_S
+    transport: SnapshotTransport = "tcp"
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -95,11 +100,12 @@ class Serving(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 
 
 class Fetched(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """replicator → agent: all of it is here, whole."""
+    """replicator → agent: all of it is here, whole. ``by``: what moved the bytes, see ``transport.Lane``."""
 
     number: int
     size_bytes: int
     seconds: float
+    by: str = TCP
 
 
 class StillFetching(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -157,17 +163,30 @@ class Release(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     """The caller needs it no more."""
 
 
-class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the bytes are sent once (see ``core.encrypted_stream``), to the first caller that sends ``token``."""
+class FabricPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What leads to registered memory: provider of libfabric, address of the endpoint (see ``fabric``)."""
+
+    provider: str
+    address: bytes
+    token: bytes
+
+
+class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the bytes are given once, to the first caller.
+
+    One that sends ``token`` gets them there (see ``core.encrypted_stream``); one that sends the token of ``fabric``
+    reads them in this node's memory. None: only the first is possible.
+    """
 
     port: int
     token: bytes
     key: bytes
+    fabric: FabricPlace | None = None
 
     @classmethod
-    def new(cls, port: int) -> Stream:
+    def new(cls, port: int, fabric: FabricPlace | None = None) -> Stream:
         """Return one with a token that cannot be guessed."""
-        return cls(port, secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(KEY_BYTES))
+        return cls(port, secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(KEY_BYTES), fabric)
 
 
 class Have(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

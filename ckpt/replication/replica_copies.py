@@ -16,6 +16,7 @@ from typing import NamedTuple
 from resilio_hpc.ckpt.format.manifest import RankTable, read_table
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.whole_snapshot import Header
+from resilio_hpc.ckpt.replication.transport import MemoryPart
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.native import crc32c, map_shared
@@ -74,14 +75,15 @@ class OpenedCopy:
                 raise CheckpointError(f"this node has no snapshot of step {held.step} of rank {held.rank} any more")
             self._files[held.rank] = file
 
-    def views(self) -> list[memoryview]:
-        """Return all bytes behind the first page, in order, where they are."""
+    def parts(self, writable: bool) -> list[MemoryPart]:
+        """Return all bytes behind the first page, in order, where they are. ``writable``: map them so."""
         copy = self._copy
-        memory = {held.rank: map_shared(self._files[held.rank], held.size_bytes, False) for held in copy.holders}
-        kept, at, found = memoryview(copy.kept), PAGE, []
+        memory = {held.rank: map_pinned(self._files[held.rank], held.size_bytes, writable) for held in copy.holders}
+        memory[-1] = memoryview(copy.kept)
+        at, found = PAGE, []
         for part in copy.parts:
             found += _gap(part.offset - at)
-            found.append((kept if part.holder < 0 else memory[part.holder])[part.at : part.at + part.size])
+            found.append(MemoryPart(memory[part.holder], part.at, part.size))
             at = part.offset + part.size
         return found + _gap(copy.header.size_bytes - at)
 
@@ -91,10 +93,21 @@ class OpenedCopy:
             os.close(self._files.popitem()[1])
 
 
-def _gap(size: int) -> list[memoryview]:
+def map_pinned(file: int, size: int, writable: bool) -> memoryview:
+    """Map a file that ``lock_snapshot`` opened."""
+    if not writable:
+        return map_shared(file, size, False)
+    own = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return map_shared(own, size, True)
+    finally:
+        os.close(own)
+
+
+def _gap(size: int) -> list[MemoryPart]:
     """Return bytes that no reader looks at: between two tensors."""
     whole, rest = divmod(max(0, size), len(_ZEROS))
-    return [_ZEROS] * whole + ([_ZEROS[:rest]] if rest else [])
+    return [MemoryPart(_ZEROS, 0, len(_ZEROS))] * whole + ([MemoryPart(_ZEROS, 0, rest)] if rest else [])
 
 
 def owned(directory: Path, step: int, world_size: int) -> list[Owned]:

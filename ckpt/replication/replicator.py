@@ -17,6 +17,7 @@ import zmq
 
 from resilio_hpc.ckpt.replication.boundary_records import PartnerRecords, RecordFeed
 from resilio_hpc.ckpt.replication.client import SnapshotTaker
+from resilio_hpc.ckpt.replication.fabric import open_fabric
 from resilio_hpc.ckpt.replication.messages import (
     Answer,
     Begin,
@@ -52,8 +53,11 @@ class Replicator:
         replicas = ReplicaCopies()
         self._made: list[LostMade] = []
         self._feed, self._records = RecordFeed(arenas), PartnerRecords(self._context, keys, arenas, replicas)
-        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies), replicas, self._feed)
-        self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill), replicas, serve.silent_s)
+        fabric = open_fabric(serve.transport, serve.host, _say)
+        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies), replicas, self._feed, fabric=fabric)
+        self._taker = SnapshotTaker(
+            self._context, keys, arenas, copies, Path(serve.spill), replicas, serve.silent_s, fabric=fabric
+        )  # fmt: skip
 
     def take(self, request: Request) -> None:
         """Start to carry out an agent's request."""
@@ -112,7 +116,7 @@ def main() -> int:
                 try:
                     request = decode_request(line)
                 except WireError as error:
-                    print(f"resilio: replicator: {error}", file=sys.stderr)
+                    _say(str(error))
                     continue
                 if isinstance(request, ServeSnapshots):
                     replicator = replicator or Replicator(request)
@@ -122,6 +126,10 @@ def main() -> int:
         if replicator is not None:
             for answer in replicator.answers():
                 answers.write(encode_line(answer))
+
+
+def _say(text: str) -> None:
+    print(f"resilio: replicator: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import socket
 import threading
@@ -17,8 +16,11 @@ import zmq
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.replication import borrowed_state, lost_ranks
 from resilio_hpc.ckpt.replication.boundary_records import RecordFeed
+from resilio_hpc.ckpt.replication.fabric import Fabric
+from resilio_hpc.ckpt.replication.fabric_lane import lane_given
 from resilio_hpc.ckpt.replication.messages import (
     ANY,
+    TCP,
     TOKEN_BYTES,
     Given,
     Have,
@@ -30,13 +32,12 @@ from resilio_hpc.ckpt.replication.messages import (
     asking,
     giving,
 )
-from resilio_hpc.ckpt.replication.replica_copies import OpenedCopy, ReplicaCopies, ReplicaCopy, read_ranges
-from resilio_hpc.ckpt.replication.transport import Lane, TcpLane
+from resilio_hpc.ckpt.replication.replica_copies import OpenedCopy, ReplicaCopies, ReplicaCopy, map_pinned, read_ranges
+from resilio_hpc.ckpt.replication.transport import Lane, MemoryPart
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import encrypted_stream, wire
 from resilio_hpc.core.errors import CheckpointError, WireError
 from resilio_hpc.core.helper_process import step_back
-from resilio_hpc.native import map_shared
 
 FORGOTTEN_S = 30.0
 """A snapshot that no caller has fetched within that time is let go: its reader is gone."""
@@ -52,8 +53,11 @@ class _Pinned(Protocol):
 
     page: bytes
 
-    def views(self) -> list[memoryview]:
-        """Return what is to be sent."""
+    def parts(self, writable: bool) -> list[MemoryPart]:
+        """Return what is to be given.
+
+        ``writable``: map it so. Before Linux 6.2 memory that a device reads had to be.
+        """
 
     def close(self) -> None:
         """Unpin it."""
@@ -66,9 +70,9 @@ class _PinnedArena:
         self._file, self._size = file, size
         self.page = os.pread(file, PAGE, 0)
 
-    def views(self) -> list[memoryview]:
+    def parts(self, writable: bool) -> list[MemoryPart]:
         """Return all behind the first page."""
-        return [map_shared(self._file, self._size, False)[PAGE:]]
+        return [MemoryPart(map_pinned(self._file, self._size, writable), PAGE, self._size - PAGE)]
 
     def close(self) -> None:
         """Let it be overwritten."""
@@ -82,9 +86,9 @@ class _Ranges:
         self.page = data[:PAGE]
         self._data = data
 
-    def views(self) -> list[memoryview]:
+    def parts(self, writable: bool) -> list[MemoryPart]:
         """Return the ranges."""
-        return [memoryview(self._data)[PAGE:]]
+        return [MemoryPart(memoryview(self._data), PAGE, len(self._data) - PAGE)]
 
     def close(self) -> None:
         """Do nothing."""
@@ -93,11 +97,11 @@ class _Ranges:
 class _Kept:
     """A pinned snapshot that a caller reads; it is unpinned when it was read, or released. For use from any thread."""
 
-    def __init__(self, pinned: _Pinned, port: int, is_urgent: bool, stalled_s: float) -> None:
-        self.stream = Stream.new(port)
+    def __init__(self, pinned: _Pinned, stream: Stream, is_urgent: bool) -> None:
+        self.stream = stream
         self.since = time.monotonic()
         self.page = pinned.page
-        self._pinned, self._is_urgent, self._stalled_s = pinned, is_urgent, stalled_s
+        self._pinned, self._is_urgent = pinned, is_urgent
         self._lock = threading.Lock()
         self._reader: Lane | None = None
         self._is_over = False
@@ -106,9 +110,8 @@ class _Kept:
         """Return whether it is over, or no reader has come for so long."""
         return self._is_over or (self._reader is None and time.monotonic() - self.since > forgotten_s)
 
-    def give(self, connection: socket.socket) -> None:
-        """Send it to the first caller."""
-        lane = TcpLane(connection, self.stream, self._stalled_s)
+    def give(self, lane: Lane) -> None:
+        """Give it to the first caller."""
         with self._lock:
             if self._is_over or self._reader is not None:
                 return
@@ -116,7 +119,7 @@ class _Kept:
         if not self._is_urgent:
             step_back()
         try:
-            lane.give(self._pinned.views())
+            lane.give(self._pinned.parts(writable=lane.by != TCP))
         except OSError:
             pass  # the reader is gone, or was told to go
         finally:
@@ -150,6 +153,7 @@ class SnapshotGiver:
         feed: RecordFeed,
         forgotten_s: float = FORGOTTEN_S,
         stalled_s: float = STALLED_S,
+        fabric: Fabric | None = None,
     ) -> None:
         """Take the sockets; ``asked``: a ROUTER that listens. ``host``: where readers connect.
 
@@ -158,7 +162,7 @@ class SnapshotGiver:
         """
         self._replicas = replicas
         self._feed = feed
-        self._forgotten_s, self._stalled_s = forgotten_s, stalled_s
+        self._forgotten_s, self._stalled_s, self._fabric = forgotten_s, stalled_s, fabric
         self.socket = asked
         self.listener = socket.create_server((host, 0), backlog=_MAX_KEPT)
         self.listener.setblocking(False)
@@ -209,8 +213,9 @@ class SnapshotGiver:
             finally:
                 self._strangers.release()
             for kept in list(self._kept.values()):
-                if hmac.compare_digest(kept.stream.token, token):
-                    kept.give(connection)
+                lane = lane_given(connection, bytes(token), kept.stream, self._fabric, self._stalled_s)
+                if lane is not None:
+                    kept.give(lane)
 
     def begin(self, life: Life) -> None:
         """From now on, snapshots are of this life."""
@@ -241,7 +246,8 @@ class SnapshotGiver:
             self._say(caller, Miss(f"there is no snapshot of step {message.step} of rank {message.rank}"))
             return
         is_urgent = message.life == ANY  # ranks wait for it
-        kept = self._kept[caller] = _Kept(pinned, self._port, is_urgent, self._stalled_s)
+        stream = Stream.new(self._port, None if self._fabric is None else self._fabric.new_place())
+        kept = self._kept[caller] = _Kept(pinned, stream, is_urgent)
         self._say(caller, Have(message.rank, message.step, kept.page, kept.stream))
 
     def _pin(self, want: Want) -> _Pinned | None:

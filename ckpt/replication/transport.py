@@ -1,9 +1,8 @@
-"""How a snapshot's bytes go from one node to another: one interface, and TCP as its implementation.
+"""How a snapshot's bytes go from one node to another: one interface, and TCP as its first implementation.
 
 What is said of a snapshot goes over the run's wire (``messages``). ``Have.stream`` says where its bytes are given.
 Both sides then have a lane. It moves bytes and knows nothing of snapshots; what arrives is verified block by block when
-it is restored, whatever brought it. Another transport needs a lane of its own, and words in ``Stream`` that lead to it.
-RDMA has none: it could not be tried without its hardware (``resilio doctor`` says what a node has).
+it is restored, whatever brought it. The other implementation is ``fabric_lane``.
 """
 
 from __future__ import annotations
@@ -11,20 +10,36 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from resilio_hpc.ckpt.replication.messages import Stream
+from resilio_hpc.ckpt.replication.messages import TCP, Stream
 from resilio_hpc.core import encrypted_stream
 
 CONNECT_S = 3.0
 """For a node that has answered just before."""
 
 
+class MemoryPart(NamedTuple):
+    """Bytes to be given: ``size`` of a mapped file or buffer, from ``offset`` on."""
+
+    memory: memoryview
+    offset: int
+    size: int
+
+    @property
+    def view(self) -> memoryview:
+        """Return the bytes."""
+        return self.memory[self.offset : self.offset + self.size]
+
+
 class Lane(Protocol):
     """One way for the bytes of one snapshot."""
 
-    def give(self, views: Sequence[memoryview]) -> None:
-        """Send all bytes, one view after the other. Raises OSError; TimeoutError where the other side takes nothing."""
+    by: str
+    """What moved the bytes: ``tcp``, or a provider of libfabric."""
+
+    def give(self, parts: Sequence[MemoryPart]) -> None:
+        """Give all bytes, one part after the other. Raises OSError; TimeoutError where the other side takes nothing."""
 
     def take(self, memory: memoryview, goes_on: Callable[[], bool]) -> bool:
         """Fill memory; return False when ``goes_on`` ended it early.
@@ -35,6 +50,9 @@ class Lane(Protocol):
     def end(self) -> None:
         """End what waits in ``give`` or ``take``. From any thread."""
 
+    def close(self) -> None:
+        """Close it, once no other thread uses it."""
+
 
 class TcpLane:
     """A TCP connection, each chunk encrypted with a key that came over the run's wire."""
@@ -42,11 +60,12 @@ class TcpLane:
     def __init__(self, connection: socket.socket, stream: Stream, patience_s: float) -> None:
         """``patience_s``: where nothing moves for so long, the other side is gone."""
         connection.settimeout(patience_s)
+        self.by = TCP
         self._connection, self._key = connection, stream.key
 
-    def give(self, views: Sequence[memoryview]) -> None:
+    def give(self, parts: Sequence[MemoryPart]) -> None:
         """See Lane."""
-        encrypted_stream.give(self._connection, self._key, views)
+        encrypted_stream.give(self._connection, self._key, [part.view for part in parts])
 
     def take(self, memory: memoryview, goes_on: Callable[[], bool]) -> bool:
         """See Lane."""
@@ -58,16 +77,5 @@ class TcpLane:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it, once no other thread uses it."""
+        """See Lane."""
         self._connection.close()
-
-
-def tcp_lane(host: str, stream: Stream, patience_s: float) -> TcpLane:
-    """Connect to where the other node gives the bytes. Raises OSError."""
-    connection = socket.create_connection((host, stream.port), CONNECT_S)
-    try:
-        connection.sendall(stream.token)
-        return TcpLane(connection, stream, patience_s)
-    except BaseException:
-        connection.close()
-        raise

@@ -105,9 +105,10 @@ CHECKS: tuple[DoctorCheck, ...] = (
         helps="`ip link set lo up`; the firewall; a right address of the name",
     ),
     DoctorCheck(
-        "transports", "network", transports.transports, "how copies of snapshots go to other nodes; for RDMA the "
-        "verbs library, its devices, active ports, free huge pages, locked memory", "they go over TCP, RDMA or not",
-        helps="nothing has to be done",
+        "transports", "network", transports.transports, "how copies of snapshots go to other nodes: active RDMA "
+        "ports, libfabric's providers, locked memory", "read by RDMA a lost node's state comes faster; over TCP it is "
+        "encrypted",
+        helps="libfabric with a provider for the hardware; no limit on locked memory; `--snapshot-transport`",
     ),
     DoctorCheck(
         "run-directory", "directories", directories.run_directory, "the run directory (`--run-dir`): owner, room, and "

@@ -1,90 +1,83 @@
-"""Which ways a node has for copies of snapshots to other nodes: TCP, and whether there is hardware for RDMA."""
+"""Which ways a node has for copies of snapshots to other nodes: TCP, and RDMA by way of libfabric."""
 
 from __future__ import annotations
 
-import ctypes
 import resource
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.doctor.finding import DoctorFinding, DoctorView, notice, ok
 
-_CLASS = Path("/sys/class/infiniband")
-_LIBRARY = "libibverbs.so.1"
+_CLASSES = Path("/sys/class")
+_LIBRARY = "libfabric.so.1"
 _ACTIVE = "ACTIVE"
 
 
 @dataclass(frozen=True)
 class RdmaSeen:
-    """``devices``: how many libibverbs opens for programs, None: it is not installed. ``active``: device and port.
+    """``active``: devices and ports; ``providers``: of libfabric, which could read remote memory.
 
-    ``free_huge_pages``, of ``huge_page_bytes`` each; ``locked_bytes``: that a process may lock, None: no limit.
+    ``missing``: why there are none, "": libfabric is here. ``locked_bytes``: that a process may lock, None: no limit.
     """
 
-    devices: int | None
     active: tuple[str, ...]
-    free_huge_pages: int
-    huge_page_bytes: int
+    providers: tuple[str, ...]
+    missing: str
     locked_bytes: int | None
 
 
 def transports(view: DoctorView) -> DoctorFinding:
-    """Look for RDMA: the library, its devices, active ports, huge pages, and how much memory may be locked."""
+    """Look for RDMA: active ports, what libfabric could use, and how much memory may be locked."""
     view.mark(_LIBRARY)
-    return judged(look(_CLASS, Path("/proc/meminfo")))
+    return judged(look(_CLASSES))
 
 
-def look(sys_class: Path, meminfo: Path) -> RdmaSeen:
-    """Return what there is. Raises OSError where the kernel's table of memory cannot be read."""
-    words = {name: int(rest.split()[0]) for name, _, rest in _lines(meminfo)}
-    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return RdmaSeen(
-        _devices(), _active(sys_class), words.get("HugePages_Free", 0), words.get("Hugepagesize", 0) << 10,
-        None if soft == resource.RLIM_INFINITY else soft,
-    )  # fmt: skip
+def look(classes: Path) -> RdmaSeen:
+    """Return what is here. ``classes``: the kernel's table of devices."""
+    from resilio_hpc.ckpt.replication.fabric import available_providers
+
+    providers: list[str] = []
+    missing = ""
+    try:
+        providers = available_providers()
+    except (OSError, ImportError) as error:
+        missing = str(error.strerror if isinstance(error, OSError) else error)
+    hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]  # a replicator raises its own limit so far
+    return RdmaSeen(_active(classes), tuple(providers), missing, None if hard == resource.RLIM_INFINITY else hard)
 
 
 def judged(seen: RdmaSeen) -> DoctorFinding:
-    """Return what that means. Copies go over TCP whatever is there, since no RDMA transport could be tried."""
-    tcp = "copies of snapshots go over TCP, encrypted"
+    """Return how copies go with ``--snapshot-transport auto``, and what that means. Pure."""
+    from resilio_hpc.ckpt.replication.fabric import provider_for
+
+    library = f"libfabric: {seen.missing or ', '.join(seen.providers) or 'no provider'}"
+    ports, tcp = ", ".join(seen.active[:4]), "copies of snapshots go over TCP, encrypted"
     if not seen.active:
-        library = "libibverbs is not installed" if seen.devices is None else f"libibverbs sees {seen.devices} devices"
         return ok(f"{tcp}; no active RDMA port ({library})")
+    provider = provider_for("auto", seen.providers)
+    if not provider:
+        return notice(
+            f"{tcp}; RDMA is there and not used: {ports}; {library}",
+            "A lost node's state comes at the speed of TCP. Training's own collectives are not concerned.",
+            "install a libfabric with a provider for it (Debian: libfabric1), where the loader finds it; resilio_hpc "
+            "must have been built beside its headers (libfabric-dev)",
+        )
     locked = "no limit" if seen.locked_bytes is None else f"{seen.locked_bytes >> 20} MiB"
-    return notice(
-        f"{tcp}; RDMA is there and not used: {', '.join(seen.active[:4])}; libibverbs "
-        + ("is not installed" if seen.devices is None else f"sees {seen.devices} device(s)")
-        + f"; {seen.free_huge_pages} huge pages of {seen.huge_page_bytes >> 20} MiB free; locked memory: {locked}",
-        "A lost node's state comes at the speed of TCP. Training's own collectives are not concerned.",
-        "nothing: there is no RDMA transport yet, since it could not be tried (docs/architecture.md)",
-    )
+    means = "They are not encrypted. No provider for RDMA could be tried by this project: if one fails, TCP takes over."
+    todo = "--snapshot-transport tcp where copies must be encrypted; see which way they went: resilio ledger RUN (by)"
+    if seen.locked_bytes is not None:
+        means = f"Larger snapshots cannot be registered and go over TCP. {means}"
+        todo = f"LimitMEMLOCK=infinity of slurmd's service, memlock in limits.conf; {todo}"
+    return notice(f"copies of snapshots are read by RDMA: {provider}; {ports}; locked memory: {locked}", means, todo)
 
 
-def _lines(path: Path) -> list[tuple[str, str, str]]:
-    return [line.partition(":") for line in path.read_text().splitlines() if ":" in line]
-
-
-def _active(sys_class: Path) -> tuple[str, ...]:
+def _active(classes: Path) -> tuple[str, ...]:
     found = []
-    for state in sorted(sys_class.glob("*/ports/*/state")):
+    for state in sorted(classes.glob("infiniband/*/ports/*/state")):
         try:
             is_active = state.read_text().strip().endswith(_ACTIVE)
         except OSError:
             continue  # a port that is gone
         if is_active:
             found.append(f"{state.parts[-4]} port {state.parts[-2]}")
-    return tuple(found)
-
-
-def _devices() -> int | None:
-    """Return how many devices the verbs library finds; None without the library."""
-    try:
-        verbs = ctypes.CDLL(_LIBRARY)
-        verbs.ibv_get_device_list.restype = ctypes.c_void_p
-    except (OSError, AttributeError):
-        return None
-    count = ctypes.c_int(0)
-    listed = verbs.ibv_get_device_list(ctypes.byref(count))
-    if listed:
-        verbs.ibv_free_device_list(ctypes.c_void_p(listed))
-    return count.value
+    return (*found, *sorted(path.name for path in classes.glob("cxi/*")))

@@ -15,7 +15,7 @@ from resilio_hpc.events.failure_text import drill, exit_words, rank_failed
 from resilio_hpc.events.hang_text import HANG_EVENTS
 from resilio_hpc.events.launch_text import LAUNCH_EVENTS, verdict_of
 from resilio_hpc.events.memory_text import MEMORY_EVENTS
-from resilio_hpc.events.phrases import names, plural, restored, seconds
+from resilio_hpc.events.phrases import names, plural, read_by, restored, seconds
 from resilio_hpc.events.rungs import rung_words
 from resilio_hpc.events.slow_text import SLOW_EVENTS
 
@@ -174,7 +174,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "local_failed": lambda f: f"{f.text('node', '?')} has no copy of step {f.whole('step')}: {f.text('error')}",
     "copied": lambda f: (
         f"{f.text('node', '?')} keeps a copy of step {f.whole('step')} of its partner "
-        f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"
+        f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))}{read_by(f.text('by'))})"
     ),
     "copy_failed": lambda f: f"{f.text('node', '?')} has no copy of step {f.whole('step')}: {f.text('error')}",
     "last_step": _last_step,
@@ -185,7 +185,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "drill": drill,
     "fetched": lambda f: (
         f"{f.text('node', '?')} has fetched what its ranks restore "
-        f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"
+        f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))}{read_by(f.text('by'))})"
     ),
     "commit_late": lambda f: (
         f"step {f.whole('step')} of round {f.whole('round')} was committed when a later round had gone on without it"

@@ -49,3 +49,8 @@ def restored(source: str, step: int | None) -> str:
     }  # fmt: skip
     place = places.get(source, source)
     return f"step {step} from {place}" if place else f"step {step}"
+
+
+def read_by(by: str) -> str:
+    """Return how a snapshot came, where it was not by TCP: ``by`` of ``copied`` and ``fetched``."""
+    return f", read by {by}" if by not in ("", "tcp") else ""

@@ -159,21 +159,29 @@ def test_a_driver_that_does_not_answer_fails(tmp_path: Path) -> None:
 
 def test_ports_of_rdma_are_found_where_they_are_active(tmp_path: Path) -> None:
     write(tmp_path, {
-        "class/mlx5_0/ports/1/state": "4: ACTIVE\n", "class/mlx5_0/ports/2/state": "1: DOWN\n",
-        "class/mlx5_1/ports/1/state": "2: INIT\n",
-        "meminfo": "MemTotal: 5 kB\nHugePages_Free: 7\nHugepagesize: 2048 kB\nDirectMap4k: 1 kB\n",
+        "infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n", "infiniband/mlx5_0/ports/2/state": "1: DOWN\n",
+        "infiniband/mlx5_1/ports/1/state": "2: INIT\n", "cxi/cxi0/x": "",
     })  # fmt: skip
-    seen = transports.look(tmp_path / "class", tmp_path / "meminfo")
-    assert (seen.active, seen.free_huge_pages, seen.huge_page_bytes) == (("mlx5_0 port 1",), 7, 2 << 20)
+    assert transports.look(tmp_path).active == ("mlx5_0 port 1", "cxi0")
+    assert transports.look(tmp_path / "none").active == ()
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "said"),
+    [
+        (transports.RdmaSeen((), ("tcp",), "", None), DoctorState.OK, "no active RDMA port (libfabric: tcp)"),
+        (transports.RdmaSeen((), (), "no such file", 0), DoctorState.OK, "(libfabric: no such file)"),
+        (transports.RdmaSeen(("mlx5_0 port 1",), ("tcp",), "", None), DoctorState.NOTICE, "RDMA is there and not used"),
+        (
+            transports.RdmaSeen(("mlx5_0 port 1",), ("tcp", "verbs;ofi_rxm"), "", None),
+            DoctorState.NOTICE,
+            "read by RDMA: verbs;ofi_rxm; mlx5_0 port 1; locked memory: no limit",
+        ),
+        (transports.RdmaSeen(("cxi0",), ("cxi",), "", 8 << 20), DoctorState.NOTICE, "cxi; cxi0; locked memory: 8 MiB"),
+    ],
+)
+def test_how_copies_go_is_told(seen: transports.RdmaSeen, state: DoctorState, said: str) -> None:
     found = transports.judged(seen)
-    assert found.state is DoctorState.NOTICE
-    assert "mlx5_0 port 1" in found.seen
-    assert "7 huge pages of 2 MiB" in found.seen
-    assert transports.look(tmp_path / "none", tmp_path / "meminfo").active == ()
-
-
-@pytest.mark.parametrize(("devices", "said"), [(None, "libibverbs is not installed"), (0, "libibverbs sees 0 devices")])
-def test_a_node_without_rdma_uses_tcp_and_that_is_fine(devices: int | None, said: str) -> None:
-    found = transports.judged(transports.RdmaSeen(devices, (), 0, 2 << 20, None))
-    assert found.state is DoctorState.OK
-    assert found.seen == f"copies of snapshots go over TCP, encrypted; no active RDMA port ({said})"
+    assert found.state is state
+    assert said in found.seen
+    assert ("LimitMEMLOCK" in found.todo) == ("8 MiB" in found.seen)

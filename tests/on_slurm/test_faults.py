@@ -7,15 +7,19 @@ drill, with torch, and all three series of Slurm. ``benchmarks/faults.py`` repea
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from resilio_hpc.ckpt.replication.fabric import SOFTWARE
+from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.spec import NEWEST_SERIES
 from resilio_hpc.drills.drill import DrillRun
 from resilio_hpc.drills.kind import Drill
 from resilio_hpc.drills.table import DRILLS, drill_named
 from tests.support.clusters import MIDDLE_SERIES, each_series, own_cluster
-from tests.support.requirements import need_shared_mounts
+from tests.support.requirements import need_fabric, need_shared_mounts
 
 QUICK = (
     *("rank SIGKILL", "rank exception", "rank exits 0 too early", "rank SIGSTOP"),
@@ -54,6 +58,19 @@ def test_a_run_comes_over(drill: Drill, cluster: DevCluster) -> None:
 
 def test_a_run_with_torch_comes_over_a_lost_node(cluster: DevCluster) -> None:
     come_over(drill_named(WITH_TORCH), cluster, torch=True)
+
+
+@pytest.mark.slow
+def test_a_lost_nodes_state_is_read_in_its_partners_memory(cluster: DevCluster) -> None:
+    """By libfabric, over its provider for TCP: there is no hardware for RDMA here."""
+    need_fabric()
+    arguments = ("--partner-copies", "--snapshot-transport", "fabric")
+    drill = replace(
+        drill_named("node power cut, partner copies"), name="node power cut, by libfabric", launch_arguments=arguments
+    )  # fmt: skip
+    come_over(drill, cluster)
+    events = read_ledger(cluster.shared / name_of(drill) / "ledger")
+    assert {event.fields["by"] for event in events if event.kind in ("copied", "fetched")} <= set(SOFTWARE)
 
 
 @each_series(NEWEST_SERIES)

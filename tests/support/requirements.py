@@ -52,6 +52,19 @@ def need_extensions() -> None:
         pytest.skip("RESILIO_NO_NATIVE is set")
 
 
+def need_fabric() -> None:
+    """libfabric with a provider that needs no hardware, and the extension that was built beside its headers."""
+    need_extensions()
+    from resilio_hpc.ckpt.replication.fabric import SOFTWARE, available_providers
+
+    try:
+        missing = "" if set(SOFTWARE) & set(available_providers()) else "libfabric has no provider over sockets"
+    except (OSError, ImportError) as error:
+        missing = str(error)
+    if missing:
+        pytest.skip(f"{missing} (apt-get install libfabric-dev, then make setup)")
+
+
 def need_root() -> None:
     """Root."""
     if os.geteuid() != 0:

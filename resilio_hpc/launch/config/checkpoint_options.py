@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
+from resilio_hpc.ckpt.replication.messages import SnapshotTransport
 from resilio_hpc.launch.config.flags import number, run_flag, whole_number
 
 DEFAULT_KEEP_CHECKPOINTS = 5
@@ -44,6 +46,12 @@ class CheckpointOptions:
         names="--checkpoint-gb-per-s",
     )
     partner_copies: bool = run_flag("keep snapshots in another node's memory, too: to lose one costs less", False, None)
+    snapshot_transport: SnapshotTransport = run_flag(
+        "how snapshots go to other nodes; tcp: encrypted; fabric: read from memory by libfabric, not encrypted; auto: "
+        "fabric where it has RDMA hardware, else tcp (default: auto)",
+        "auto",
+        choices=get_args(SnapshotTransport),
+    )
     keep_local: int = run_flag(
         "newest committed steps kept in --local-checkpoints, beside the one being written (default: 1)",
         1,

@@ -19,6 +19,7 @@ from resilio_hpc.ckpt.replication.messages import (
     Request,
     ServeSnapshots,
     Serving,
+    SnapshotTransport,
     StillFetching,
     decode_answer,
 )
@@ -37,7 +38,9 @@ HOST = "127.0.0.1"
 class Replicator:
     """One node: its directories and its replicator."""
 
-    def __init__(self, root: Path, secret: str = SECRET, silent_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, root: Path, secret: str = SECRET, silent_s: float = PATIENCE_S, transport: SnapshotTransport = "tcp"
+    ) -> None:
         self.secret = secret
         self.arenas, self.copies, self.spill = root / "arenas", root / "arenas" / "copies", root / "spill"
         self.arenas.mkdir(parents=True)
@@ -50,7 +53,9 @@ class Replicator:
         assert self.process.stdout is not None
         self.input: IO[bytes] = self.process.stdin
         self.output: IO[bytes] = self.process.stdout
-        self.send(ServeSnapshots(secret, HOST, str(self.arenas), str(self.copies), str(self.spill), silent_s))
+        self.send(
+            ServeSnapshots(secret, HOST, str(self.arenas), str(self.copies), str(self.spill), silent_s, transport)
+        )
         serving = self.answer()
         assert isinstance(serving, Serving)
         self.endpoint = f"{HOST}:{serving.port}"

@@ -21,6 +21,7 @@ from resilio_hpc.ckpt.replication.messages import (
     Request,
     ServeSnapshots,
     Serving,
+    SnapshotTransport,
     StillFetching,
     decode_answer,
 )
@@ -72,10 +73,12 @@ class PartnerCopies:
         node = self._node
         self.link.start()
         spill = node.local_dir / "copies"
+        wanted = node.options.checkpoints.snapshot_transport
+        transport: SnapshotTransport = "tcp" if self._deaths else wanted  # a driver may have killed it
         self._say(
             ServeSnapshots(
                 node.run.secret.decode().strip(), node.settings.address, str(node.arena_dir),
-                str(node.arena_dir / "copies"), str(spill),
+                str(node.arena_dir / "copies"), str(spill), transport=transport,
             )
         )  # fmt: skip
         self._say_begun()
@@ -222,7 +225,7 @@ class PartnerCopies:
             if self._replicas.is_worth_telling():
                 self._node.record(
                     "copied", step=copy.step, ranks=[copy.ranks.start, copy.ranks.stop - 1],
-                    size_bytes=answer.size_bytes, seconds=answer.seconds,
+                    size_bytes=answer.size_bytes, seconds=answer.seconds, by=answer.by,
                 )  # fmt: skip
             return
         self._replicas.over(0.0)
@@ -240,7 +243,7 @@ class PartnerCopies:
 
     def _brought(self, restore: RestoreUnderWay, answer: object) -> None:
         if isinstance(answer, Fetched):
-            self._node.record("fetched", seconds=answer.seconds, size_bytes=answer.size_bytes)
+            self._node.record("fetched", seconds=answer.seconds, size_bytes=answer.size_bytes, by=answer.by)
             restore.missing.discard(answer.number)
             if not restore.missing:
                 self._restore = None
