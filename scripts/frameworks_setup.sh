@@ -30,6 +30,7 @@ framework lightning lightning==2.6.6
 framework transformers transformers==5.24.0 accelerate==1.15.0
 framework torchdata torchdata==0.11.0
 framework megatron megatron-core==0.16.1
+framework torchtitan torchtitan==0.3.0 triton==3.9.0
 export DS_BUILD_OPS=0 DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$PWD/.venv-frameworks/extensions"
 framework deepspeed deepspeed==0.19.8
 # DeepSpeed compiles this in the first process group, for a minute; ranks that are killed meanwhile leave its lock behind
