@@ -5,7 +5,7 @@ usage: planner_choice.py DATA [--rows 6] [--draws 40]
 One cluster is left out at a time: its rows are the candidates, no row of its source is in the fit that they start from,
 and the choice sees no measured time. Two views: each table as one cluster, and each kind of GPU of a table (12 rows or
 more) as one. ``same rows``: both choose among a random half, and are scored on the other half, so that neither profits
-from taking the odd rows out. ``best of draws``: the random six that did best, which nobody can know beforehand.
+from taking the odd rows out. ``best of draws``: the random six that did best, which cannot be known beforehand.
 """
 
 from __future__ import annotations

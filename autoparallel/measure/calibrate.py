@@ -86,7 +86,7 @@ def choose_runs(
     measured: Sequence[bool] | None = None,
     fixed: Collection[str] = (),
 ) -> ChosenRuns:
-    """Return the ``count`` runs after which least doubt is left about the times of the ``targets`` (default: all cases).
+    """Return the ``count`` runs after which least doubt is left about the times of the ``targets`` (all, if not given).
 
     No measured time is looked at: in a linearised model the doubt that is left depends on the layouts alone. The next
     run is always the one that takes most of the variance away. ``allowed``: cases that may be run; ``measured``: cases
@@ -101,8 +101,8 @@ def choose_runs(
     wanted = np.asarray(every if targets is None else targets, dtype=bool)
     known_times = np.asarray(~every if measured is None else measured, dtype=bool)
     free = np.asarray(every if allowed is None else allowed, dtype=bool) & ~known_times
-    for place in np.flatnonzero(known_times):
-        left = _after(left, int(place))
+    for place in np.flatnonzero(known_times).tolist():
+        left = _after(left, place)
     places, doubt = list[int](), [_doubt(left, wanted)]
     while len(places) < min(count, int(free.sum()) + len(places)):
         gain = (left[wanted] ** 2).sum(axis=0) / (np.diag(left) + NOISE**2)

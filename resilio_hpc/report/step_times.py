@@ -1,4 +1,4 @@
-"""Step times of a run as measurements: the pace of its undisturbed steps, for each size and layout that it had. Pure."""
+"""Step times of a run as measurements: the pace of undisturbed steps, for each size and layout that it had. Pure."""
 
 from __future__ import annotations
 

@@ -97,7 +97,10 @@ def test_every_model_is_read_as_it_was_written(name: str) -> None:
     [
         ("Megatron-Core", Layout(8, 4, 2, 1, 64, vpp=3, sequence_parallel=True, recompute=Recompute.FULL, zero=1)),
         ("Megatron-Core", Layout(4, 4, 2, 2, 64, cp=2, recompute=Recompute.SELECTIVE)),
-        ("torchtitan", Layout(dp=64, micro_batch=1, global_batch=64, zero=3, replicas=4, recompute=Recompute.ALTERNATE)),
+        (
+            "torchtitan",
+            Layout(dp=64, micro_batch=1, global_batch=64, zero=3, replicas=4, recompute=Recompute.ALTERNATE),
+        ),
         ("torchtitan", Layout(8, 4, 2, 1, 64, vpp=2, zero=3, sequence_parallel=True)),
         ("DeepSpeed", Layout(1, 2, 32, 2, 128, zero=1)),
         ("Megatron-Core", Layout(1, 8, 8, 1, 64, schedule=Schedule.DUALPIPE)),

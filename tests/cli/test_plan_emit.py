@@ -23,7 +23,8 @@ MEGATRON = """
     context-parallel-size disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size
     fp16 fp4-format fp4-recipe fp8-format fp8-recipe global-batch-size group-query-attention hidden-size kv-channels
     kv-lora-rank max-position-embeddings micro-batch-size moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq
-    moe-router-enable-expert-bias moe-router-score-function moe-router-topk moe-shared-expert-gate moe-shared-expert-intermediate-size
+    moe-router-enable-expert-bias moe-router-score-function moe-router-topk moe-shared-expert-gate
+    moe-shared-expert-intermediate-size
     moe-token-dispatcher-type multi-latent-attention normalization num-attention-heads num-experts num-layers
     num-query-groups num-virtual-stages-per-pipeline-rank overlap-grad-reduce overlap-param-gather
     pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim
@@ -40,7 +41,8 @@ TORCHTITAN = """
     parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_first_stage_less_layers
     parallelism.pipeline_parallel_last_stage_less_layers parallelism.pipeline_parallel_layers_per_stage
     parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_schedule
-    parallelism.tensor_parallel_degree training.disable_cuda_graphs training.global_batch_size training.local_batch_size training.seq_len
+    parallelism.tensor_parallel_degree training.disable_cuda_graphs training.global_batch_size
+    training.local_batch_size training.seq_len
 """
 DESCRIBED = ("gpt3-175b", "llama2-70b", "llama3.2-1b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b",
              "qwen1.5-moe-a2.7b", "deepseek-v3", "deepseek-v2-lite", "phi4")  # fmt: skip
@@ -124,10 +126,8 @@ def test_a_precision_is_told_to_megatron(precision: str, words: list[str]) -> No
 def test_torchtitan_gets_the_stages_that_were_costed(layers: int, layout: str, stages: tuple[int, ...] | None) -> None:
     model = replace(uniform(preset("llama3-8b")), layers=layers)
     words = torchtitan(parse_layout(layout, 64), model)
-    found = [
-        int(word.rpartition("=")[2]) for name in ("first_stage_less_layers", "last_stage_less_layers", "layers_per_stage")
-        for word in words if name in word
-    ]  # fmt: skip
+    named = ("first_stage_less_layers", "last_stage_less_layers", "layers_per_stage")
+    found = [int(word.rpartition("=")[2]) for name in named for word in words if name in word]
     assert tuple(found) == (stages or ())
 
 

@@ -1,4 +1,4 @@
-"""``resilio plan measure`` and what ``calibrate`` makes of the runs: chosen, written as jobs, read from their ledgers."""
+"""``resilio plan measure``, and what ``calibrate`` makes of the runs: chosen, written as jobs, read back."""
 
 from __future__ import annotations
 

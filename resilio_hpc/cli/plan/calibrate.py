@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command. Exit codes: see the help."""
     parser = Parser(
         prog="resilio plan calibrate",
-        usage="resilio plan calibrate [--rows IN.csv] [--run RUN … [MODEL --global-batch N --gpu TYPE …]] [--out FILE.toml]",
+        usage="resilio plan calibrate [--rows IN.csv] [--run RUN … [MODEL --global-batch N --gpu TYPE …]] [--out …]",
         description="Fit the planner to a cluster. Parameters stay within their physical bounds.",
         epilog=_HELP,
         allow_abbrev=False,
@@ -110,7 +110,9 @@ def calibration(rows: Sequence[Mapping[str, str]], profile: Profile | None = Non
         if len(set(efficiencies)) > 1:
             raise UsageError("--profile is of one kind of GPU: calibrate with the rows of that kind")
         known = efficiencies[0]
-        fixed = frozenset({"link", "nic", *(name for name in NAMES if getattr(known, name) != getattr(shipped(), name))})
+        fixed = frozenset(
+            {"link", "nic", *(name for name in NAMES if getattr(known, name) != getattr(shipped(), name))}
+        )
     found, nearby = calibrate(known, cases, times, fixed)
     before, after = (
         float(np.mean(np.abs(one.cost.iteration / times - 1)) * 100)

@@ -151,7 +151,10 @@ def torchtitan(layout: Layout, model: Transformer, precision: str = "") -> list[
         parallel["pipeline_parallel_microbatch_size"] = layout.micro_batch
         parallel |= _titan_stages(layout, model.layers)
         local *= layout.micro_batches
-    words = [*_titan_model(model.name, precision), *(f"--parallelism.{name}={value}" for name, value in parallel.items())]
+    words = [
+        *_titan_model(model.name, precision),
+        *(f"--parallelism.{name}={value}" for name, value in parallel.items()),
+    ]
     batch = {"local_batch_size": local, "global_batch_size": layout.global_batch, "seq_len": model.seq}
     words += [f"--training.{name}={value}" for name, value in batch.items()]
     words += ["--training.disable_cuda_graphs"] * (layout.pp > 1 or layout.ep > 1)  # torchtitan refuses them there

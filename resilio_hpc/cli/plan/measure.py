@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.measure.calibrate import ChosenRuns, choose_runs
+from resilio_hpc.autoparallel.measure.nearby import costed
 from resilio_hpc.autoparallel.measure.predict import read
 from resilio_hpc.autoparallel.measure.row_of import row_of
 from resilio_hpc.autoparallel.measure.unstated import problem
-from resilio_hpc.autoparallel.measure.nearby import costed
 from resilio_hpc.autoparallel.search import trial_runs
 from resilio_hpc.autoparallel.search.offers import offers, why_none
 from resilio_hpc.autoparallel.search.trial_runs import TrialRun
@@ -33,7 +30,7 @@ _HELP = """Chosen are layouts that the search finds for the cluster, so that the
 are known as well as possible afterwards: each run is the one that takes most of the doubt away. No measured time is
 looked at. With --rows, the lines of a table are the candidates; those with a time (iter_time_s) count as measured.
 
---jobs DIR writes a batch script for each run, and DIR/runs.csv; --submit submits them, too. What stands behind -- is the
+--jobs DIR writes a batch script for each run, and DIR/runs.csv; --submit submits them, too. Behind -- stands the
 training script with its arguments; the words {tp} {pp} {dp} {micro_batch} ... become the run's numbers, {steps} the
 iterations. The script runs under resilio-launch; step times are in the run's ledger as soon as it has done some.
 

@@ -1,4 +1,4 @@
-"""Runs as rows of a table: step times of their ledgers, also while they go on; model and layout as recorded or given."""
+"""Runs as rows of a table: step times of their ledgers, also while they go on; the rest as recorded or given."""
 
 from __future__ import annotations
 
@@ -113,6 +113,7 @@ def _layout(pace: Pace, options: argparse.Namespace) -> Layout:
     inside = numbers["tp"] * numbers["pp"] * numbers.get("cp", 1)
     if inside < 1 or pace.ranks % inside:
         raise UsageError(f"tp x pp x cp = {inside} does not divide the {pace.ranks} ranks of the run")
-    layout = Layout(**numbers, dp=pace.ranks // inside, recompute=Recompute.__members__.get(kind, Recompute.NONE))
+    recompute = Recompute.__members__.get(kind, Recompute.NONE)
+    layout = Layout(**numbers, dp=pace.ranks // inside, recompute=recompute)  # type: ignore[arg-type]
     parallel = recorded.get("sequence_parallel", "1") in ("1", "True") and layout.tp > 1
     return replace(layout, sequence_parallel=parallel)

@@ -75,7 +75,7 @@ class RankRecords:
 
 
 class PaceRecord:
-    """How long the steps of one round take, by the clock of one rank. Begins with its first step, which is not timed."""
+    """How long the steps of one round take, by the clock of one rank. Its first step is not timed."""
 
     def __init__(self, number: int, step: int, time: float) -> None:
         self.round, self.step, self.time = number, step, time
