@@ -18,7 +18,7 @@ _PERIODS = {"slow": "slow_over", "test_begun": "tested"}  # steps go on meanwhil
 
 
 @dataclass(frozen=True)
-class Pace:
+class SteadyPace:
     """Steps of one size and layout. ``step_s``: their median; half of the lines are within ``spread`` of it, a part.
 
     ``layout``: the planner's words that the run recorded, by name; ``layouts``: of ``--layout``; ``asked``: of
@@ -49,16 +49,16 @@ class _Size:
     warm: list[tuple[float, int]] = field(default_factory=list)
     disturbed: int = 0
 
-    def pace(self) -> Pace:
+    def pace(self) -> SteadyPace:
         lines = self.lines or self.warm
         step_s = weighted_median(lines)
         spread = weighted_median([(abs(one / step_s - 1), steps) for one, steps in lines])
         steps = sum(count for _, count in lines)
         own = (self.nodes, self.ranks, self.layout, self.layouts, self.asked)
-        return Pace(*own, steps, self.disturbed, step_s, spread)
+        return SteadyPace(*own, steps, self.disturbed, step_s, spread)
 
 
-def paces(events: Sequence[Event]) -> list[Pace]:
+def paces(events: Sequence[Event]) -> list[SteadyPace]:
     """Return the pace of each size and layout in which the run made steps, in their order. ``events`` by time.
 
     The first line of a round is left out where there are others: compilers, allocators and caches are at work. Left out

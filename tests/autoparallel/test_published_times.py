@@ -7,8 +7,9 @@ import pytest
 from resilio_hpc.autoparallel.base.efficiency import shipped
 from resilio_hpc.autoparallel.measure.predict import predict_rows
 
-# arXiv:2205.05198, tables 3 and 5: seconds of an iteration with everything recomputed, and with the attention core,
-# beside sequence parallelism. They agree with the FLOP/s of the same table. layers, hidden, heads, GPUs, pp, vpp, batch, micro-batch
+# arXiv:2205.05198, tables 3 and 5: seconds of an iteration with everything recomputed, and with only the attention core
+# recomputed, beside sequence parallelism. They agree with the FLOP/s of the same table.
+# Layers, hidden, heads, GPUs, pp, vpp, batch, micro-batch, both times
 MODELS = {
     "22B on 8": (48, 6144, 64, 8, 1, 1, 4, 4, 1.42, 1.10),
     "175B on 64": (96, 12288, 96, 64, 8, 3, 64, 1, 18.13, 13.75),

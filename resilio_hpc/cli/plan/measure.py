@@ -49,7 +49,7 @@ exit codes:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TrialRow:
     """A run that may be measured. Seconds of an iteration, and the upper end of its band."""
 
     row: Mapping[str, str]
@@ -142,7 +142,7 @@ def _of_table(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.rows}: every row that may run has a time already")
     times = costed(problem(understood.cases), known, nearby).iteration
     picked = [
-        Candidate(rows[understood.index[place]], str(understood.cases[place].layout),
+        TrialRow(rows[understood.index[place]], str(understood.cases[place].layout),
                   understood.cases[place].layout.num_gpus, float(times[place]), float(times[place]) * 1.2)
         for place in found.places
     ]  # fmt: skip
@@ -150,19 +150,19 @@ def _of_table(options: argparse.Namespace) -> int:
     return 0
 
 
-def _candidate(run: TrialRun, options: argparse.Namespace) -> Candidate:
+def _candidate(run: TrialRun, options: argparse.Namespace) -> TrialRow:
     case, choice = run.case, run.choice
     row = row_of(case.model, case.layout, case.machine, options.framework, options.precision)
     row |= {"pred_iter_time_s": f"{choice.iteration_s:.6g}", "iter_time_s": ""}
-    return Candidate(row, str(choice.layout), choice.gpus, choice.iteration_s, choice.high_s)
+    return TrialRow(row, str(choice.layout), choice.gpus, choice.iteration_s, choice.high_s)
 
 
-def _lasting(runs: Sequence[Candidate], options: argparse.Namespace) -> list[trial_jobs.Duration]:
+def _lasting(runs: Sequence[TrialRow], options: argparse.Namespace) -> list[trial_jobs.Duration]:
     return [trial_jobs.Duration(options.steps, one.iteration_s, one.high_s) for one in runs]
 
 
 def _show(
-    runs: Sequence[Candidate], found: ChosenRuns, options: argparse.Namespace, columns: Sequence[str] = ()
+    runs: Sequence[TrialRow], found: ChosenRuns, options: argparse.Namespace, columns: Sequence[str] = ()
 ) -> None:
     """Print the runs, and write --out."""
     if options.out is not None:
@@ -182,6 +182,6 @@ def _show(
     print(f"{options.steps} iterations each: {hours:,.1f} GPU-hours in all; doubt before them {found.doubt[0]:.1%}")
 
 
-def _json(one: Candidate, time: trial_jobs.Duration) -> dict[str, Any]:
+def _json(one: TrialRow, time: trial_jobs.Duration) -> dict[str, Any]:
     return {"layout": one.layout, "gpus": one.gpus, "iteration_s": one.iteration_s, "expected_s": time.expected_s,
             "row": dict(one.row)}  # fmt: skip

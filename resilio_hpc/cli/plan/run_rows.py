@@ -17,7 +17,7 @@ from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.ledger import LedgerReader
 from resilio_hpc.launch.config.rank_layout import model_parallel
-from resilio_hpc.report.step_times import Pace, paces
+from resilio_hpc.report.step_times import SteadyPace, paces
 from resilio_hpc.slurm.runs import run_names
 
 _WORDS = ("micro_batch", "global_batch", "cp", "ep", "vpp", "zero", "replicas")
@@ -53,11 +53,11 @@ def rows_of_run(name: str, words: Sequence[str]) -> list[dict[str, str]]:
     return [_row(one, words) | {"run_dir": str(path), "iter_time_s": f"{one.step_s:.6g}"} for one in found]
 
 
-def _paces(path: Path) -> list[Pace]:
+def _paces(path: Path) -> list[SteadyPace]:
     return paces(LedgerReader(path / "ledger").read_new())
 
 
-def _row(pace: Pace, words: Sequence[str]) -> dict[str, str]:
+def _row(pace: SteadyPace, words: Sequence[str]) -> dict[str, str]:
     options = _options(pace, words)
     recorded = pace.layout
     gpu = options.gpu or recorded.get("gpu", "")
@@ -74,7 +74,7 @@ def _row(pace: Pace, words: Sequence[str]) -> dict[str, str]:
     return row_of(model, layout, machine, options.framework, options.precision)
 
 
-def _options(pace: Pace, words: Sequence[str]) -> argparse.Namespace:
+def _options(pace: SteadyPace, words: Sequence[str]) -> argparse.Namespace:
     """Return options of a search: the words of --layout-options, and the user's own."""
     parser = Parser(prog="resilio plan calibrate --run", allow_abbrev=False)
     parser.add_argument("model", nargs="?")
@@ -96,7 +96,7 @@ def _whole(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 12 else 0
 
 
-def _layout(pace: Pace, options: argparse.Namespace) -> Layout:
+def _layout(pace: SteadyPace, options: argparse.Namespace) -> Layout:
     """Return the layout: what is given wins over what was planned, and that over --layout."""
     recorded = dict(pace.layout)
     tp, pp = model_parallel(pace.layouts, pace.ranks)

@@ -52,7 +52,7 @@ class RankRecords:
             return
         fields = pace.line(message.step, message.time)
         if fields is not None:
-            yield "pace", fields
+            yield "pace", {**fields}
 
     def _logged(self, number: int, rank: int, message: rank_link.ValuesLogged) -> Iterator[tuple[str, dict[str, Any]]]:
         if number != self._round or rank < self._rank or message.time < self._last:  # the clock was set back
