@@ -32,6 +32,7 @@ framework torchdata torchdata==0.11.0
 framework ignite pytorch-ignite==0.5.5
 framework hydra hydra-core==1.3.8 hydra-submitit-launcher==1.2.0
 framework megatron megatron-core==0.16.1
+framework torchtitan torchtitan==0.3.0 triton==3.9.0
 export DS_BUILD_OPS=0 DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$PWD/.venv-frameworks/extensions"
 framework deepspeed deepspeed==0.19.8
 # DeepSpeed compiles this in the first process group, for a minute; ranks that are killed meanwhile leave its lock behind

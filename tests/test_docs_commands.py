@@ -63,7 +63,7 @@ def test_options_that_a_page_shows_exist(page: Path) -> None:
 
 def planned(page: Path) -> list[list[str]]:
     """The planner's commands that need neither a cluster nor a file."""
-    needs = {"--partition", "--profile", "--calibration", "--inventory", "--submit", "--module", "--out"}
+    needs = {"--partition", "--profile", "--calibration", "--inventory", "--submit", "--module", "--out", "--run"}
     return [
         words
         for words in shown(page)

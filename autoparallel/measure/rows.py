@@ -87,13 +87,13 @@ def _model(cells: Cells) -> Transformer:
         head_dim=head_dim,
         ffn=_number_in(r"dense ffn (\d+)", mlp) or ffn,
         gated="swiglu" in mlp or "geglu" in mlp,
-        tied="swiglu" not in mlp,
+        tied="untied" not in mlp if "tied" in mlp else "swiglu" not in mlp,
         vocab=cells.whole("vocab", DEFAULT_VOCAB),
         seq=cells.whole("seq"),
         experts=experts,
         topk=min(cells.whole("topk", 1), experts) if experts else 0,
         expert_ffn=ffn if experts else 0,
-        shared_ffn=_number_in(r"\+(\d+) shared", mlp) * ffn if experts else 0,
+        shared_ffn=_number_in(r"shared ffn (\d+)", mlp) or _number_in(r"\+(\d+) shared", mlp) * ffn if experts else 0,
         dense_layers=dense,
         window=_number_in(r"sliding window (\d+)", mlp),
         **family(cells.text("model")),
@@ -134,6 +134,7 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, f
         sequence_parallel=tp > 1 and (sequence == "1" if sequence else bool(_rule(framework).get("sequence_parallel"))),
         recompute=recompute,
         zero=_zero(cells.text("zero").lower()),
+        replicas=cells.whole("replicas") if cells.text("replicas") else 1,
         schedule=_schedule(words),
     ), frozenset(name for name, is_open in open_parts.items() if is_open)
 

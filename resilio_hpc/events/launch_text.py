@@ -139,6 +139,7 @@ LAUNCH_EVENTS: Mapping[str, Callable[[Fields], str]] = {
     "placed": _placed,
     "steps_planned": lambda f: f"ranks of round {f.whole('round')} do steps {f.whole('start')} to {f.whole('total')}",
     "logged": _logged,
+    "pace": lambda f: f"{plural(f.whole('steps'), 'step')} to {f.whole('step')}: {seconds(f.number('step_s'))} each",
     "launch_ends": lambda f: f"launch ends: {verdict_of(f)}, exit code {f.whole('exit_code')}",
     "agent_ended": lambda f: f"agent of {f.text('node', '?')} ended with {_code(f)} after start {f.whole('starts')}",
     "launch_failed": lambda f: (

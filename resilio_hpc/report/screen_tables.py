@@ -26,7 +26,8 @@ SILENT_S = 2.0  # agents speak several times a second
 QUIET = frozenset({
     "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
     "start", "agent_ends", "launch_ends", "read_ahead", "voters", "counters", "memory_warning", "metrics_endpoint",
-    "metrics_unclear", "step_verified", "noise_measured", "standby_ready", "process_image", "logged", "steps_planned",
+    "metrics_unclear", "step_verified", "noise_measured", "standby_ready", "process_image", "logged", "pace",
+    "steps_planned",
 })  # fmt: skip
 EVENT_STYLE = {
     "rank_failed": "red", "first_failure": "red", "node_lost": "red", "agent_ended": "red", "launch_failed": "red",

@@ -121,3 +121,14 @@ def test_every_stage_holds_as_many_micro_batches_as_its_schedule_warms_up_with(
     after = np.arange(7, -1, -1.0)
     rest = (np.array([float(value)]) for value in (32, 8, 1, schedule))
     assert list(np.broadcast_to(in_flight(after, *rest), 8)) == held
+
+
+@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(16, 8, 16), (16, 8, 32), (4, 2, 8), (8, 3, 8)])
+def test_an_interleaved_stage_holds_what_its_order_of_passes_leaves_open(
+    stages: int, chunks: int, micro_batches: int
+) -> None:
+    for stage in range(stages):
+        steps = [1 if forward else -1 for _, _, forward in interleaved_order(stage, stages, micro_batches, chunks)]
+        most = int(np.cumsum(steps).max())
+        rest = (np.array([float(value)]) for value in (micro_batches, stages, chunks, Schedule.ONE_F_ONE_B))
+        assert in_flight(np.array([stages - 1.0 - stage]), *rest)[0] * chunks == pytest.approx(most)

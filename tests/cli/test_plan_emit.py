@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,9 @@ from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model.model_description import uniform
 from resilio_hpc.autoparallel.model.presets import preset
 from resilio_hpc.cli.main import main
-from resilio_hpc.cli.plan.emit import megatron, pipeline_layout
+from resilio_hpc.cli.plan.emit import megatron, pipeline_layout, torchtitan
 from resilio_hpc.cli.plan.model_flags import model_flags, precision_flags
+from resilio_hpc.core.errors import UsageError
 
 # of NVIDIA/Megatron-LM megatron/training/arguments.py @307dcf37, those that a layout or a model may need
 MEGATRON = """
@@ -21,7 +23,8 @@ MEGATRON = """
     context-parallel-size disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size
     fp16 fp4-format fp4-recipe fp8-format fp8-recipe global-batch-size group-query-attention hidden-size kv-channels
     kv-lora-rank max-position-embeddings micro-batch-size moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq
-    moe-router-enable-expert-bias moe-router-topk moe-shared-expert-gate moe-shared-expert-intermediate-size
+    moe-router-enable-expert-bias moe-router-score-function moe-router-topk moe-shared-expert-gate
+    moe-shared-expert-intermediate-size
     moe-token-dispatcher-type multi-latent-attention normalization num-attention-heads num-experts num-layers
     num-query-groups num-virtual-stages-per-pipeline-rank overlap-grad-reduce overlap-param-gather
     pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim
@@ -29,13 +32,16 @@ MEGATRON = """
     sequence-parallel swiglu tensor-model-parallel-size tokenizer-type tp-comm-overlap
     untie-embeddings-and-output-weights use-distributed-optimizer v-head-dim vocab-size
 """
-# of pytorch/torchtitan torchtitan/config/job_config.py @6404b932
+# of torchtitan 0.3.0 (PyPI), torchtitan/config/configs.py, manager.py and distributed/activation_checkpoint.py; its own
+# parser reads whole commands in tests/frameworks/test_emitted_options.py
 TORCHTITAN = """
-    activation_checkpoint.mode activation_checkpoint.selective_ac_option model.converters
+    module config activation-checkpoint:full activation-checkpoint:none activation-checkpoint:selective
     parallelism.context_parallel_degree parallelism.data_parallel_replicate_degree
     parallelism.data_parallel_shard_degree parallelism.expert_parallel_degree parallelism.fsdp_reshard_after_forward
-    parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_microbatch_size
-    parallelism.pipeline_parallel_schedule parallelism.tensor_parallel_degree training.global_batch_size
+    parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_first_stage_less_layers
+    parallelism.pipeline_parallel_last_stage_less_layers parallelism.pipeline_parallel_layers_per_stage
+    parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_schedule
+    parallelism.tensor_parallel_degree training.disable_cuda_graphs training.global_batch_size
     training.local_batch_size training.seq_len
 """
 DESCRIBED = ("gpt3-175b", "llama2-70b", "llama3.2-1b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b",
@@ -79,7 +85,7 @@ def test_every_emitted_option_is_one_of_the_framework_s(
     words = shlex.split(capsys.readouterr().out)
     assert names(words) - set(MEGATRON.split()) == set() and len(words) == len(names(words))
     assert {"num-layers", "vocab-size", "micro-batch-size", "bf16"} <= names(words)
-    if "--recompute" not in more:
+    if "--recompute" not in more and "--precision" not in more:
         assert main([*common, "--framework", "torchtitan", "--emit", "torchtitan"]) == 0
         assert names(shlex.split(capsys.readouterr().out)) - set(TORCHTITAN.split()) == set()
 
@@ -106,3 +112,29 @@ def test_ends_that_count_as_layers_are_told_to_megatron() -> None:
 )  # fmt: skip
 def test_a_precision_is_told_to_megatron(precision: str, words: list[str]) -> None:
     assert precision_flags(precision) == words
+
+
+@pytest.mark.parametrize(
+    ("layers", "layout", "stages"),
+    [
+        (128, "pp8-dp2-mb1-vpp4-fsdp", (0, 0, 4)),
+        (126, "pp16-dp2-mb1-vpp8-fsdp", (1, 1, 1)),
+        (127, "pp16-dp2-mb1-fsdp", (0, 1, 8)),
+        (61, "pp16-dp2-mb1-fsdp", None),
+    ],
+)
+def test_torchtitan_gets_the_stages_that_were_costed(layers: int, layout: str, stages: tuple[int, ...] | None) -> None:
+    model = replace(uniform(preset("llama3-8b")), layers=layers)
+    words = torchtitan(parse_layout(layout, 64), model)
+    named = ("first_stage_less_layers", "last_stage_less_layers", "layers_per_stage")
+    found = [int(word.rpartition("=")[2]) for name in named for word in words if name in word]
+    assert tuple(found) == (stages or ())
+
+
+def test_a_precision_that_is_part_of_torchtitans_config() -> None:
+    model = uniform(preset("llama3-8b"))
+    layout = parse_layout("dp8-mb1-fsdp", 64)
+    assert "--config=llama3_8b_mxfp8" in torchtitan(layout, model, "mxfp8")
+    assert not names(torchtitan(layout, replace(model, name="my-model"))) & {"module", "config"}
+    with pytest.raises(UsageError, match="fp8 is part of a --config"):
+        torchtitan(layout, model, "fp8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from resilio_hpc.core.rank_link import StepsPlanned, ValuesLogged
+from resilio_hpc.core.rank_link import StepDone, StepsPlanned, ValuesLogged
 from resilio_hpc.launch.workers.rank_records import RankRecords
 
 
@@ -53,3 +53,31 @@ def test_the_last_step_has_its_line_however_soon_and_once() -> None:
     last = ValuesLogged(9, 3.5, 0.5, {"loss": 1.0}, {"tokens": 5.0}, (), True)
     found = lines(RankRecords(), (0, 0, logged(3.0, step=8)), (0, 0, last), (0, 0, last))
     assert [(one["step"], one["sums"]["tokens"]) for one in found] == [(8, 10.0), (9, 5.0)]
+
+
+def paced(records: RankRecords, *steps: tuple[int, int, float], rank: int = 0) -> list[dict[str, Any]]:
+    said = ((number, StepDone(step, at)) for number, step, at in steps)
+    return [fields for number, message in said for kind, fields in records.of(number, rank, message) if kind == "pace"]
+
+
+def test_the_pace_is_the_median_of_the_steps_since_the_last_line() -> None:
+    times = [0.5 * step + 5.0 * (step > 6) for step in range(1, 12)]  # one step takes 5.5 s
+    found = paced(RankRecords(), *((0, step, at) for step, at in enumerate(times, 1)))
+    assert [(one["step"], one["steps"], one["step_s"], one["slowest_s"]) for one in found] == [
+        (5, 4, 0.5, 0.5), (7, 2, 3.0, 5.5), (11, 4, 0.5, 0.5),
+    ]  # fmt: skip
+
+
+def test_lines_of_the_pace_are_few_and_steps_that_were_not_told_are_counted() -> None:
+    found = paced(RankRecords(), *((0, 10 * step, float(step)) for step in range(20_000)))
+    assert 300 < len(found) < 900 and {one["step_s"] for one in found} == {0.1}
+    assert sum(one["steps"] for one in found) >= 10 * (20_000 - 61)
+
+
+def test_a_new_round_and_a_clock_that_is_set_back_begin_again() -> None:
+    steps = [(0, 1, 100.0), (0, 2, 103.0), (1, 2, 200.0), (1, 3, 150.0), (1, 4, 153.0), (1, 4, 190.0)]
+    assert [(one["round"], one["step_s"]) for one in paced(RankRecords(), *steps)] == [(0, 3.0), (1, 3.0)]
+
+
+def test_one_rank_of_the_run_tells_the_pace() -> None:
+    assert paced(RankRecords(), (0, 1, 0.0), (0, 2, 9.0), rank=1) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -26,6 +27,12 @@ sleep 300
 TRAIN = """import os, sys
 degrees = " ".join(f"{name} {os.environ['RESILIO_' + name.upper()]}" for name in ("tp", "pp", "dp"))
 print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {degrees},", *sys.argv[1:], flush=True)
+"""
+STEPS = """import sys, time
+from resilio_hpc import train
+run = train.attach()
+for step in run.steps(0, int(sys.argv[1])):
+    time.sleep(0.1)
 """
 # Stands before sbatch on PATH: something happens between the test and the first submission, once.
 BETWEEN = """#!/bin/bash
@@ -151,3 +158,21 @@ def test_without_slurmctld_nothing_is_submitted_and_it_says_so(cluster: DevClust
     cluster.machines.kill_slurmctld()
     code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "end")
     assert (code, attempts) == (1, []) and said.startswith("resilio: error: ")
+
+
+def test_runs_that_tell_most_are_submitted_and_become_a_calibration(cluster: DevCluster) -> None:
+    (cluster.shared / "steps.py").write_text(STEPS)
+    resilio = [sys.executable, "-m", "resilio_hpc.cli.main", "plan"]
+    environment = {"PATH": cluster.machines.environment()["PATH"]}
+    words = ["gpt2-large", "--global-batch=12", "--partition=trio", "--gpus=2-6", "--runs=3", "--steps=60"]
+    jobs = ["--jobs=trials", "--submit", "--", "steps.py", "{steps}"]
+    done = cluster.run("ctl", [*resilio, "measure", *words, *jobs], 200.0, env=environment, cwd="/shared", check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    numbers = re.findall(r"run-\d: submitted as job (\d+)", done.stdout)
+    assert len(numbers) == 3, done.stdout
+    for number in numbers:
+        assert cluster.wait_for_job(int(number), ("COMPLETED", "FAILED", "CANCELLED"), 200.0) == "COMPLETED"
+    fit = [*resilio, "calibrate", "--rows=trials/runs.csv", "--out=calibration.toml"]
+    done = cluster.run("ctl", fit, 200.0, env=environment, cwd="/shared", check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 measurements" in (cluster.shared / "calibration.toml").read_text()

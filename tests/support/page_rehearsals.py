@@ -245,7 +245,9 @@ END
             "--gpus 32-128": "--gpus 16-40",
             "--backend nccl --nodes 2 --ranks-per-node 8": "--backend gloo --nodes 2 --ranks-per-node 1 --seconds 1",
             "resilio plan profile --out": "resilio plan profile --device cpu --out",
+            "--rows runs/runs.csv": "--rows measured.csv",
         },
+        elsewhere={"resilio plan calibrate llama3-8b": "tests/cli/test_plan_measure.py"},
         codes={
             "resilio plan gpt3-175b --gpus 1024 --gpu a100 --global-batch 1536 --precision bf61": 2,
             "resilio plan llama2-70b --gpus 16": 3,

@@ -112,11 +112,26 @@ def pipeline_layout(layout: Layout, layers: int) -> str:
     return "E" + "|".join("t" * count for count in chunks) + "L"
 
 
-# -- torchtitan --------------------------------------------------------------------------------------------------------
+# -- torchtitan 0.3 ----------------------------------------------------------------------------------------------------
+
+TITAN_CONFIGS = {
+    "llama3-8b": "llama3 llama3_8b", "llama3-70b": "llama3 llama3_70b",
+    "deepseek-v2-lite": "deepseek_v3 deepseek_v3_16b", "deepseek-v3": "deepseek_v3 deepseek_v3_671b",
+    "qwen3-30b-a3b": "qwen3 qwen3_30b_a3b", "gpt-oss-20b": "gpt_oss gpt_oss_20b",
+    "gpt-oss-120b": "gpt_oss gpt_oss_120b",
+}  # fmt: skip
+"""Its --module and --config, by our name of the model."""
+_TITAN_PRECISE = {
+    ("llama3-8b", "mxfp8"): "llama3 llama3_8b_mxfp8", ("llama3-405b", "fp8"): "llama3 llama3_405b",
+    ("deepseek-v3", "fp8"): "deepseek_v3 deepseek_v3_671b_float8",
+}  # fmt: skip
 
 
 def torchtitan(layout: Layout, model: Transformer, precision: str = "") -> list[str]:
-    """Return arguments of torchtitan. Its model is chosen by --model.name and --model.flavor, which are the user's."""
+    """Return arguments of torchtitan 0.3. A model that it has no --config for is chosen by the user's own.
+
+    Raises UsageError for a layout that it does not run, and for a precision that no --config of this model has.
+    """
     modes = {Recompute.NONE: "none", Recompute.FULL: "full", Recompute.ALTERNATE: "selective"}
     if layout.zero < 2 or layout.schedule != Schedule.ONE_F_ONE_B or layout.recompute not in modes:
         raise UsageError(f"torchtitan does not run {layout}: plan with --framework torchtitan")
@@ -134,10 +149,38 @@ def torchtitan(layout: Layout, model: Transformer, precision: str = "") -> list[
     if layout.pp > 1:
         parallel["pipeline_parallel_schedule"] = "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
         parallel["pipeline_parallel_microbatch_size"] = layout.micro_batch
+        parallel |= _titan_stages(layout, model.layers)
         local *= layout.micro_batches
-    words = [f"--parallelism.{name}={value}" for name, value in parallel.items()]
+    words = [
+        *_titan_model(model.name, precision),
+        *(f"--parallelism.{name}={value}" for name, value in parallel.items()),
+    ]
     batch = {"local_batch_size": local, "global_batch_size": layout.global_batch, "seq_len": model.seq}
     words += [f"--training.{name}={value}" for name, value in batch.items()]
-    words += [f"--activation_checkpoint.mode={modes[layout.recompute]}"]
-    words += ["--activation_checkpoint.selective_ac_option=2"] * (layout.recompute == Recompute.ALTERNATE)
-    return words + ["--model.converters=float8"] * precision.startswith("fp8")
+    words += ["--training.disable_cuda_graphs"] * (layout.pp > 1 or layout.ep > 1)  # torchtitan refuses them there
+    return [*words, f"activation-checkpoint:{modes[layout.recompute]}"]
+
+
+def _titan_stages(layout: Layout, layers: int) -> dict[str, int]:
+    """Return how layers are spread; nothing where torchtitan's own way is as even."""
+    parts = layout.pp * layout.vpp
+    for first, last in ((0, 0), (1, 1), (0, 1)):
+        if (layers + first + last) % parts == 0:
+            return {
+                "pipeline_parallel_first_stage_less_layers": first,
+                "pipeline_parallel_last_stage_less_layers": last,
+                "pipeline_parallel_layers_per_stage": (layers + first + last) // parts,
+            }
+    return {}
+
+
+def _titan_model(name: str, precision: str) -> list[str]:
+    """Return the model's words, none where torchtitan has no --config for it."""
+    plain = precision in ("", "bf16")
+    found = TITAN_CONFIGS.get(name, "") if plain else _TITAN_PRECISE.get((name, precision))
+    if found is None:
+        raise UsageError(
+            f"--emit torchtitan: its precision {precision} is part of a --config, and it has none for {name}: plan "
+            "with it, and emit env"
+        )
+    return [f"--{word}={value}" for word, value in zip(("module", "config"), found.split(), strict=False)]

@@ -47,6 +47,9 @@ def model_flags(model: TransformerModel, costed: Transformer) -> list[str]:
         dense = f"([0]*{model.dense_layers}+[1]*{model.layers - model.dense_layers})"
         words |= {"moe-layer-freq": dense} if model.dense_layers else {}
         flags |= {"moe-router-enable-expert-bias": model.router_bias, "moe-shared-expert-gate": model.shared_gate}
+        words |= (
+            {"moe-router-score-function": "sigmoid"} if model.router_bias else {}
+        )  # Megatron has the bias with it alone
         flags["moe-grouped-gemm"] = True
     return [f"--{name}={value}" for name, value in words.items()] + [f"--{name}" for name, on in flags.items() if on]
 

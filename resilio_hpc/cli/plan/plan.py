@@ -19,6 +19,7 @@ COMMANDS = {
     "model": ("resilio_hpc.cli.plan.model", "a model's parameters, FLOPs, and its cuts into pipeline stages"),
     "profile": ("resilio_hpc.cli.plan.profile", "what this machine's GPU reaches, operator by operator"),
     "profile-comm": ("resilio_hpc.cli.plan.profile_comm", "latency and bandwidth of collectives, measured in a job"),
+    "measure": ("resilio_hpc.cli.plan.measure", "the few short runs that tell most of a cluster: chosen, submitted"),
     "calibrate": ("resilio_hpc.cli.plan.calibrate", "parameters of a cluster, from a few measured iterations"),
 }
 """By name: its module, which has ``main(argv) -> int``, and a line on it."""

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from resilio_hpc.autoparallel.base.efficiency import Efficiency, read, shipped
@@ -131,14 +131,19 @@ def _write(options: argparse.Namespace, columns: list[str], rows: list[dict[str,
         print(json.dumps(rows, indent=1))
     if options.json and not options.out:
         return
+    written(options.out, columns, rows)
+
+
+def written(out: Path | None, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
+    """Write a table as CSV; without ``out`` to standard output. Raises UsageError."""
     buffer = io.StringIO(newline="")
     writer = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    if options.out is None:
+    if out is None:
         sys.stdout.write(buffer.getvalue())
         return
     try:
-        options.out.write_text(buffer.getvalue())
+        out.write_text(buffer.getvalue())
     except OSError as error:
-        raise UsageError(f"{options.out}: {error.strerror}") from None
+        raise UsageError(f"{out}: {error.strerror}") from None

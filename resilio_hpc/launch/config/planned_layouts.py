@@ -92,6 +92,7 @@ def layout_fields(layout: PlannedLayout, before: PlannedLayout | None, number: i
     fields: dict[str, object] = {
         "round": number, "ranks": layout.ranks, "gpu": layout.gpu, "tp": tensor, "pp": pipeline,
         "dp": layout.ranks // (tensor * pipeline), "micro_batch": layout.micro_batch, "why": layout.why,
+        "planned": dict(layout.values),
     }  # fmt: skip
     if before is not None:
         was = before.degrees

@@ -85,6 +85,12 @@ def round_layout(options: LaunchOptions, world_size: int, gpu: str) -> RankLayou
     return _divided(*planned.degrees, world_size, dict(planned.values))
 
 
+def planned_words(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what ``resilio plan`` has put into a job's environment: RESILIO_TP as tp, and so on."""
+    names = ("tp", "pp", "dp", *PLANNED)
+    return {name: word[:40] for name in names if (word := environment.get(f"RESILIO_{name.upper()}", ""))}
+
+
 def is_auto(options: LaunchOptions) -> bool:
     """Return whether the planner chooses."""
     return AUTO in options.layouts

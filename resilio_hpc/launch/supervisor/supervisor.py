@@ -26,6 +26,7 @@ from resilio_hpc.launch.chain.chaining import Chain
 from resilio_hpc.launch.chain.maintenance import EndBeforeMaintenance
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.rank_layout import planned_words
 from resilio_hpc.launch.notify.notify import tell_verdict
 from resilio_hpc.launch.process import announce
 from resilio_hpc.launch.process.announce import say
@@ -83,7 +84,8 @@ class Supervisor:
         recipe = self._recipe(end_time)
         self.ledger.append(
             "launch", mode=self.site.mode, job=self.site.job, nodes=self.site.nodes, link=self.chain.number,
-            end_time=end_time, argv=masked(sys.argv),
+            end_time=end_time, argv=masked(sys.argv), layout=planned_words(os.environ),
+            layouts=self.options.layouts,
             slurm="" if self.site.mode is SiteMode.LOCAL else commands.version(),
         )  # fmt: skip
         if self.site.leads:

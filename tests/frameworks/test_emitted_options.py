@@ -1,0 +1,88 @@
+"""``resilio plan … --emit``, read by the frameworks' own parsers and configurations."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from typing import Any
+
+import pytest
+
+from resilio_hpc.autoparallel.base.layout import Layout, Recompute, parse_layout
+from resilio_hpc.autoparallel.model.model_description import uniform
+from resilio_hpc.autoparallel.model.presets import preset
+from resilio_hpc.cli.main import main
+from resilio_hpc.cli.plan.emit import TITAN_CONFIGS, megatron, torchtitan
+from resilio_hpc.cli.plan.model_flags import model_flags, precision_flags
+from tests.support.environments import SUPPORT, scrubbed
+from tests.support.frameworks.runs import PYTHON, Framework
+from tests.support.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.slow
+DENSE = ("llama3-8b", "llama3-405b", "gpt3-175b", "llama3.2-1b", "qwen2.5-7b", "qwen3-8b")
+EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "deepseek-v2-lite")
+TITAN_LAYOUTS = (
+    "tp2-dp8-mb2-sp-fsdp-recompute-full",
+    "tp2-dp32-mb1-hsdp4-recompute-alternate",
+    "tp8-cp2-dp4-mb1-sp-fsdp-recompute-none",
+    "tp4-pp4-dp2-mb1-vpp2-sp-fsdp-recompute-full",
+)
+
+
+def parsed(script: str, modules: tuple[str, ...], commands: list[list[str]]) -> list[dict[str, Any]]:
+    """What the framework makes of each command."""
+    Framework("", modules).need()
+    done = subprocess.run(
+        [PYTHON, SUPPORT / "frameworks" / script], input=json.dumps(commands), env=scrubbed(), capture_output=True,
+        text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    answer: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_torchtitans_parser_reads_every_layout_of_every_model_that_it_has() -> None:
+    layouts = [parse_layout(text, 64) for text in TITAN_LAYOUTS]
+    asked = [(name, layout) for name in TITAN_CONFIGS for layout in layouts]
+    commands = [torchtitan(layout, uniform(preset(name), 4096)) for name, layout in asked]
+    kinds = {Recompute.FULL: "FullAC.Config", Recompute.ALTERNATE: "SelectiveAC.Config", Recompute.NONE: "NoneType"}
+    found = parsed("parse_torchtitan.py", ("torchtitan", "triton"), commands)
+    for (name, layout), one in zip(asked, found, strict=True):
+        degrees = (layout.tp, layout.pp, layout.cp, layout.dp // layout.replicas, layout.replicas)
+        assert degrees == tuple(one[key] for key in ("tp", "pp", "cp", "shards", "replicas")), (name, layout)
+        local = layout.micro_batch * (layout.micro_batches if layout.pp > 1 else 1)
+        assert (one["local_batch"], one["global_batch"], one["seq"]) == (local, 64, 4096)
+        assert one["recompute"] == kinds[layout.recompute]
+        assert one["layers"] == preset(name).layers
+
+
+def test_megatron_core_takes_every_model_and_layout() -> None:
+    full = Layout(8, 1, 2, 1, 64, sequence_parallel=True, recompute=Recompute.FULL, zero=1)
+    asked: list[tuple[str, Layout]] = [(name, full) for name in DENSE if name not in ("qwen2.5-7b",)]
+    asked += [("llama3-405b", parse_layout("tp8-pp16-dp2-mb1-vpp8-sp-zero1", 64)),
+              ("llama3-8b", parse_layout("tp2-pp4-cp2-dp2-mb1-vpp4-sp-zero1-recompute-selective", 64)),
+              ("gpt3-175b", parse_layout("tp8-pp8-dp2-mb1-vpp3-sp", 64)),
+              ("qwen2.5-7b", parse_layout("tp4-pp2-dp2-mb1-sp-zero1", 64))]  # fmt: skip
+    asked += [(name, parse_layout("pp1-ep8-dp16-mb1-zero1-recompute-selective", 64)) for name in EXPERTS]
+    asked += [("deepseek-v3", parse_layout("tp2-pp16-ep8-dp4-mb1-sp-zero1-recompute-full", 64))]
+    commands = []
+    for name, layout in asked:
+        model = preset(name)
+        commands.append([*model_flags(model, uniform(model)), *precision_flags(""), *megatron(layout, uniform(model))])
+    found = parsed("parse_megatron.py", ("megatron.core",), commands)
+    for (name, layout), one in zip(asked, found, strict=True):
+        assert (layout.tp, layout.cp, layout.ep) == (one["tp"], one["cp"], one["ep"]), (name, layout)
+        assert (one["layers"], one["hidden"]) == (preset(name).layers, preset(name).hidden)
+        assert one["recompute"] == layout.recompute.name.lower()
+        assert one["pp"] == layout.pp
+
+
+def test_what_the_command_prints_is_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("plan", "llama3-70b", "--gpus", "64", "--gpu", "h100", "--global-batch", "512", "--seq", "8192")
+    assert main([*common, "--emit", "megatron"]) == 0
+    (one,) = parsed("parse_megatron.py", ("megatron.core",), [shlex.split(capsys.readouterr().out)])
+    assert one["layers"] == 80
+    assert main([*common, "--framework", "torchtitan", "--emit", "torchtitan"]) == 0
+    (other,) = parsed("parse_torchtitan.py", ("torchtitan", "triton"), [shlex.split(capsys.readouterr().out)])
+    assert (other["layers"], other["global_batch"]) == (80, 512)

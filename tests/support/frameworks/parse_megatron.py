@@ -1,0 +1,64 @@
+"""Makes Megatron-Core's own configurations of emitted arguments: they check names, values and how these fit together.
+
+The wheel of megatron-core has no megatron/training/arguments.py, whose argparse names differ from the fields in a few
+cases: RENAMED. Arguments of the training loop alone have no field there: TRAINING. Reads lists of words in JSON, prints
+what the configuration made of each. Runs in the environment of scripts/frameworks_setup.sh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+
+RENAMED = {
+    "num_experts": "num_moe_experts", "fp8_format": "fp8", "fp4_format": "fp4", "swiglu": "gated_linear_unit",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+}  # fmt: skip
+TRAINING = {
+    "max_position_embeddings", "position_embedding_type", "vocab_size", "tokenizer_type", "micro_batch_size",
+    "global_batch_size", "seq_length", "untie_embeddings_and_output_weights", "group_query_attention",
+    "multi_latent_attention", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
+}  # fmt: skip
+REDUCING = {field.name for field in dataclasses.fields(DistributedDataParallelConfig)}
+
+
+def value_of(text: str, equals: str) -> Any:
+    if not equals:
+        return True
+    return int(text) if text.isdecimal() else text
+
+
+found = []
+for words in json.load(sys.stdin):
+    fields: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        name = RENAMED.get(name, name)
+        if name == "disable_bias_linear":
+            fields["add_bias_linear"] = False
+        elif name == "moe_layer_freq":
+            dense, moe = (int(part.partition("*")[2].rstrip(")")) for part in text.split("+"))
+            fields[name] = [0] * dense + [1] * moe
+        elif name in TRAINING:
+            rest[name] = value_of(text, equals)
+        else:
+            fields[name] = value_of(text, equals)
+    DistributedDataParallelConfig(**{name: value for name, value in rest.items() if name in REDUCING})
+    kind = MLATransformerConfig if "multi_latent_attention" in rest else TransformerConfig
+    fields["pipeline_dtype"] = torch.float16 if "fp16" in fields else torch.bfloat16
+    config = kind(**fields)
+    found.append({
+        "tp": config.tensor_model_parallel_size, "pp": config.pipeline_model_parallel_size,
+        "vpp": config.virtual_pipeline_model_parallel_size or 1, "cp": config.context_parallel_size,
+        "ep": config.expert_model_parallel_size, "layers": config.num_layers, "hidden": config.hidden_size,
+        "recompute": config.recompute_granularity or "none",
+    })  # fmt: skip
+print(json.dumps(found))
