@@ -25,6 +25,7 @@ class Command:
     summary: str
 
 
+SUMMARY = "keeps training and MPI jobs on Slurm making progress, whatever breaks"
 COMMANDS = (
     Command("launch", "resilio_hpc.cli.resilio_launch", "run a training program and keep it going (resilio-launch)"),
     Command("submit", "resilio_hpc.cli.submit", "a job from a ready script, with your values and command"),
@@ -53,6 +54,7 @@ COMMANDS = (
         "resilio_hpc.cli.check_nodes.check_nodes",
         "pair the nodes of a job, and name those that are bad or slow",
     ),
+    Command("site", "resilio_hpc.cli.site.site", "completion for shells, manual pages, a module file"),
     Command("install-hooks", "resilio_hpc.cli.install_hooks", "Slurm's prolog, epilog and health check for a site"),
     Command("drain", "resilio_hpc.cli.drain", "drain nodes for a reason of ours, never over another's drain"),
     Command("undrain", "resilio_hpc.cli.undrain", "end our own drains, and no others"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from resilio_hpc.autoparallel.base.efficiency import NAMES, shipped
 from resilio_hpc.autoparallel.measure.calibrate import calibrate
 from resilio_hpc.autoparallel.measure.predict import predict, read
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.plan.predict import file_text, table
 from resilio_hpc.core.errors import UsageError
 
@@ -31,11 +31,10 @@ exit codes:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command. Exit codes: see the help."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio plan calibrate",
         description="Fit the planner to a cluster. Parameters stay within their physical bounds.",
         epilog=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rows", required=True, type=Path, metavar="IN.csv", help="measured layouts")
     parser.add_argument("--out", type=Path, metavar="FILE.toml", help="the calibration (default: standard output)")
