@@ -6,8 +6,8 @@ import argparse
 import importlib
 from typing import Any
 
+from resilio_hpc.cli.common.commands import COMMANDS, SUMMARY
 from resilio_hpc.cli.common.parser import Parser, parser_of
-from resilio_hpc.cli.main import COMMANDS, SUMMARY
 from resilio_hpc.cli.plan import plan
 from resilio_hpc.launch.cli.options_parser import build_parser
 
