@@ -12,6 +12,7 @@ import pytest
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.devtools.devcluster.image import host_mirror
+from tests.support.checkout import copy_of_checkout
 from tests.support.environments import ROOT
 from tests.support.requirements import need_mounts
 from tests.support.waiting import PATIENCE_S
@@ -21,8 +22,8 @@ INSTALLED = ROOT / ".setup" / "apptainer"
 DEFINITION = ROOT / "packaging" / "apptainer" / "resilio.def"
 PATIENCE_OF_A_BUILD_S = 900.0
 
-# In a mount namespace whose root is that of Apptainer. The build has a user namespace, too: it asks for all capabilities,
-# of which the root of a virtual machine may lack some.
+# In a mount namespace whose root is that of Apptainer. The build has a user namespace, too: it asks for all
+# capabilities, of which the root of a virtual machine may lack some.
 INSIDE = """
 set -eu
 root=$1 work=$2
@@ -85,7 +86,18 @@ def test_ranks_train_in_a_container_that_the_definition_makes(tmp_path: Path) ->
     run("debootstrap", "--variant=minbase", include, suite, tmp_path / "base", mirror, patience_s=PATIENCE_OF_A_BUILD_S)
     run("tar", "-C", tmp_path / "base", "--exclude=./dev/*", "-cf", tmp_path / "base.tar", ".")
     shutil.rmtree(tmp_path / "base")
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path,
+        copy_of_checkout(tmp_path / "checkout"),
+    )
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", tmp_path / "ca.crt")
     (tmp_path / "resilio.def").write_text(with_base(definition))
     (tmp_path / "train.py").write_text(TRAIN)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.checkout import copy_of_checkout
 from tests.support.environments import ROOT, scrubbed
 from tests.support.waiting import PATIENCE_S
 
@@ -47,12 +47,7 @@ def test_easybuild_knows_every_dependency(tmp_path: Path) -> None:
 
 def sources(where: Path) -> None:
     """What the build unpacks: this checkout's sdist, and what its file gets from a registry."""
-    copy = where / "checkout"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-    for name in filter(None, listed.stdout.split("\0")):
-        if not name.startswith(("tests/", "docs/")) and (ROOT / name).exists():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, copy / name, follow_symlinks=False)
+    copy = copy_of_checkout(where / "checkout")
     steps = [[sys.executable, "setup.py", "-q", "sdist", "-d", str(where)]]
     for name, version in re.findall(r"^    \('(\w+)', '([\d.]+)'", FILE.read_text().partition("exts_list")[2], re.M):
         form = "--only-binary=:all:" if name == "shtab" else "--no-binary=:all:"

@@ -97,12 +97,6 @@ wait_for committed run
     "devcluster": Rehearsal(
         on_host=True,
         swaps={r"(resilio devcluster \w+)": r"\1 --name $CLUSTER"},
-        elsewhere={
-            "sed -i": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
-            "export ": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
-            "venv/bin/pip": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
-            "RESILIO_TEST_PYSLURM": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
-        },
     ),
     "diagnosis": Rehearsal(
         prepare="""
