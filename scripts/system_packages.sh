@@ -27,6 +27,7 @@ mandoc mandoc
 groff groff
 fish fish
 zsh zsh
+ruby ruby
 /usr/share/lmod lmod"
 
 missing_packages() {

@@ -292,6 +292,15 @@ wait_for committed resilio-runs/1234
         },
     ),
     "simulator": Rehearsal(on_host=True, swaps={"0 100000": "0 300"}),
+    "site": Rehearsal(
+        swaps={r"install  +#": "install $PWD  #", r"~/\.local": "$PWD"},
+        elsewhere={
+            "pip install": "tests/test_wheel.py",
+            "spack ": "Spack",
+            "eb ": "tests/packaging/test_easybuild.py",
+            "apptainer build": "tests/packaging/test_apptainer.py",
+        },
+    ),
     "submitting": Rehearsal(
         prepare=_WITH_TRAIN + "touch large.yaml\n",
         swaps={"nodes=9": "nodes=3"},
