@@ -10,7 +10,7 @@ from resilio_hpc.core.errors import UsageError
 
 _EXTRAS = {
     "torch": "torch", "mpi4py": "mpi", "submitit": "submitit", "pynvml": "gpu", "safetensors": "safetensors",
-    "prometheus_client": "metrics",
+    "prometheus_client": "metrics", "shtab": "site",
 }  # fmt: skip
 """The extra of resilio_hpc that brings each package, by the name under which it is imported."""
 

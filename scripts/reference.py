@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.alerts.alert import rules
-from resilio_hpc.cli.main import COMMANDS
+from resilio_hpc.cli.common.commands import COMMANDS
 from resilio_hpc.launch.cli.option_table import GROUPS
 from resilio_hpc.metrics.schema import markdown
 

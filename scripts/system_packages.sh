@@ -23,7 +23,13 @@ promtool prometheus
 /usr/include/rdma/fi_rma.h libfabric-dev
 /usr/lib/*/pmix2/lib/libpmix.so libpmix-dev'
 [ "${1-}" != all ] || wanted="$wanted
-radosgw radosgw ceph-mon ceph-osd ceph-common"
+radosgw radosgw ceph-mon ceph-osd ceph-common
+mandoc mandoc
+groff groff
+fish fish
+zsh zsh
+ruby ruby
+/usr/share/lmod lmod"
 
 missing_packages() {
     echo "$1" | while read -r command packages; do

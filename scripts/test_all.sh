@@ -8,6 +8,8 @@ export RESILIO_TEST_SLURM="${RESILIO_TEST_SLURM-all}"
 export RESILIO_TEST_WORKERS="${RESILIO_TEST_WORKERS:-$(nproc)}"
 scripts/system_packages.sh all
 scripts/frameworks_setup.sh
+scripts/site_tools.sh
+scripts/pyslurm_setup.sh
 status=0
 for part in ${1:-1/4 2/4 3/4 4/4}; do
     scripts/test.sh slow --part="$part" || status=1

@@ -21,7 +21,7 @@ from resilio_hpc.launch.chain import chain_control, chain_status
 from resilio_hpc.launch.chain.chain_control import Outcome
 from resilio_hpc.launch.chain.chain_status import ChainStatus, PartStatus
 from resilio_hpc.launch.rundir import chain_order
-from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.submit.submission import own_environment
 
 _EXAMPLES = """examples:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _look(run_path: Path) -> ChainStatus:
-    status = chain_status.status_of(str(run_path), chain_status.fetch(run_path, which()))
+    status = chain_status.status_of(str(run_path), chain_status.fetch(run_path, CommandClient()))
     if not status.parts:
         raise UsageError(f"{run_path} has no job of Slurm yet: there is no chain")
     return status

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.extras import require
@@ -37,11 +38,10 @@ EXAMPLES = """examples:
 
 def main(argv: list[str]) -> int:
     """Run the demo. Exit code 0 when every fault was overcome and the final parameters are the same bits."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio demo",
         description="Watch a real training job survive, on a Slurm cluster of its own or on this machine.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where summary.json and the logs go")
     parser.add_argument("--quick", action="store_true", help="smaller and shorter")

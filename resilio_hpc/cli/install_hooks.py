@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.prolog_epilog.base import table
 from resilio_hpc.prolog_epilog.hooks import hook_files
@@ -50,11 +51,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio install-hooks",
         description="Write Slurm's prolog, epilog, task prolog and health check, and say what slurm.conf needs.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--print", action="store_true", help="only print all of it")
     parser.add_argument(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import sys
 import time
 from collections.abc import Sequence
 
 from resilio_hpc.cli.common import run_argument
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Event
@@ -28,7 +28,7 @@ STYLES = {
 
 def main(argv: Sequence[str]) -> int:
     """Run the command. Exit code 0; 2 without a run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio ledger", description="The events of a run, of all nodes and jobs, by time (local time)."
     )
     run_argument.add(parser, optional=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import asdict
 from importlib import resources
 
 from resilio_hpc.cli.common import run_argument
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.events.memory_text import size
@@ -34,8 +34,8 @@ EXAMPLES = """examples:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command. Exit code 0; 2 without a run, or without samples of it."""
-    parser = argparse.ArgumentParser(
-        prog="resilio metrics", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EXAMPLES,
+    parser = Parser(
+        prog="resilio metrics", epilog=EXAMPLES,
         description="What the nodes of a run use: the newest sample of each, and where Prometheus finds all of them. "
         "Needs the run directory only; a node writes a sample there every ten seconds, or less often in a large run.",
     )  # fmt: skip

@@ -29,6 +29,7 @@ from resilio_hpc.launch.resize.facts import ResizeDecision
 from resilio_hpc.launch.resize.policy import resize_policy
 from resilio_hpc.launch.resize.resizer import Resizer
 from resilio_hpc.launch.resize.view import ResizeLimits, ResizeView
+from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.which_client import which
 from resilio_hpc.slurm.submit.joiner_job import render_joiner
 from resilio_hpc.slurm.submit.template import normalised
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     policy = resize_policy(options.policy)
     if options.launcher and options.watch is None:
         options.watch = max(LEAST_PAUSE_S, policy.look_s)
-    client = which()
+    client = CommandClient() if options.watch is None else which(lambda text: _print_error(text, options))
     view = ResizeView(run_argument.run_of(options), client, limits, policy)
     resizer = Resizer(view, client, policy, values, options.dry_run, options.observe)
     try:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 
 from resilio_hpc.cli.common import run_argument
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core import terminal
 from resilio_hpc.report.overview import RunReader
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command. Exit code 0 whatever the run's state; 2 without a run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio status",
         description="How a run stands: nodes, ranks, step, last committed checkpoint, faults, goodput, verdict. "
         "Needs the run directory only, so it works from a login node and after the run.",

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.command_client import CommandClient
@@ -37,7 +38,7 @@ exit codes:
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
         unknown = re.fullmatch(r"unrecognized arguments: (--?([\w-]+).*)", message)
         if unknown and "=" in unknown[1]:
@@ -125,7 +126,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Submits a job from a ready script. COMMAND is what resilio-launch gets: [FLAGS] SCRIPT "
         "[ARGUMENTS …]. The script runs in the current directory.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--template", metavar="NAME", help="one of --list, or the path of a script")

@@ -16,8 +16,8 @@ from resilio_hpc.prolog_epilog.drain.node_drains import DRAINED_LEAVE_S
 from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY
 from resilio_hpc.slurm.client import this_node
 from resilio_hpc.slurm.client.client import SlurmClient
+from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.model import Node
-from resilio_hpc.slurm.client.which_client import which
 from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.reason import BY_HAND, read_reason
 from resilio_hpc.slurm.drain.writer import DrainWriter
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
     names = names_of(options.nodes)
-    client = which()
+    client = CommandClient()
     drainer = writer(options, client=client)
     if options.kill_task_failed:
         return carry_out(names, drainer.resume_slurms_own, drainer, options.json)

@@ -45,10 +45,10 @@ class PyslurmReader:
             self.close()
             raise PyslurmLost("pyslurm's process says something else")
 
-    def nodes(self, names: Sequence[str], timeout_s: float) -> str:
+    def answer(self, question: Sequence[str], timeout_s: float) -> str:
         """Return an answer in scontrol's JSON. Raises PyslurmLost; after that it cannot be asked again."""
         try:
-            self._input.write(json.dumps(list(names)).encode() + b"\n")
+            self._input.write(json.dumps(list(question)).encode() + b"\n")
             self._input.flush()
         except (OSError, ValueError) as error:
             self.close()

@@ -116,7 +116,7 @@ def test_a_run_directory_is_as_good_as_its_checkpoints(directory: Path, capsys: 
         (("export", "{}", "x.pt", "7"), "there is no step 7 in"),
         (("export", "{}", "x.pt", "--rank", "1"), "step 20 has ranks 0 to 0, not 1"),
         (("export", "{}", "x.pt", "--rank", "-1"), "step 20 has ranks 0 to 0, not -1"),
-        (("export", "{}", "x.npz", "--format", "numpy"), "invalid choice: 'numpy'"),
+        (("export", "{}", "x.npz", "--format", "numpy"), "'numpy' is not known: "),
         (("export", "/nowhere", "x.pt"), "/nowhere is not a directory"),
         (("import", "/nowhere/x.pt", "{}", "30"), "/nowhere/x.pt does not exist"),
         (("import", "/etc/passwd", "{}", "30", "--format", "dcp"), "is a file, and so not of format dcp"),

@@ -97,12 +97,6 @@ wait_for committed run
     "devcluster": Rehearsal(
         on_host=True,
         swaps={r"(resilio devcluster \w+)": r"\1 --name $CLUSTER"},
-        elsewhere={
-            "sed -i": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
-            "export ": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
-            "venv/bin/pip": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
-            "RESILIO_TEST_PYSLURM": "tests/on_slurm/test_pyslurm.py, where pyslurm is built",
-        },
     ),
     "diagnosis": Rehearsal(
         prepare="""
@@ -300,6 +294,15 @@ wait_for committed resilio-runs/1234
         },
     ),
     "simulator": Rehearsal(on_host=True, swaps={"0 100000": "0 300"}),
+    "site": Rehearsal(
+        swaps={r"install  +#": "install $PWD  #", r"~/\.local": "$PWD"},
+        elsewhere={
+            "pip install": "tests/test_wheel.py",
+            "spack ": "Spack",
+            "eb ": "tests/packaging/test_easybuild.py",
+            "apptainer build": "tests/packaging/test_apptainer.py",
+        },
+    ),
     "submitting": Rehearsal(
         prepare=_WITH_TRAIN + "touch large.yaml\n",
         swaps={"nodes=9": "nodes=3"},

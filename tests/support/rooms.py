@@ -91,9 +91,10 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "plan": "common",
         "ckpt": "common",
         "nodes": "common",
-        "health": "",
+        "health": "common",
         "check_nodes": "common",
         "drill": "common",
+        "site": "plan common",
         "common": "",
     },
     "prolog_epilog": {

@@ -10,6 +10,7 @@ from typing import Any
 from resilio_hpc.ckpt.convert.export import FORMATS
 from resilio_hpc.cli.ckpt import change, look
 from resilio_hpc.cli.common import run_argument
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.common.steps import find_checkpoints
 from resilio_hpc.slurm.runs import run_names
 
@@ -43,11 +44,10 @@ def _named(directory: Path | None) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio ckpt",
         description="Look at checkpoints, copy, remove and convert them; import and torch's own formats need torch.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     made = {}

@@ -13,8 +13,8 @@ from typing_extensions import assert_never
 
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.client import SlurmClient
+from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.hostlist import expand
-from resilio_hpc.slurm.client.which_client import which
 from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.policy import drain_policy
 from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, OBSERVE, DrainWriter
@@ -48,7 +48,7 @@ def writer(options: argparse.Namespace, breaker: bool = True, client: SlurmClien
     Raises UsageError.
     """
     mode, audit = mode_and_audit(options)
-    return DrainWriter(client or which(), drain_policy(options.policy), audit, mode, breaker=breaker)
+    return DrainWriter(client or CommandClient(), drain_policy(options.policy), audit, mode, breaker=breaker)
 
 
 def mode_and_audit(options: argparse.Namespace) -> tuple[str, AuditLog]:

@@ -27,7 +27,7 @@ from resilio_hpc.drills.live import LivePlan, LiveResult
 from resilio_hpc.launch.rundir.run_claim import job_of
 from resilio_hpc.report.chain.why import read_why
 from resilio_hpc.report.overview import Overview, RunReader
-from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.client.command_client import CommandClient
 
 RECOVERS_S = 1800.0  # at most: a hang may take its limit to be found
 GOES_ON_S = 120.0
@@ -86,7 +86,7 @@ def _check_job(job: str) -> None:
     """Raise UsageError where the job is another user's, as Slurm says. A run without Slurm has no other owner."""
     if not job or job.startswith("local-"):
         return
-    found = next(iter(which().jobs((job_of(job),))), None)
+    found = next(iter(CommandClient().jobs((job_of(job),))), None)
     if found is None:
         raise UsageError(f"refused: Slurm knows no job {job} that runs")
     if found.user_id is not None and found.user_id != os.geteuid():

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.prolog_epilog.base.check import CONTEXTS
 from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY
 
@@ -36,11 +37,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio health",
         description="Health checks of this node, for Slurm's prolog and for people.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     made = {}

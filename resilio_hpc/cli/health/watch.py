@@ -21,7 +21,7 @@ from resilio_hpc.prolog_epilog.drain.fault_record import FaultRecord
 from resilio_hpc.prolog_epilog.drain.node_drains import NodeDrains, SlurmDrainer
 from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 from resilio_hpc.slurm.client import this_node
-from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.drain.policy import drain_policy
 from resilio_hpc.slurm.drain.writer import DrainWriter
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
@@ -81,6 +81,6 @@ class Naming:
 
 
 def _drainer(options: argparse.Namespace) -> SlurmDrainer:
-    client = which()
+    client = CommandClient()
     log = AuditLog(Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH))
     return SlurmDrainer(client, DrainWriter(client, drain_policy(options.policy), log, options.drain))

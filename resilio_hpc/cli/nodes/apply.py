@@ -15,8 +15,8 @@ from resilio_hpc.cli.common.drain_options import exit_code, mode_and_audit, name
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.model import Node
-from resilio_hpc.slurm.client.which_client import which
 from resilio_hpc.slurm.drain.outcome import DrainResult
 from resilio_hpc.slurm.drain.policy import drain_policy
 from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, DrainWriter
@@ -50,7 +50,7 @@ def apply(options: argparse.Namespace) -> int:
     """Learn, score, and carry out. Exit codes: drain_options.EXIT_CODES."""
     policy, (mode, audit) = fault_policy(options.policy), mode_and_audit(options)
     ledger = FaultLedger(options.ledger or SYSTEM)
-    client, weights = which(), WeightFile(ledger.directory)
+    client, weights = CommandClient(), WeightFile(ledger.directory)
     wanted = set(names_of(options.nodes))
     results: list[DrainResult | WeightResult] = []
 

@@ -14,6 +14,7 @@ from resilio_hpc.autoparallel.model.model_description import TransformerModel
 from resilio_hpc.autoparallel.model.presets import find_model, presets
 from resilio_hpc.autoparallel.model.transformer_graph import transformer_graph
 from resilio_hpc.autoparallel.search.partition import StagePartition, partition_graph
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.common.steps import print_columns, size_text
 from resilio_hpc.cli.plan.module_file import function_of
 from resilio_hpc.core import terminal
@@ -56,12 +57,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio plan model",
         description="A model's parameters and FLOPs, and its best partition into pipeline stages: what the stage that "
         "receives most receives is least, with the FLOPs of all stages within a band around their mean.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a preset, or Hugging Face's config.json")
     parser.add_argument("--megatron", metavar="ARGUMENTS", help="Megatron's arguments, quoted")

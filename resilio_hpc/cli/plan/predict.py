@@ -15,6 +15,7 @@ from resilio_hpc.autoparallel.measure import nearby
 from resilio_hpc.autoparallel.measure.nearby import Nearby
 from resilio_hpc.autoparallel.measure.predict import COLUMNS, predict_rows
 from resilio_hpc.autoparallel.measure.profile import Profile
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
@@ -46,11 +47,10 @@ exit codes:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command. Exit codes: see the help."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="resilio plan predict",
         description="Predict iteration time and memory of given parallel layouts. No GPU is needed.",
         epilog=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rows", required=True, type=Path, metavar="IN.csv", help="one layout per row")
     parser.add_argument(

@@ -35,7 +35,7 @@ from resilio_hpc.cli.plan.search_options import PINS
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.extras import require
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.client.command_client import CommandClient
 
 MOST_GPUS = 1_000_000
 
@@ -186,7 +186,7 @@ def _inventory(options: argparse.Namespace, request: OfferRequest) -> Inventory:
             raise UsageError(f"--per-node {options.per_node}: a node has 1 to 1024 GPUs")
         each = options.per_node or known_machine(request.gpu).node_gpus
         return assumed(request.most, min(each, request.most), request.gpu)
-    client = which()
+    client = CommandClient()
     try:
         return take_inventory(client.nodes(), client.partitions(), client.jobs())
     except SlurmError as error:

@@ -82,7 +82,7 @@ def _build(series: str, root: Path) -> None:
 
 
 def _debootstrap(suite: str, target: Path) -> None:
-    command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", suite, str(target), _host_mirror()]
+    command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", suite, str(target), host_mirror()]
     if not Path("/usr/share/debootstrap/scripts", suite).exists():
         command.append("/usr/share/debootstrap/scripts/sid")  # an older debootstrap does not know the newest suites
     try:
@@ -92,7 +92,8 @@ def _debootstrap(suite: str, target: Path) -> None:
         raise UsageError(f"cannot build a root of Debian {suite}: {lines[0]}") from None
 
 
-def _host_mirror() -> str:
+def host_mirror() -> str:
+    """Return the main Debian archive of this machine's apt. Raises UsageError."""
     fields = "$(REPO_URI) $(COMPONENT)"
     listed = run(["apt-get", "indextargets", "--format", fields, "Created-By: Packages"], 30.0).stdout
     mirror = debian_mirror(listed)

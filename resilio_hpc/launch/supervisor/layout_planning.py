@@ -222,10 +222,10 @@ def ask_planner(words: Sequence[str]) -> Mapping[str, Any]:
 def _types_of(nodes: Sequence[str]) -> dict[str, str]:
     """Return node → type of its GPUs, as Slurm says; what Slurm does not say is left out."""
     from resilio_hpc.autoparallel.search.inventory import gpus_of  # numpy comes with it
-    from resilio_hpc.slurm.client.which_client import which
+    from resilio_hpc.slurm.client.command_client import CommandClient
 
     with contextlib.suppress(ResilioError):
-        return {node.name: kind for node in which().nodes(nodes) if (kind := gpus_of(node)[0])}
+        return {node.name: kind for node in CommandClient().nodes(nodes) if (kind := gpus_of(node)[0])}
     return {}
 
 

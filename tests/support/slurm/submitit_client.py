@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -87,6 +88,13 @@ def square(x: int) -> int:
     return x * x
 
 
+def host_of_a_step(number: int) -> list[Any]:
+    """Start a step of srun from within the function, as a user would."""
+    argv = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "printenv", "SLURMD_NODENAME"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
+    return [number, submitit.JobEnvironment().job_id, os.environ["SLURMD_NODENAME"], done.stdout.strip(), done.stderr]
+
+
 def executor(folder: Path, cluster: str, **parameters: Any) -> submitit.AutoExecutor:
     made = submitit.AutoExecutor(folder=folder / "jobs" / "%j", cluster="resilio", resilio_cluster=cluster)
     flags = ["--no-torch", *parameters.pop("resilio_launch_flags", [])]  # no function here needs it
@@ -125,6 +133,11 @@ def main(scenario: str, folder: Path, cluster: str = "slurm") -> dict[str, Any]:
         made = executor(folder, cluster, resilio_chain=False, resilio_array_parallelism=2)
         jobs = made.map_array(square, [1, 2, 3])
         return {"results": [job.result() for job in jobs], "ids": [job.job_id for job in jobs]}
+    if scenario == "steps":
+        made = executor(folder, cluster, resilio_chain=False)
+        jobs = [made.submit(host_of_a_step, 0), *made.map_array(host_of_a_step, [1, 2])]
+        here = executor(folder, "local").submit(square, 3)
+        return {"results": [job.result() for job in jobs], "ids": [job.job_id for job in jobs], "here": here.result()}
     if scenario == "command":
         jobs = executor(folder, cluster).map_array(CommandFunction(["echo", "a  b"], verbose=False), ["c", "d"])
         return {"results": [job.result() for job in jobs], "ids": [job.job_id for job in jobs]}

@@ -1,0 +1,1 @@
+"""``resilio site``: what a site installs beside the commands."""
