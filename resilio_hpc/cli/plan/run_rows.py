@@ -80,7 +80,7 @@ def _options(pace: SteadyPace, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("model", nargs="?")
     search_options.add_model(parser)
     search_options.add_cluster(parser)
-    asked, _ = parser.parse_known_args(list(pace.asked))
+    asked: argparse.Namespace = parser.parse_known_args(list(pace.asked))[0]
     given = parser.parse_args(list(words))
     plain = parser.parse_args([])
     for name, value in vars(given).items():

@@ -241,10 +241,9 @@ class Zygote:
 
     def _execute_store(self, command: OpenStore) -> NoReturn:
         os.set_inheritable(self._link.fileno(), True)
-        arguments = map(str, (self._link.fileno(), self._processes.spawner, command.round, command.host))
-        os.execv(
-            sys.executable, [sys.executable, "-c", interpreter.source("launch.workers.forking.store_host"), *arguments]
-        )
+        argv = [sys.executable, "-c", interpreter.source("launch.workers.forking.store_host")]
+        argv += map(str, (self._link.fileno(), self._processes.spawner, command.round, command.host))
+        os.execv(sys.executable, argv)
 
     def _send(self, *events: SpawnerEvent) -> None:
         try:
