@@ -104,12 +104,13 @@ def test_parts_of_a_file_are_sent_in_order_and_small_writes_wait_in_them() -> No
     small(b"end", size - 3)
     assert file.pread(6, PART_BYTES - 3) == b"across"
     assert file.pread(100, size - 4) == b"\0end"
-    memory = memoryview(os.urandom(PART_BYTES + 8192))
+    memory = memoryview(bytearray(os.urandom(PART_BYTES + 8192)))
     assert file.write(memory, [], [Block(0, crc32c(memory[:100]) ^ 1, 100)]) == 0
     pieces = [PageRun(8192, PART_BYTES + 4096, PART_BYTES - 4096), PageRun(0, 4096, 4096)]
     assert file.write(memory, pieces, [Block(0, crc32c(memory[:100]), 100)]) is None
     for piece in pieces:
         expected[piece.offset : piece.offset + piece.size] = memory[piece.start : piece.start + piece.size]
+    memory[:] = bytes(len(memory))  # it is the caller's again
     with pytest.raises(OSError, match="on its way already"):
         file.write_small(memoryview(b"late"), 10)
     file.finish()
