@@ -107,7 +107,8 @@ def measure(gb: float, repeats: int, away_s: float, collect: Callable[[], object
     rng = np.random.default_rng(0)
     with closing(ArenaPair(None, Owner(0, 0, 1, 1, 0, "own", "run"), SHM)) as arenas, ThreadPoolExecutor(2) as pool:
         mappings = Mappings()
-        state = {f"layer-{number}": rng.random(size) for number in range(TENSORS)}
+        numbers = rng.random(size + TENSORS)
+        state = {f"layer-{number}": numbers[number : number + size] for number in range(TENSORS)}
         for turn in range(repeats + 1):
             arena = Snapshot(arenas, turn + 1, flatten(state), pool).finish()[0]
             with arena.open("rb") as file:
@@ -126,7 +127,10 @@ def measure(gb: float, repeats: int, away_s: float, collect: Callable[[], object
                     found[name].append(took)
                     if name == SAVE:
                         found[DURABLE].append(took._replace(seconds=steps[-2] - began))  # `latest` comes after the step
+                client.delete_object(Bucket=bucket.name, Key="bare")
                 collect()
+            if turn:
+                print(f"{turn:3}", *(f"{name} {turns[-1].seconds:.2f} s" for name, turns in found.items()), flush=True)
     return found
 
 

@@ -131,6 +131,7 @@ class S3NewFile:
         self._joining: list[Future[None]] = []  # parts on their way that still read the memory of a large write
         self._upload = ""
         self._tags: list[Future[str]] = []
+        self._under_way: set[Future[str]] = set()
         self._pool = ThreadPoolExecutor(THREADS, "resilio-s3")
         self._began, self._signed = time.monotonic(), time.monotonic()
 
@@ -185,11 +186,13 @@ class S3NewFile:
                     return verified
                 self._take(part, begin + size)
                 self._large.setdefault(part, []).append((at, memory[start : start + size]))
-        for large in self._large.values():
+        if not verify(len(memory)):
+            return verified
+        for large in self._large.values():  # the memory is the caller's again; after an error, once it gives up
             large[:] = [(at, bytes(data)) for at, data in large]
         wait(self._joining)
         self._joining.clear()
-        return None if verify(len(memory)) else verified
+        return None
 
     def finish(self) -> None:
         """Make the object appear, whole. Raises OSError."""
@@ -204,6 +207,7 @@ class S3NewFile:
     def give_up(self) -> None:
         """Let nothing of it remain. Raises nothing."""
         self._pool.shutdown(cancel_futures=True)
+        self._large.clear()
         if self._upload:
             with contextlib.suppress(OSError):
                 self._bucket.abort_upload(self._key, self._upload)
@@ -230,17 +234,16 @@ class S3NewFile:
         while (self._sent + 1) * self._part_bytes <= offset:
             if not self._upload:
                 self._upload = self._bucket.begin_upload(self._key)
-            waiting = [tag for tag in self._tags if not tag.done()]
-            if len(waiting) >= THREADS + _READY:  # more would fill the memory
-                wait(waiting, return_when=FIRST_COMPLETED)
-            for tag in self._tags:
-                if tag.done():
+            if len(self._under_way) >= THREADS + _READY:  # more would fill the memory
+                done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
+                for tag in done:
                     tag.result()
             part, joining = self._sent, Future[None]()
             size = min(self._part_bytes, self._size - part * self._part_bytes)
             content = size, self._small.pop(part, None), self._large.pop(part, [])
             self._joining.append(joining)
             self._tags.append(self._pool.submit(self._upload_part, part, joining, *content))
+            self._under_way.add(self._tags[-1])
             self._sent += 1
             sent = self._sent * self._part_bytes
             if time.monotonic() > self._signed + _SIGN_OF_LIFE_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -104,17 +105,34 @@ def test_parts_of_a_file_are_sent_in_order_and_small_writes_wait_in_them() -> No
     small(b"end", size - 3)
     assert file.pread(6, PART_BYTES - 3) == b"across"
     assert file.pread(100, size - 4) == b"\0end"
-    memory = memoryview(os.urandom(PART_BYTES + 8192))
+    memory = memoryview(bytearray(os.urandom(PART_BYTES + 8192)))
     assert file.write(memory, [], [Block(0, crc32c(memory[:100]) ^ 1, 100)]) == 0
     pieces = [PageRun(8192, PART_BYTES + 4096, PART_BYTES - 4096), PageRun(0, 4096, 4096)]
     assert file.write(memory, pieces, [Block(0, crc32c(memory[:100]), 100)]) is None
     for piece in pieces:
         expected[piece.offset : piece.offset + piece.size] = memory[piece.start : piece.start + piece.size]
+    memory[:] = bytes(len(memory))  # it is the caller's again
     with pytest.raises(OSError, match="on its way already"):
         file.write_small(memoryview(b"late"), 10)
     file.finish()
     assert kept.whole == expected
     assert len(kept.parts) == 3
+
+
+def test_small_writes_take_memory_for_their_own_pages_only() -> None:
+    """Each tensor may have an end of less than a page, and a file may be as large as the memory."""
+    file = S3NewFile(S3Bucket("b", _Kept()), "key")
+    file.allocate(8 << 30)
+    before = _resident_bytes()
+    for part in range((8 << 30) // PART_BYTES):
+        file.write_small(memoryview(b"end"), part * PART_BYTES + 9_000)
+    assert _resident_bytes() - before < 64 << 20
+    assert file.pread(4, 3 * PART_BYTES + 9_000) == b"end\0"
+    file.give_up()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def test_a_small_file_is_one_object() -> None:
