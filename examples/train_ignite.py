@@ -76,7 +76,7 @@ def main() -> None:
         print(f"epoch {engine.state.epoch} loss {found['loss']:.4f}", flush=True)
 
     objects = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    make_resilient(trainer, objects, every=args.every)  # <-
+    make_resilient(trainer, objects, every=args.every, evaluators=[evaluator])  # <-
     trainer.run(loader, max_epochs=args.epochs)
 
 

@@ -69,9 +69,7 @@ class _EngineSteps:
         self._objects = {name: _unwrapped(one) for name, one in objects.items() if one is not trainer}
         optimizers = [one for one in self._objects.values() if isinstance(one, torch.optim.Optimizer)]
         if not optimizers:
-            raise UsageError(
-                'make_resilient: no optimizer is among the objects: {"model": model, "optimizer": optimizer}'
-            )
+            raise UsageError('make_resilient needs the optimizer, too: {"model": model, "optimizer": optimizer}')
         for one in optimizers:
             one.register_step_post_hook(self._note_step)
         self._checkpoint = Checkpointer(directory or self._run.checkpoint_dir, layout=REPLICATED, **options)
@@ -127,8 +125,9 @@ class _EngineSteps:
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def run(
-        self, call: Callable[..., Any], data: Any = None, max_epochs: Any = None, max_iters: Any = None, **words: Any
-    ) -> Any:
+        self, call: Callable[..., Any], data: Any = None, max_epochs: int | None = None, max_iters: int | None = None,
+        epoch_length: int | None = None,
+    ) -> Any:  # fmt: skip
         """Restore, have the Engine run, and leave where all ranks stop. ``call``: the Engine's own part."""
         trainer = self._trainer
         if trainer._internal_run_generator is None:  # else it was interrupted, and goes on
@@ -140,7 +139,7 @@ class _EngineSteps:
                 if trainer._is_done(trainer.state):
                     self._end()
                     return trainer.state
-        result = call(data, max_epochs, max_iters, **words)
+        result = call(data, max_epochs, max_iters, epoch_length)
         self._loop.leave_if(self._is_stopping, self._completed)
         return result
 
@@ -152,7 +151,7 @@ class _EngineSteps:
         for wrapper in ddp_wrappers(list(self._objects.values())):
             warm_up_ddp(wrapper)
 
-    def _put_back(self, found: dict[str, Any], data: Any, max_epochs: Any, max_iters: Any) -> None:
+    def _put_back(self, found: dict[str, Any], data: Any, max_epochs: int | None, max_iters: int | None) -> None:
         """Bring the Engine to where it was, as far as that is no part of its run."""
         state = self._trainer.state
         self._completed, self._epochs, self._in_epoch = found["completed"], found["epochs"], found["in_epoch"]
