@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/.."
 . scripts/logged.sh
 
-pip() { .venv/bin/python -m pip --python .venv-frameworks/bin/python "$@" --disable-pip-version-check --no-input -c constraints.txt; }
+pip() { .venv/bin/python -m pip --python .venv-frameworks/bin/python "$@" --disable-pip-version-check --no-input -c "$constraints"; }
 
 # framework STAMP PACKAGE==VERSION…
 framework() {
@@ -17,6 +17,7 @@ framework() {
     echo "$base $*" >"$stamp"
 }
 
+constraints=constraints.txt
 base=$(echo "$PWD" | cat - constraints.txt | sha256sum | cut -d ' ' -f 1)
 if [ "$(cat .venv-frameworks/base 2>/dev/null)" != "$base" ]; then
     logged frameworks "making .venv-frameworks" .venv/bin/python -m venv --without-pip --clear .venv-frameworks || exit 0
@@ -32,7 +33,11 @@ framework torchdata torchdata==0.11.0
 framework ignite pytorch-ignite==0.5.5
 framework hydra hydra-core==1.3.8 hydra-submitit-launcher==1.2.0
 framework megatron megatron-core==0.16.1
+# torchtitan's datasets refuses our fsspec
+grep -v '^fsspec=' constraints.txt >.setup/constraints-torchtitan.txt
+constraints=.setup/constraints-torchtitan.txt
 framework torchtitan torchtitan==0.3.0 triton==3.9.0
+constraints=constraints.txt
 export DS_BUILD_OPS=0 DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$PWD/.venv-frameworks/extensions"
 framework deepspeed deepspeed==0.19.8
 # DeepSpeed compiles this in the first process group, for a minute; ranks that are killed meanwhile leave its lock behind

@@ -59,6 +59,12 @@ def apply_each(
     return [done[one] for one in machines]
 
 
+def measured_names(measured: Efficiency, known: Efficiency) -> frozenset[str]:
+    """Return the parameters that a profile has taken out of ``known``'s hands, those of measured links included."""
+    changed = {name for name in NAMES if getattr(measured, name) != getattr(known, name)}
+    return frozenset(changed | {"link", "nic"})
+
+
 def _is_of(device: str, machine: Machine, notes: list[str], what: str) -> bool:
     if device == "cpu":
         notes.append(f"profile: {what} as measured between CPUs")

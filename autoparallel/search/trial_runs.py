@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from resilio_hpc.autoparallel.base.hardware import Machine
 from resilio_hpc.autoparallel.measure.calibrate import ChosenRuns, choose_runs
+from resilio_hpc.autoparallel.measure.measured import measured_names
 from resilio_hpc.autoparallel.measure.rows import Case
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.failures import Reliability
@@ -46,12 +47,14 @@ def trial_runs(
     return found
 
 
-def chosen(
-    runs: Sequence[TrialRun], training: Training, count: int, most_gpus: int = 0, fixed: Collection[str] = ()
-) -> ChosenRuns:
-    """Return the runs that tell most of the targets' times. ``most_gpus``: of a chosen run, 0 for any number."""
+def chosen(runs: Sequence[TrialRun], training: Training, count: int, most_gpus: int = 0) -> ChosenRuns:
+    """Return the runs that tell most of the targets' times. ``most_gpus``: of a chosen run, 0 for any number.
+
+    What a profile has measured needs no run.
+    """
     allowed = [not most_gpus or one.choice.gpus <= most_gpus for one in runs]
     known = next((training.efficiency_on(one.case.machine) for one in runs), training.efficiency)
+    fixed = measured_names(known, training.efficiency) if training.measured else frozenset[str]()
     return choose_runs(known, [one.case for one in runs], count, [one.target for one in runs], allowed, fixed=fixed)
 
 

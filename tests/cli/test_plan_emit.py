@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model.model_description import uniform
 from resilio_hpc.autoparallel.model.presets import preset
 from resilio_hpc.cli.main import main
-from resilio_hpc.cli.plan.emit import megatron, pipeline_layout, torchtitan
+from resilio_hpc.cli.plan.emit import deepspeed, megatron, pipeline_layout, torchtitan
 from resilio_hpc.cli.plan.model_flags import model_flags, precision_flags
 from resilio_hpc.core.errors import UsageError
 
@@ -138,3 +139,20 @@ def test_a_precision_that_is_part_of_torchtitans_config() -> None:
     assert not names(torchtitan(layout, replace(model, name="my-model"))) & {"module", "config"}
     with pytest.raises(UsageError, match="fp8 is part of a --config"):
         torchtitan(layout, model, "fp8")
+
+
+def test_deepspeed_gets_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "llama2-7b", "--gpus", "16", "--gpu", "a100", "--global-batch", "128", "--framework", "DeepSpeed")
+    assert main([*words, "--pp", "2", "--tp", "1", "--emit", "deepspeed"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    batch = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * 8
+    assert batch == found["train_batch_size"] == 128
+    assert found["pipeline"]["stages"] == 2 and found["bf16"]["enabled"]
+    assert set(found) <= {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+                          "zero_optimization", "bf16", "pipeline"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "precision"), [("pp2-vpp2-dp4-mb1", ""), ("cp2-dp4-mb1", ""), ("dp8-mb1", "fp8")])
+def test_what_deepspeed_has_not_is_said(text: str, precision: str) -> None:
+    with pytest.raises(UsageError, match=r"DeepSpeed does not run|has no fp8"):
+        deepspeed(parse_layout(text, 64), precision)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.autoparallel.measure import profile_file
+from resilio_hpc.autoparallel.measure.compute_samples import Sample
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.ledger import Ledger
 from tests.support.environments import scrubbed
@@ -114,6 +116,7 @@ def test_jobs_are_written_and_their_steps_are_read_back(
         ((*SEARCH, "--jobs", "d"), "--jobs DIR and the training script go together"),
         ((*SEARCH, "--", "train.py"), "--jobs DIR and the training script go together"),
         ((*SEARCH, "--submit"), "--submit and --set go with --jobs"),
+        ((*SEARCH, "--json", "--jobs", "d", "--", "train.py"), "without --jobs"),
         ((*SEARCH, "--runs", "0"), "--runs: 1 or more"),
         ((*SEARCH, "--steps", "2"), "--steps: 5 or more"),
         ((*SEARCH, "--at-most", "4"), "the smallest run has 8 GPUs"),
@@ -196,3 +199,29 @@ def test_a_real_run_is_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixtu
     cells = [row[name] for name in ("num_gpus", "tp", "dp", "micro_batch", "global_batch", "zero")]
     assert cells == ["2", "2", "1", "2", "8", "1"]
     assert 0.1 <= float(row["iter_time_s"]) < 1.0  # each step waits a tenth of a second; the rest is the machine's
+
+
+def test_a_profile_s_numbers_stay_and_both_together_predict_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, profile, out = tmp_path / "runs.csv", tmp_path / "gpu.h5", tmp_path / "calibration.toml"
+    assert main(["plan", "measure", *SEARCH, "--runs", "6", "--out", str(rows)]) == 0
+    seconds = 2 * 8192**3 / 700e12
+    about = profile_file.about("torch", "2", "H100-SXM-80GB", ["n1"], {})
+    profile_file.write_compute(profile, [Sample("matmul", (8192, 8192, 8192), (seconds,))], about)
+    table = rows_of(rows)
+    for row in table:
+        row["iter_time_s"] = str(1.2 * float(row["pred_iter_time_s"]))
+    with rows.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    assert main(["plan", "measure", *SEARCH, "--runs", "2", "--profile", str(profile)]) == 0
+    both = ["--rows", str(rows), "--profile", str(profile)]
+    assert main(["plan", "calibrate", *both, "--out", str(out)]) == 0
+    text = out.read_text()
+    assert not re.search(r"^(gemm_hopper|link|nic) =", text, re.MULTILINE)
+    again = tmp_path / "again.csv"
+    assert main(["plan", "predict", *both, "--calibration", str(out), "--out", str(again)]) == 0
+    for row in rows_of(again):
+        assert float(row["pred_iter_time_s"]) == pytest.approx(float(row["iter_time_s"]), rel=0.04)

@@ -13,10 +13,10 @@ from resilio_hpc.autoparallel.base.layout import Layout, Recompute, parse_layout
 from resilio_hpc.autoparallel.model.model_description import uniform
 from resilio_hpc.autoparallel.model.presets import preset
 from resilio_hpc.cli.main import main
-from resilio_hpc.cli.plan.emit import TITAN_CONFIGS, megatron, torchtitan
+from resilio_hpc.cli.plan.emit import TITAN_CONFIGS, deepspeed, megatron, torchtitan
 from resilio_hpc.cli.plan.model_flags import model_flags, precision_flags
 from tests.support.environments import SUPPORT, scrubbed
-from tests.support.frameworks.runs import PYTHON, Framework
+from tests.support.frameworks.runs import DEEPSPEED, PYTHON, Framework
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -30,12 +30,12 @@ TITAN_LAYOUTS = (
 )
 
 
-def parsed(script: str, modules: tuple[str, ...], commands: list[list[str]]) -> list[dict[str, Any]]:
+def parsed(script: str, modules: tuple[str, ...], commands: list[Any]) -> list[dict[str, Any]]:
     """What the framework makes of each command."""
     Framework("", modules).need()
     done = subprocess.run(
-        [PYTHON, SUPPORT / "frameworks" / script], input=json.dumps(commands), env=scrubbed(), capture_output=True,
-        text=True, timeout=PATIENCE_S,
+        [PYTHON, SUPPORT / "frameworks" / script], input=json.dumps(commands), env={**scrubbed(), **DEEPSPEED},
+        capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     answer: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
@@ -78,6 +78,21 @@ def test_megatron_core_takes_every_model_and_layout() -> None:
         assert one["pp"] == layout.pp
 
 
+def test_deepspeed_takes_every_layout() -> None:
+    layouts = [
+        parse_layout(text, 128)
+        for text in ("dp16-mb2-zero1", "tp4-dp8-mb1-zero2", "dp32-mb4-zero3-recompute-full", "pp4-dp8-mb2-zero1",
+                     "pp8-tp2-dp4-mb1-zero1-recompute-full", "dp8-mb2")
+    ]  # fmt: skip
+    found = parsed("parse_deepspeed.py", ("deepspeed",), [(deepspeed(layout), layout.dp) for layout in layouts])
+    for layout, one in zip(layouts, found, strict=True):
+        batch = (one["batch"], one["micro_batch"], one["accumulation"])
+        assert batch == (128, layout.micro_batch, layout.micro_batches) and one["bf16"]
+        assert (one["zero"], one["stages"]) == (layout.zero, layout.pp if layout.pp > 1 else "auto")
+        assert one["interval"] == int(layout.pp > 1 and layout.recompute == Recompute.FULL)
+        assert one["tp"] == (layout.tp if layout.tp > 1 else 0)
+
+
 def test_what_the_command_prints_is_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     common = ("plan", "llama3-70b", "--gpus", "64", "--gpu", "h100", "--global-batch", "512", "--seq", "8192")
     assert main([*common, "--emit", "megatron"]) == 0
@@ -86,3 +101,8 @@ def test_what_the_command_prints_is_what_is_read(capsys: pytest.CaptureFixture[s
     assert main([*common, "--framework", "torchtitan", "--emit", "torchtitan"]) == 0
     (other,) = parsed("parse_torchtitan.py", ("torchtitan", "triton"), [shlex.split(capsys.readouterr().out)])
     assert (other["layers"], other["global_batch"]) == (80, 512)
+    assert main([*common, "--framework", "DeepSpeed", "--emit", "deepspeed"]) == 0
+    settings = json.loads(capsys.readouterr().out)
+    each = settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"]
+    (third,) = parsed("parse_deepspeed.py", ("deepspeed",), [(settings, settings["train_batch_size"] // each)])
+    assert third["batch"] == 512

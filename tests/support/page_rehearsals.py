@@ -244,6 +244,7 @@ END
         elsewhere={"resilio plan calibrate llama3-8b": "tests/cli/test_plan_measure.py"},
         codes={
             "resilio plan gpt3-175b --gpus 1024 --gpu a100 --global-batch 1536 --precision bf61": 2,
+            "resilio plan gpt3-175b --gpus 1024 --gpu a100 --global-batch 1536 --precision fp8": 2,
             "resilio plan llama2-70b --gpus 16": 3,
             "resilio plan llama3-8b --gpus 12": 3,
             "resilio plan llama2-7b --gpus 8": 3,

@@ -11,6 +11,7 @@ import numpy as np
 
 from resilio_hpc.autoparallel.base.efficiency import NAMES, shipped
 from resilio_hpc.autoparallel.measure.calibrate import calibrate
+from resilio_hpc.autoparallel.measure.measured import measured_names
 from resilio_hpc.autoparallel.measure.predict import as_measured, predict, read
 from resilio_hpc.autoparallel.measure.profile import Profile
 from resilio_hpc.cli.common.parser import Parser
@@ -110,9 +111,7 @@ def calibration(rows: Sequence[Mapping[str, str]], profile: Profile | None = Non
         if len(set(efficiencies)) > 1:
             raise UsageError("--profile is of one kind of GPU: calibrate with the rows of that kind")
         known = efficiencies[0]
-        fixed = frozenset(
-            {"link", "nic", *(name for name in NAMES if getattr(known, name) != getattr(shipped(), name))}
-        )
+        fixed = measured_names(known, shipped())
     found, nearby = calibrate(known, cases, times, fixed)
     before, after = (
         float(np.mean(np.abs(one.cost.iteration / times - 1)) * 100)

@@ -1,7 +1,8 @@
-"""A choice in the form of a job or a training framework: ``--emit env|megatron|torchtitan|sbatch``."""
+"""A choice in the form of a job or a training framework: ``--emit env|megatron|torchtitan|deepspeed|sbatch``."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ from resilio_hpc.cli.plan.model_flags import model_flags, precision_flags
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm.submit import template_files
 
-KINDS = ("env", "megatron", "torchtitan", "sbatch")
-OF_FRAMEWORK = {"megatron": ("Megatron", "NeMo"), "torchtitan": ("torchtitan",)}
+KINDS = ("env", "megatron", "torchtitan", "deepspeed", "sbatch")
+OF_FRAMEWORK = {"megatron": ("Megatron", "NeMo"), "torchtitan": ("torchtitan",), "deepspeed": ("DeepSpeed",)}
 """For which names of software, by their beginning, each kind is."""
 
 
@@ -35,7 +36,7 @@ def check(kind: str | None, framework: str) -> None:
     """Raise UsageError where the layouts of this framework are not what is to be emitted."""
     names = OF_FRAMEWORK.get(kind or "", ())
     if names and not framework.startswith(names):
-        wanted = "Megatron-Core" if kind == "megatron" else kind
+        wanted = {"megatron": "Megatron-Core", "deepspeed": "DeepSpeed"}.get(kind or "", kind)
         raise UsageError(f"--emit {kind} is for layouts of its own: plan with --framework {wanted}, not {framework}")
 
 
@@ -52,6 +53,8 @@ def emit(kind: str, choice: Choice, asked: Emitted) -> str:
     if kind == "megatron":
         words = [*model_flags(asked.description, asked.model), *precision_flags(asked.precision)]
         return shlex.join([*words, *megatron(choice.layout, asked.model)]) + "\n"
+    if kind == "deepspeed":
+        return json.dumps(deepspeed(choice.layout, asked.precision), indent=1) + "\n"
     return shlex.join(torchtitan(choice.layout, asked.model, asked.precision)) + "\n"
 
 
@@ -184,3 +187,32 @@ def _titan_model(name: str, precision: str) -> list[str]:
             "with it, and emit env"
         )
     return [f"--{word}={value}" for word, value in zip(("module", "config"), found.split(), strict=False)]
+
+
+# -- DeepSpeed ---------------------------------------------------------------------------------------------------------
+
+
+def deepspeed(layout: Layout, precision: str = "") -> dict[str, object]:
+    """Return DeepSpeed's configuration, for ``deepspeed.initialize(config=…)``.
+
+    Tensor parallelism is DeepSpeed's own (autotp), stages are those of its PipelineModule; without a pipeline, what is
+    recomputed is up to the model. Raises UsageError for a layout or a precision that it does not have.
+    """
+    if layout.vpp > 1 or layout.cp > 1 or layout.schedule != Schedule.ONE_F_ONE_B or layout.replicas > 1:
+        raise UsageError(f"DeepSpeed does not run {layout}: plan with --framework DeepSpeed")
+    if precision not in ("", "bf16", "fp16", "fp32"):
+        raise UsageError(f"--emit deepspeed: its configuration has no {precision}: bf16, fp16 or fp32")
+    found: dict[str, object] = {
+        "train_batch_size": layout.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.micro_batches,
+        "zero_optimization": {"stage": layout.zero},
+    }
+    if precision != "fp32":
+        found["fp16" if precision == "fp16" else "bf16"] = {"enabled": True}
+    if layout.tp > 1:
+        found["tensor_parallel"] = {"autotp_size": layout.tp}
+    if layout.pp > 1:
+        interval = int(layout.recompute == Recompute.FULL)
+        found["pipeline"] = {"stages": layout.pp, "activation_checkpoint_interval": interval}
+    return found

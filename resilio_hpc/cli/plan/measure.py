@@ -121,6 +121,8 @@ def _check(options: argparse.Namespace, command: Sequence[str]) -> None:
         raise UsageError("--runs: 1 or more; --steps: 5 or more, since the first ones are no measurement")
     if (options.jobs is None) != (not command):
         raise UsageError("--jobs DIR and the training script go together: … --jobs runs -- train.py --steps {steps}")
+    if options.jobs is not None and options.json:
+        raise UsageError("--json tells of the choice only: without --jobs")
     if options.jobs is None and (options.submit or options.set):
         raise UsageError("--submit and --set go with --jobs DIR -- train.py …")
     if options.rows is not None and (options.model or options.jobs):
