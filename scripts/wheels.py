@@ -4,7 +4,7 @@
 
 One wheel of each architecture serves CPython 3.11 and later (abi3). 3.10 has one of its own where setup.cfg allows that
 version and it is found. zig compiles for glibc 2.28, whatever this machine has. Needs Linux on x86-64, a Python from
-3.11 on with headers, libfabric's headers, and a registry of packages. All that is fetched stays in .setup/wheels. Wheels
+3.11 on with headers, those of libfabric, and a registry of packages. All that is fetched stays in .setup/wheels. Wheels
 of this machine are installed for every Python that is found. Those for aarch64 run under qemu-user. That and an arm64
 Python come from Debian's packages (apt-get; nothing is installed).
 """
