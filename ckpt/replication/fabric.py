@@ -25,8 +25,8 @@ from resilio_hpc.core.errors import CheckpointError
 if TYPE_CHECKING:
     from resilio_hpc.native._fabric import Endpoint
 
-HARDWARE = ("cxi", "efa", "opx", "psm3", "psm2", "verbs;ofi_rxm", "verbs")
-"""Providers that have an adapter read memory, the best first."""
+HARDWARE = ("cxi", "efa", "opx", "psm2", "verbs;ofi_rxm", "psm3")
+"""Providers for adapters, the best first: Slingshot, EFA, Omni-Path, InfiniBand and RoCE, Ethernet."""
 SOFTWARE = ("net", "tcp", "sockets")
 """Over sockets. ``net`` is called ``tcp`` from libfabric 1.18 on.
 
