@@ -164,8 +164,15 @@ def test_memory_that_cannot_be_registered_goes_over_tcp(pair: FabricPair, what: 
     assert len(pair.said) == 2  # each side, once
 
 
-@pytest.mark.parametrize("offer", [FabricOffer(((1, 0),), ((0, 0, 5),)), b"\xc1", b"\x80"])
-def test_an_offer_of_another_size_or_none_is_refused(pair: FabricPair, offer: FabricOffer | bytes) -> None:
+@pytest.mark.parametrize(
+    "offer",
+    [
+        *(FabricOffer(((1, 0),), parts) for parts in (((0, 0, 5),), ((1, 0, 7),), ((0, 0, 9), (0, 0, -2)))),
+        *(FabricOffer(regions, ((0, 0, 7),)) for regions in (((1, -1),), ())),
+        *(b"\xc1", b"\x80"),
+    ],
+)  # fmt: skip
+def test_an_offer_that_cannot_be_right_is_refused(pair: FabricPair, offer: FabricOffer | bytes) -> None:
     with pair.lanes() as (gives, takes):
 
         def give() -> None:
