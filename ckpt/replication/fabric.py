@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from resilio_hpc.ckpt.replication.messages import TOKEN_BYTES, FabricPlace, SnapshotTransport
+from resilio_hpc.ckpt.replication.messages import TOKEN_BYTES, FabricPlace
 from resilio_hpc.ckpt.replication.transport import MemoryPart
 from resilio_hpc.core.bounded import in_time
 from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 
 if TYPE_CHECKING:
     from resilio_hpc.native._fabric import Endpoint

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt.replication.messages import Fetch, Fetched, FetchFailed, SnapshotTransport
+from resilio_hpc.ckpt.replication.messages import Fetch, Fetched, FetchFailed
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 from tests.support.ckpt.fabric_pair import read_by
 from tests.support.ckpt.replicator_process import POOL, SECRET, Replicator
 from tests.support.ckpt.snapshot_node import content, value

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from resilio_hpc.ckpt.format.manifest import Layout
-from resilio_hpc.ckpt.replication.messages import SnapshotTransport
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent.partner_copies import PartnerCopies
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
