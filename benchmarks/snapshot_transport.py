@@ -40,11 +40,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.sup
 
 from measure import machine, shown
 from resilio_hpc.ckpt.replication.fabric import available_providers, provider_for
-from resilio_hpc.ckpt.replication.messages import TCP, Fetch, Fetched, SnapshotTransport
+from resilio_hpc.ckpt.replication.messages import TCP, Fetch, Fetched
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 from tests.support.ckpt.replicator_process import Replicator
 
 HOST = "127.0.0.1"

@@ -4,9 +4,9 @@
 
 One wheel of each architecture serves CPython 3.11 and later (abi3). 3.10 has one of its own where setup.cfg allows that
 version and it is found. zig compiles for glibc 2.28, whatever this machine has. Needs Linux on x86-64, a Python from
-3.11 on with headers, and a registry of packages. All that is fetched stays in .setup/wheels. Wheels of this machine are
-installed for every Python that is found. Those for aarch64 run under qemu-user. That and an arm64 Python come from
-Debian's packages (apt-get; nothing is installed).
+3.11 on with headers, those of libfabric, and a registry of packages. All that is fetched stays in .setup/wheels. Wheels
+of this machine are installed for every Python that is found. Those for aarch64 run under qemu-user. That and an arm64
+Python come from Debian's packages (apt-get; nothing is installed).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def make_wheel(source: Path, tools: Path, python: Path, machine: str, suffix: st
     cross = {
         "CC": compiler,
         "LDSHARED": f"{compiler} -shared -Wl,-s",
-        "CFLAGS": "-g0",
+        "CFLAGS": f"-g0 -I{libfabric_headers()}",
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
     }
     if suffix:
@@ -87,6 +87,18 @@ def make_wheel(source: Path, tools: Path, python: Path, machine: str, suffix: st
     tag = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"  # "inspect" holds it against what is in the wheel
     name = run([tools / "python", "-m", "wheel", "tags", "--remove", "--platform-tag", tag, wheel]).split()[-1]
     return Path(shutil.move(built / name, DIST / name))
+
+
+def libfabric_headers() -> Path:
+    """Return a folder with this machine's headers of libfabric, which are the same for every machine, and no others."""
+    found = [Path("/usr/include/rdma/fabric.h"), *Path("/usr/include/rdma").glob("fi_*.h")]
+    if len(found) == 1:
+        sys.exit("wheels: libfabric's headers are missing (apt-get install libfabric-dev)")
+    folder = WORK / "include"
+    (folder / "rdma").mkdir(parents=True, exist_ok=True)
+    for header in found:
+        shutil.copy2(header, folder / "rdma")
+    return folder
 
 
 def inspect(wheel: Path, tools: Path) -> None:

@@ -13,20 +13,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from resilio_hpc.ckpt.replication.messages import TOKEN_BYTES, FabricPlace, SnapshotTransport
+from resilio_hpc.ckpt.replication.messages import TOKEN_BYTES, FabricPlace
 from resilio_hpc.ckpt.replication.transport import MemoryPart
 from resilio_hpc.core.bounded import in_time
 from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 
 if TYPE_CHECKING:
     from resilio_hpc.native._fabric import Endpoint
 
-HARDWARE = ("cxi", "efa", "opx", "psm3", "psm2", "verbs;ofi_rxm", "verbs")
-"""Providers that have an adapter read memory, the best first."""
+HARDWARE = ("cxi", "efa", "opx", "psm2", "verbs;ofi_rxm", "psm3")
+"""Providers for adapters, the best first: Slingshot, EFA, Omni-Path, InfiniBand and RoCE, Ethernet."""
 SOFTWARE = ("net", "tcp", "sockets")
 """Over sockets. ``net`` is called ``tcp`` from libfabric 1.18 on.
 
@@ -44,14 +45,18 @@ _OPEN_S = 10.0
 _MOST_PARTS = 50_000
 
 
+_Word = Annotated[int, msgspec.Meta(ge=0)]
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
 class FabricOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What can be read: key and first address of each region; of the snapshot, in order: region, offset, size.
 
     ``error``: why there is nothing.
     """
 
-    regions: tuple[tuple[int, int], ...] = ()
-    parts: tuple[tuple[int, int, int], ...] = ()
+    regions: tuple[tuple[_Word, _Word], ...] = ()
+    parts: tuple[tuple[_Size, _Size, _Size], ...] = ()
     error: str = ""
 
 
@@ -196,6 +201,8 @@ class Fabric:
         """
         if sum(size for _, _, size in offer.parts) != len(memory):
             raise CheckpointError("the other node offers another number of bytes")
+        if any(region >= len(offer.regions) for region, _, _ in offer.parts):
+            raise CheckpointError("the other node offers regions that it does not name")
         if self._reader is None:
             self._reader = in_time(self._open, _OPEN_S)
         reader, whole = self._reader, False

@@ -64,7 +64,7 @@ class FabricLane:
         self, connection: socket.socket, stream: Stream, place: FabricPlace, fabric: Fabric, patience_s: float
     ) -> None:
         """``patience_s``: where nothing moves for so long, the other side is gone."""
-        self.by = fabric.provider
+        self.by = f"libfabric {fabric.provider}"
         self._tcp = TcpLane(connection, stream, patience_s)
         self._connection, self._key = connection, stream.key
         self._place, self._fabric, self._patience_s = place, fabric, patience_s

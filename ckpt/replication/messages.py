@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from typing import Literal
 
 import msgspec
 
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord
 from resilio_hpc.core.json_lines import LineDecoder
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 from resilio_hpc.core.wire import Codec
 
 Life = tuple[int, int]
@@ -16,7 +16,6 @@ Life = tuple[int, int]
 ANY: Life = (-1, -1)
 TOKEN_BYTES = KEY_BYTES = 32
 TCP = "tcp"
-SnapshotTransport = Literal["auto", "tcp", "fabric"]
 SILENT_S = 10.0
 """Nothing came for so long: the other side is gone."""
 

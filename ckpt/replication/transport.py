@@ -36,7 +36,7 @@ class Lane(Protocol):
     """One way for the bytes of one snapshot."""
 
     by: str
-    """What moved the bytes: ``tcp``, or a provider of libfabric."""
+    """What moved the bytes: ``tcp``, or ``libfabric`` with its provider."""
 
     def give(self, parts: Sequence[MemoryPart]) -> None:
         """Give all bytes, one part after the other. Raises OSError; TimeoutError where the other side takes nothing."""

@@ -35,10 +35,10 @@ WHOLE = [MemoryPart(memoryview(DATA), 0, len(DATA))]
 OFFER = FabricOffer(((1, 0),), ((0, 0, len(DATA)),))
 
 
-@pytest.fixture(params=software() or ["none"])
+@pytest.fixture(params=[0, 1], ids=["TCP", "sockets"])
 def pair(request: pytest.FixtureRequest) -> Iterator[FabricPair]:
-    need_fabric()
-    with fabric_pair(request.param) as made:
+    need_fabric(providers=request.param + 1)
+    with fabric_pair(software()[request.param]) as made:
         yield made
 
 
@@ -58,7 +58,7 @@ def test_what_is_read_is_what_was_offered(pair: FabricPair, places: list[tuple[i
     parts = [MemoryPart(one, *place) for place in places] + [MemoryPart(other, 3, 70_001)]
     expected = b"".join(part.view for part in parts)
     into = bytearray(len(expected) + 2)  # what lies around it is not touched
-    assert pair.transfer(parts, memoryview(into)[1:-1]) == (True, pair.giver.provider)
+    assert pair.transfer(parts, memoryview(into)[1:-1]) == (True, pair.by)
     assert into[1:-1] == expected
     assert (into[0], into[-1]) == (0, 0)
     assert pair.said == []
@@ -76,7 +76,7 @@ def test_two_transfers_at_once_take_turns(pair: FabricPair) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [(True, pair.giver.provider, True)] * 4
+    assert found == [(True, pair.by, True)] * 4
 
 
 def test_one_that_is_given_up_ends_and_the_next_one_works(pair: FabricPair) -> None:
@@ -88,7 +88,7 @@ def test_one_that_is_given_up_ends_and_the_next_one_works(pair: FabricPair) -> N
         return asked < 3
 
     into = bytearray(len(DATA))
-    assert pair.transfer(WHOLE, memoryview(into), goes_on) == (False, pair.giver.provider)
+    assert pair.transfer(WHOLE, memoryview(into), goes_on) == (False, pair.by)
     seen = bytes(into)
     assert pair.transfer(WHOLE, memoryview(again := bytearray(len(DATA))))[0]
     assert again == DATA
@@ -164,8 +164,15 @@ def test_memory_that_cannot_be_registered_goes_over_tcp(pair: FabricPair, what: 
     assert len(pair.said) == 2  # each side, once
 
 
-@pytest.mark.parametrize("offer", [FabricOffer(((1, 0),), ((0, 0, 5),)), b"\xc1", b"\x80"])
-def test_an_offer_of_another_size_or_none_is_refused(pair: FabricPair, offer: FabricOffer | bytes) -> None:
+@pytest.mark.parametrize(
+    "offer",
+    [
+        *(FabricOffer(((1, 0),), parts) for parts in (((0, 0, 5),), ((1, 0, 7),), ((0, 0, 9), (0, 0, -2)))),
+        *(FabricOffer(regions, ((0, 0, 7),)) for regions in (((1, -1),), ())),
+        *(b"\xc1", b"\x80"),
+    ],
+)  # fmt: skip
+def test_an_offer_that_cannot_be_right_is_refused(pair: FabricPair, offer: FabricOffer | bytes) -> None:
     with pair.lanes() as (gives, takes):
 
         def give() -> None:
@@ -185,7 +192,7 @@ def test_many_transfers_leave_nothing(pair: FabricPair) -> None:
     for number in range(200):
         if number == 50:
             files, memory = process.num_fds(), process.memory_info().rss
-        assert pair.transfer(WHOLE, memoryview(into)) == (True, pair.giver.provider)
+        assert pair.transfer(WHOLE, memoryview(into)) == (True, pair.by)
     assert process.num_fds() <= files
     assert process.memory_info().rss - memory < 16 << 20
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt.replication.messages import Fetch, Fetched, FetchFailed, SnapshotTransport
+from resilio_hpc.ckpt.replication.messages import Fetch, Fetched, FetchFailed
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
-from tests.support.ckpt.fabric_pair import software
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
+from tests.support.ckpt.fabric_pair import read_by
 from tests.support.ckpt.replicator_process import POOL, SECRET, Replicator
 from tests.support.ckpt.snapshot_node import content, value
 from tests.support.requirements import need_fabric
@@ -49,7 +50,7 @@ def test_copies_are_read_and_come_back_to_a_new_node(start: Start) -> None:
     back = new.ask(Fetch(2, 7, [0, 1], 4, other.endpoint, into_arenas=True, first_rank=0, local_world_size=2))
     for answer in (there, back):
         assert isinstance(answer, Fetched)
-        assert answer.by == software()[0]
+        assert answer.by == read_by()
         assert answer.size_bytes > 24_000_000
     assert [value(new.arenas, rank, 7) for rank in (0, 1)] == [7, 1007]
 
@@ -65,7 +66,7 @@ def test_a_state_that_lies_in_several_snapshots_is_read_where_it_lies(start: Sta
     back = new.ask(Fetch(2, 3, [0], 2, other.endpoint, into_arenas=True, first_rank=0, local_world_size=1))
     assert isinstance(copied, Fetched)
     assert isinstance(back, Fetched)
-    assert (copied.by, back.by) == (software()[0], software()[0])
+    assert (copied.by, back.by) == (read_by(), read_by())
     assert copied.size_bytes < 1 << 20 < back.size_bytes
     assert content(new.arenas, 0, 3) == content(one.arenas, 0, 3)
 
@@ -101,7 +102,7 @@ def test_a_giver_killed_half_way_ends_the_fetch_and_another_one_is_read(start: S
     assert value(other.copies, 0, 1) == 1
     answer = other.ask(Fetch(3, 5, [1], 4, third.endpoint))
     assert isinstance(answer, Fetched)
-    assert answer.by == software()[0]
+    assert answer.by == read_by()
 
 
 def under_way(directory: Path) -> bool:
@@ -130,4 +131,4 @@ def test_a_giver_that_is_stopped_is_waited_for_only_so_long(start: Start) -> Non
     assert arena.scan(other.copies) == []
     again = other.ask(Fetch(2, 1, [0], 4, one.endpoint))
     assert isinstance(again, Fetched)
-    assert (again.by, value(other.copies, 0, 1)) == (software()[0], 1)  # TCP was no better, so it is not preferred
+    assert (again.by, value(other.copies, 0, 1)) == (read_by(), 1)  # TCP was no better, so it is not preferred

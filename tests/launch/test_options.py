@@ -67,6 +67,13 @@ def test_which_checkpoints_are_kept_travels_to_the_agents() -> None:
     assert (kept.keep_checkpoints, kept.keep_every, kept.keep_hours, kept.keep_gb) == (5, 0, None, None)
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp", "fabric"])
+def test_how_snapshots_go_travels_to_the_agents(transport: str) -> None:
+    options = given("--snapshot-transport", transport, "t.py")
+    assert LaunchOptions.from_json(options.to_json()).checkpoints.snapshot_transport == transport
+    assert given("t.py").checkpoints.snapshot_transport == "auto"
+
+
 @pytest.mark.parametrize("policy", ["in-process", "failed", "all"])
 def test_what_a_failure_restarts_travels_to_the_agents(policy: str) -> None:
     options = given("--restart-policy", policy, "--spare-ranks", "2", "--process-images", "on", "t.py")

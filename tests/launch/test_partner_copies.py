@@ -16,7 +16,9 @@ from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent.snapshots import partner_copies
 from resilio_hpc.launch.agent.snapshots.partner_copies import SILENT_S
 from resilio_hpc.launch.protocol import messages as m
+from tests.support.ckpt.fabric_pair import read_by
 from tests.support.launch.copying_node import Node, start
+from tests.support.requirements import need_fabric
 
 
 @pytest.fixture
@@ -161,6 +163,24 @@ def test_a_replicator_that_is_killed_is_started_again_and_gives_what_was_kept(no
     other.serve_until(lambda: other.copies.port not in (0, former))
     one.fetch(5, other)
     one.serve_until(lambda: one.brought == [5])
+
+
+def test_the_transport_that_was_chosen_is_used_until_a_replicator_dies_of_it() -> None:
+    need_fabric()
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        one, other = (Node(Path(name), rank, transport="fabric") for rank in (0, 1))
+        for node in (one, other):
+            node.serve_until(lambda node=node: node.copies.port > 0)  # type: ignore[misc]
+        for step in (1, 2):
+            one.save(step)
+            other.keep(step, one)
+            other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
+            if step == 1:
+                other.copies.link._process.kill()  # type: ignore[union-attr]
+                other.serve_until(lambda: other.told("replicator_died") == 1 and other.copies.port > 0)
+        for node in (one, other):
+            node.copies.close()
+    assert [fields["by"] for kind, fields in other.recorded if kind == "copied"] == [read_by(), "tcp"]
 
 
 def test_a_replicator_that_keeps_dying_is_told_and_not_started_again(nodes: list[Node]) -> None:

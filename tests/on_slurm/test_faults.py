@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from resilio_hpc.ckpt.replication.fabric import SOFTWARE
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.spec import NEWEST_SERIES
 from resilio_hpc.drills.drill import DrillRun
 from resilio_hpc.drills.kind import Drill
 from resilio_hpc.drills.table import DRILLS, drill_named
+from tests.support.ckpt.fabric_pair import read_by
 from tests.support.clusters import MIDDLE_SERIES, each_series, own_cluster
 from tests.support.requirements import need_fabric, need_shared_mounts
 
@@ -70,7 +70,7 @@ def test_a_lost_nodes_state_is_read_in_its_partners_memory(cluster: DevCluster) 
     )  # fmt: skip
     come_over(drill, cluster)
     events = read_ledger(cluster.shared / name_of(drill) / "ledger")
-    assert {event.fields["by"] for event in events if event.kind in ("copied", "fetched")} <= set(SOFTWARE)
+    assert {event.fields["by"] for event in events if event.kind in ("copied", "fetched")} == {read_by()}
 
 
 @each_series(NEWEST_SERIES)

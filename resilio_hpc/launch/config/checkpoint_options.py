@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from resilio_hpc.ckpt.replication.messages import SnapshotTransport
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 from resilio_hpc.launch.config.flags import number, run_flag, whole_number
 
 DEFAULT_KEEP_CHECKPOINTS = 5

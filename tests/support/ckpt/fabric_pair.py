@@ -28,6 +28,11 @@ def software() -> list[str]:
         return []
 
 
+def read_by() -> str:
+    """What is told of snapshots that the first of these brought."""
+    return f"libfabric {software()[0]}"
+
+
 @dataclass
 class FabricPair:
     """A giver's fabric, a taker's, and what each said."""
@@ -35,6 +40,10 @@ class FabricPair:
     giver: Fabric
     taker: Fabric
     said: list[str] = field(default_factory=list)
+
+    @property
+    def by(self) -> str:
+        return f"libfabric {self.giver.provider}"
 
     @contextlib.contextmanager
     def lanes(

@@ -19,7 +19,6 @@ from resilio_hpc.ckpt.replication.messages import (
     Request,
     ServeSnapshots,
     Serving,
-    SnapshotTransport,
     StillFetching,
     decode_answer,
 )
@@ -28,6 +27,7 @@ from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
 from resilio_hpc.core.json_lines import encode_line
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 from tests.support.waiting import PATIENCE_S
 
 POOL = ThreadPoolExecutor(1)

@@ -16,6 +16,7 @@ from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent.snapshots.partner_copies import PartnerCopies
 from resilio_hpc.launch.config.checkpoint_options import CheckpointOptions
@@ -34,7 +35,14 @@ STATE = m.RoundState(1, 0, m.world_of(MEMBERS), 0, 0, ())
 class Node:
     """An agent as far as its copies need one; rank R runs on node R."""
 
-    def __init__(self, root: Path, rank: int, enabled: bool = True, mode: Mode = Mode.RECOVER) -> None:
+    def __init__(
+        self,
+        root: Path,
+        rank: int,
+        enabled: bool = True,
+        mode: Mode = Mode.RECOVER,
+        transport: SnapshotTransport = "tcp",
+    ) -> None:
         self.rank = rank
         self.arenas = root / f"arenas{rank}"
         self.local = root / f"local{rank}"
@@ -44,7 +52,8 @@ class Node:
         self.brought: list[int] = []  # steps that ranks waited for
         self.said: list[str] = []
         self.failed: list[tuple[int, m.RestorePoint, str]] = []
-        options = SimpleNamespace(checkpoints=CheckpointOptions(partner_copies=enabled), mode=mode)
+        checkpoints = CheckpointOptions(partner_copies=enabled, snapshot_transport=transport)
+        options = SimpleNamespace(checkpoints=checkpoints, mode=mode)
         context: Any = SimpleNamespace(
             arena_dir=self.arenas, local_dir=self.local, run=SimpleNamespace(secret=SECRET), name="n",
             settings=SimpleNamespace(address="127.0.0.1"), options=options,

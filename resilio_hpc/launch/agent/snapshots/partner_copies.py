@@ -21,12 +21,12 @@ from resilio_hpc.ckpt.replication.messages import (
     Request,
     ServeSnapshots,
     Serving,
-    SnapshotTransport,
     StillFetching,
     decode_answer,
 )
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.json_lines import encode_line
+from resilio_hpc.core.snapshot_transport import SnapshotTransport
 from resilio_hpc.launch.agent.decisions.node_ranks import NodeRanks
 from resilio_hpc.launch.agent.snapshots.copies_under_way import CopyUnderWay, RestoreUnderWay
 from resilio_hpc.launch.agent.snapshots.partner_records import RecordsFollowed
