@@ -79,8 +79,8 @@ class _EngineSteps:
         self._found: dict[str, Any] | None = None
         self._completed = 0
         self._epochs = self._in_epoch = 0  # complete epochs, and iterations of the one under way
-        self._taken = 0  # batches of the loader's iteration under way
-        self._has_stepped = self._is_due = self._is_stopping = False
+        self._taken: int | None = None  # batches of the loader's iteration under way; None: there is none
+        self._has_stepped = self._is_due = self._is_stopping = self._begins_again = False
         self._before: dict[str, Callable[[], None]] = {
             "EPOCH_STARTED": self._begin_epoch,
             "GET_BATCH_STARTED": self._pass_over,
@@ -93,6 +93,7 @@ class _EngineSteps:
             "EPOCH_STARTED": self._go_on_in_epoch,
             "GET_BATCH_COMPLETED": self._take_batch,
             "DATALOADER_STOP_ITERATION": self._end_iteration_of_loader,
+            "TERMINATE_SINGLE_EPOCH": self._end_epoch_early,
             "ITERATION_COMPLETED": self._end_iteration,
             "EPOCH_COMPLETED": self._end_epoch,
         }
@@ -114,7 +115,7 @@ class _EngineSteps:
             "epoch_length": state.epoch_length,
             "user": {name: getattr(state, name) for name in self._trainer.state_dict_user_keys},
             "taken": self._taken,
-            "position": None if self._position is None else self._position.state(self._taken),
+            "position": None if self._position is None else self._position.state(self._taken or 0),
             "random": rng_state(),
         }
 
@@ -162,8 +163,8 @@ class _EngineSteps:
             setattr(state, name, value)
         self._trainer._init_iter = self._in_epoch
         if self._position is not None:
-            is_between = found["taken"] == 0 or found["taken"] == _length_of(data)
-            self._taken = 0 if is_between else found["taken"]
+            is_between = found["taken"] in (None, _length_of(data))
+            self._taken = None if is_between else found["taken"]
             self._position.load(found["position"], between=is_between)
 
     def _begin(self) -> None:
@@ -222,14 +223,21 @@ class _EngineSteps:
             return
         if position.loader is not self._trainer.state.dataloader:
             raise UsageError("make_resilient: the position in the loader that set_data has set is not known")
+        if self._begins_again:
+            self._begins_again = False
+            self._trainer._setup_dataloader_iter()
         position.begin_other()
         position.pass_over(lambda: next(self._trainer._dataloader_iter))
 
     def _take_batch(self) -> None:
-        self._taken += 1
+        self._taken = (self._taken or 0) + 1
 
     def _end_iteration_of_loader(self) -> None:
-        self._taken = 0
+        self._taken = None
+
+    def _end_epoch_early(self) -> None:
+        """Have the loader's next iteration begin with its first batch. Ignite begins it now, handlers come between."""
+        self._taken, self._begins_again = None, True
 
     def _begin_iteration(self) -> None:
         self._in_epoch += 1

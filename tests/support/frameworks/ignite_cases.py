@@ -1,14 +1,18 @@
-"""One process that trains by an Engine of Ignite in an unusual way: ignite_cases.py CASE [ITERATION], ends after that.
+"""Trainings by an Engine of Ignite in an unusual way: ignite_cases.py CASE ITERATION…, forked from one process.
 
-It saves each step in "checkpoints", and appends to "seen" what each iteration has had: its number, epoch, batch, and a
-random number. A run that is ended, and begun again, has to see what an undisturbed one does.
+In "whole" one is undisturbed. In "ITERATION" one ends in the midst of the step after that, and two more begin again
+from its checkpoints. "seen" has for each iteration its number, epoch, batch, and a random number; "ended" has how each
+one ended.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from resilio_hpc.frameworks.ignite import make_resilient
 
-CASE, LAST = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else -1
+CASE = sys.argv[1]
 SAMPLES = torch.arange(20.0)
 
 
@@ -47,8 +51,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    """Train."""
+def train(last: int) -> None:
+    """Train; end in the midst of the step after so many iterations (-1: never)."""
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -78,14 +82,44 @@ def main() -> None:
         batch = state.batch[0] if isinstance(state.batch, list) else state.batch
         with open("seen", "a") as file:
             print(state.iteration, state.epoch, state.noted, batch, float(torch.rand(1)), file=file)
-        if state.iteration == LAST + 1:
-            os._exit(1)  # in the midst of a step
+        if state.iteration == last + 1:
+            os._exit(1)
 
     data, words = CASES[CASE]
     trainer.run(data, **words)
-    print("END", trainer.state.iteration, trainer.state.epoch, float(model.weight.detach().sum()))
+    with open("ended", "a") as file:
+        print(trainer.state.iteration, trainer.state.epoch, float(model.weight.detach().sum()), file=file)
+
+
+def life(folder: str, last: int = -1) -> None:
+    """Train in a process of its own, in a folder of its own."""
+    pid = os.fork()
+    if pid:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code == (0 if last < 0 else 1), f"{folder}: {code}"
+        return
+    code = 2
+    try:
+        Path(folder).mkdir(exist_ok=True)
+        os.chdir(folder)
+        train(last)
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        os._exit(code)
+
+
+def main() -> None:
+    """Train undisturbed, and disturbed."""
+    torch.set_num_threads(1)
+    gc.freeze()
+    life("whole")
+    for last in sys.argv[2:]:
+        life(last, int(last))
+        life(last)
+        life(last)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()
