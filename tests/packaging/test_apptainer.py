@@ -66,7 +66,6 @@ def with_base(text: str) -> str:
     """The definition on a base system that is there: debootstrap makes devices, which a user namespace forbids."""
     header, rest = text.split("\n%arguments\n")
     assert "Bootstrap: debootstrap\n" in header
-    rest = rest.replace(f"{re.findall(r'^    MIRROR=.*', rest, re.MULTILINE)[0]}\n", "")
     unpack = '%setup\n    tar -C "$APPTAINER_ROOTFS" -xf /work/base.tar\n'
     return f"Bootstrap: scratch\n\n{unpack}\n%arguments\n{rest}"
 

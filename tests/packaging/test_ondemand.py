@@ -51,9 +51,7 @@ def test_values_are_of_the_promised_kinds(tmp_path: Path, capsys: pytest.Capture
     assert (found["v"], type(found["time"]), len(found["runs"]), found["unread"]) == (1, float, 2, [])
     for run in found["runs"]:
         assert set(run) == set(PROMISED)
-        assert all(
-            KINDS[type(value)] in PROMISED[name] for name, value in run.items()
-        )
+        assert all(KINDS[type(value)] in PROMISED[name] for name, value in run.items())
 
 
 @pytest.mark.slow

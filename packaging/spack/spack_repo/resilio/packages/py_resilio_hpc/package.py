@@ -6,7 +6,6 @@ from spack.package import *
 class PyResilioHpc(PythonPackage):
     """Keeps large training and MPI jobs making progress on Slurm clusters, whatever breaks."""
 
-    homepage = "https://pypi.org/project/resilio_hpc"
     pypi = "resilio_hpc/resilio_hpc-0.1.0.tar.gz"
 
     license("Apache-2.0")
