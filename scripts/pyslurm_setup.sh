@@ -18,7 +18,7 @@ built() {
     rm -rf "$here"
     .venv/bin/python -m venv --without-pip "$here" && mkdir "$here/headers" "$here/library" || return 1
     # the headers of that Slurm, whose version reads as that of the pyslurm; its library
-    chroot "$root" sh -c 'cd /var/tmp && rm -f libslurm-dev_*.deb && apt-get -q download libslurm-dev' || return 1
+    chroot "$root" sh -c 'cd /var/tmp && rm -f libslurm-dev_*.deb && { apt-get -q download libslurm-dev || { apt-get -q update && apt-get -q download libslurm-dev; }; }' || return 1
     dpkg-deb -x "$root"/var/tmp/libslurm-dev_*.deb "$here/package" || return 1
     cp -r "$here/package/usr/include/slurm" "$here/headers/" || return 1
     sed -i 's/^#define SLURM_VERSION_NUMBER.*/#define SLURM_VERSION_NUMBER 0x190b00/' "$here/headers/slurm/slurm_version.h"

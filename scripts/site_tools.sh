@@ -33,7 +33,7 @@ apptainer() {
     cp /etc/apt/apt.conf.d/* "$root/etc/apt/apt.conf.d/" 2>/dev/null
     cp /etc/resolv.conf /etc/hosts "$root/etc/"
     cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
-    DEBIAN_FRONTEND=noninteractive chroot "$root" apt-get install -y --no-install-recommends apptainer || return 1
+    DEBIAN_FRONTEND=noninteractive chroot "$root" apt-get install -y --no-install-recommends apptainer python3-venv || return 1
     # users of a namespace of the test's own, and no more capabilities than this machine's root has
     echo root:1:65535 | tee "$root/etc/subuid" >"$root/etc/subgid"
     sed -i 's/^root default capabilities = .*/root default capabilities = no/' "$root/etc/apptainer/apptainer.conf" &&

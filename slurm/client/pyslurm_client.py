@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from resilio_hpc.slurm.client.answers import Garbled
 from resilio_hpc.slurm.client.command_client import CommandClient, is_one_of
@@ -98,12 +98,12 @@ def _parse_partitions(answer: str) -> tuple[Partition, ...]:
     return parse_partitions(lines)
 
 
-def _same(theirs: Sequence[Told], mine: Sequence[Told], changes: set[str]) -> bool:
+def _same(theirs: Sequence[Any], mine: Sequence[Any], changes: set[str]) -> bool:
     """Return whether both tell the same, in whatever order, but for fields that change by themselves."""
     return _lasting(theirs, changes) == _lasting(mine, changes)
 
 
-def _lasting(told: Sequence[Told], changes: set[str]) -> list[dict[str, object]]:
-    ordered = sorted(told, key=lambda one: one.id if isinstance(one, Job) else one.name)
+def _lasting(told: Sequence[Any], changes: set[str]) -> list[dict[str, object]]:
+    ordered = sorted(told, key=lambda one: str(getattr(one, "id", one.name)))
     names = [field.name for one in ordered[:1] for field in dataclasses.fields(one) if field.name not in changes]
     return [{name: getattr(one, name) for name in names} for one in ordered]

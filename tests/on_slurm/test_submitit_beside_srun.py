@@ -70,8 +70,9 @@ def test_in_a_heterogeneous_job(cluster: DevCluster) -> None:
     check(said)
     nodes = (cluster.shared / "het" / "nodes").read_text().split()
     assert len(set(nodes)) == 3
-    until(lambda: len((cluster.shared / "het" / "codes").read_text().split()) == 2, "resilio-launch has not ended")
-    assert (cluster.shared / "het" / "codes").read_text().split() == ["2", "2"]
+    codes = cluster.shared / "het" / "codes"
+    until(lambda: codes.exists() and len(codes.read_text().split()) == 2, "resilio-launch has not ended")
+    assert codes.read_text().split() == ["2", "2"]
     refused = (cluster.shared / "het" / "refused").read_text().splitlines()
     own = [line for line in refused if not line.startswith(("srun:", "slurmstepd:"))]
     assert len(own) == 3 and all("is heterogeneous (2 components), which is not supported" in line for line in own)

@@ -12,12 +12,14 @@ import pytest
 import resilio_hpc
 from tests.support.environments import ROOT
 
-SPACK = ROOT / "packaging" / "spack" / "packages" / "py_resilio_hpc" / "package.py"
+REPOSITORY = ROOT / "packaging" / "spack" / "spack_repo" / "resilio"
+SPACK = REPOSITORY / "packages" / "py_resilio_hpc" / "package.py"
 (EASYBUILD,) = (ROOT / "packaging" / "easybuild").glob("*.eb")
 APPTAINER = ROOT / "packaging" / "apptainer" / "resilio.def"
 # EasyBuild's name of what brings a package.
 BRINGS = {"numpy": "SciPy-bundle", "rich": "Python-bundle-PyPI", "pyzmq": "PyZMQ"}
-NOT_IN_SPACK = {"all", "test", "pyslurm"}  # sums of others; pyslurm is built for the site's own Slurm
+# Sums of others; pyslurm is built for the site's own Slurm; Spack has no py-spy.
+NOT_IN_SPACK = {"all", "test", "pyslurm", "stacks"}
 
 
 def setup() -> configparser.ConfigParser:

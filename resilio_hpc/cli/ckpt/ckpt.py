@@ -102,9 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _import_parser(commands: Any) -> argparse.ArgumentParser:
+def _import_parser(commands: Any) -> Parser:
     text = "make a step of such a file or folder; nothing in it is run"
-    command: argparse.ArgumentParser = commands.add_parser("import", help=text, description=text)
+    command: Parser = commands.add_parser("import", help=text, description=text)
     command.set_defaults(act=change.import_)
     command.add_argument(
         "source", type=Path, metavar="SOURCE", help="file of torch.save or safetensors, index of several, or DCP folder"

@@ -63,6 +63,7 @@ def _head(name: str, summary: str, date: str) -> list[str]:
 
 
 def _body(parser: argparse.ArgumentParser, heading: str) -> Iterator[str]:
+    vars(parser)["color"] = False  # from Python 3.14 on, usage and help may be coloured
     yield from (f"{heading} SYNOPSIS", ".nf", *_synopsis(parser), ".fi")
     if heading == ".SH" and parser.description:
         yield from (".SH DESCRIPTION", *_filled(parser.description))

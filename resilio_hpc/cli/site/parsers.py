@@ -42,7 +42,8 @@ def _joined(
     prog: str, description: str, below: dict[str, tuple[argparse.ArgumentParser, str]]
 ) -> argparse.ArgumentParser:
     parser = Parser(prog=prog, description=description)
-    commands: Any = parser.add_subparsers(metavar=COMMAND, parser_class=_ready)
+    ready: Any = _ready
+    commands = parser.add_subparsers(metavar=COMMAND, parser_class=ready)
     for name, (made, summary) in below.items():
         commands.add_parser(name, help=summary, made=made)
     return parser

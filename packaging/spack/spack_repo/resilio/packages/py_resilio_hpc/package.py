@@ -5,7 +5,6 @@ from spack_repo.builtin.build_systems.python import PythonPackage
 class PyResilioHpc(PythonPackage):
     """Keeps large training and MPI jobs making progress on Slurm clusters, whatever breaks."""
 
-    homepage = "https://pypi.org/project/resilio_hpc"
     pypi = "resilio_hpc/resilio_hpc-0.1.0.tar.gz"
 
     license("Apache-2.0")
@@ -19,7 +18,6 @@ class PyResilioHpc(PythonPackage):
     variant("gpu", default=False, description="health checks of NVIDIA GPUs")
     variant("safetensors", default=False, description="export and import of safetensors")
     variant("metrics", default=False, description="samples for Prometheus")
-    variant("stacks", default=False, description="stacks of ranks that hang")
     variant("notify", default=False, description="messages by Apprise")
     variant("s3", default=False, description="checkpoints in an object store")
     variant("site", default=True, description="completion and manual pages")
@@ -47,7 +45,6 @@ class PyResilioHpc(PythonPackage):
         depends_on("py-nvidia-ml-py@12:", when="+gpu")
         depends_on("py-safetensors@0.4.3:", when="+safetensors")
         depends_on("py-prometheus-client@0.20:", when="+metrics")
-        depends_on("py-py-spy@0.4:", when="+stacks")
         depends_on("py-apprise@1.8:", when="+notify")
         depends_on("py-boto3@1.36:", when="+s3")
         depends_on("py-shtab@1.13:", when="+site")
