@@ -63,12 +63,12 @@ def judged(seen: RdmaSeen) -> DoctorFinding:
             "must have been built beside its headers (libfabric-dev)",
         )
     locked = "no limit" if seen.locked_bytes is None else f"{seen.locked_bytes >> 20} MiB"
-    means = "They are not encrypted. No provider for RDMA could be tried by this project: if one fails, TCP takes over."
-    todo = "--snapshot-transport tcp where copies must be encrypted; see which way they went: resilio ledger RUN (by)"
+    means = "They are not encrypted then. No provider for RDMA was tried by this project; if one fails, TCP takes over."
+    todo = "--snapshot-transport auto, if you wish; see which way copies went: resilio ledger RUN (by)"
     if seen.locked_bytes is not None:
         means = f"Larger snapshots cannot be registered and go over TCP. {means}"
         todo = f"LimitMEMLOCK=infinity of slurmd's service, memlock in limits.conf; {todo}"
-    return notice(f"copies of snapshots are read by RDMA: {provider}; {ports}; locked memory: {locked}", means, todo)
+    return notice(f"copies of snapshots can be read by RDMA: {provider}; {ports}; locked memory: {locked}", means, todo)
 
 
 def _active(classes: Path) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def test_which_checkpoints_are_kept_travels_to_the_agents() -> None:
 def test_how_snapshots_go_travels_to_the_agents(transport: str) -> None:
     options = given("--snapshot-transport", transport, "t.py")
     assert LaunchOptions.from_json(options.to_json()).checkpoints.snapshot_transport == transport
-    assert given("t.py").checkpoints.snapshot_transport == "auto"
+    assert given("t.py").checkpoints.snapshot_transport == "tcp"
 
 
 @pytest.mark.parametrize("policy", ["in-process", "failed", "all"])

@@ -48,8 +48,8 @@ class CheckpointOptions:
     partner_copies: bool = run_flag("keep snapshots in another node's memory, too: to lose one costs less", False, None)
     snapshot_transport: SnapshotTransport = run_flag(
         "how snapshots go to other nodes; tcp: encrypted; fabric: read from memory by libfabric, not encrypted; auto: "
-        "fabric where it has RDMA hardware, else tcp (default: auto)",
-        "auto",
+        "fabric where it has RDMA hardware, else tcp (default: tcp)",
+        "tcp",
         choices=get_args(SnapshotTransport),
     )
     keep_local: int = run_flag(
