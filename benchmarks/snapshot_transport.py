@@ -110,13 +110,6 @@ def ours(size: int, root: Path, transport: SnapshotTransport = "tcp") -> Iterato
 # -- processes that only move bytes ----------------------------------------------------------------------------
 
 
-def providers() -> list[str]:
-    try:
-        return available_providers()
-    except (OSError, ImportError):
-        return []
-
-
 def zeros(size: int) -> memoryview:
     memory = bytearray(size)
     memory[:: 1 << 12] = bytes(len(memory[:: 1 << 12]))
@@ -266,7 +259,7 @@ def main() -> None:
         ways = {
             "bare TCP (limit)": two_processes(tcp_giver, tcp_taker, size),
             "ours": ours(size, root),
-            **({"ours, libfabric": ours(size, root, "fabric")} if provider_for("fabric", providers()) else {}),
+            **({"ours, libfabric": ours(size, root, "fabric")} if provider_for("fabric", available_providers()) else {}),
             "ours, a replica copy": replica(size, root),
             "gloo, not encrypted": two_processes(gloo_giver, gloo_taker, size, str(root / "store")),
             "ZeroMQ with CURVE": two_processes(curve_giver, curve_taker, size, secret),
