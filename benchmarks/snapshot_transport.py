@@ -39,7 +39,6 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.support
 
 from measure import machine, shown
-from resilio_hpc.ckpt.replication.fabric import available_providers, provider_for
 from resilio_hpc.ckpt.replication.messages import TCP, Fetch, Fetched
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
@@ -108,13 +107,6 @@ def ours(size: int, root: Path, transport: SnapshotTransport = "tcp") -> Iterato
 
 
 # -- processes that only move bytes ----------------------------------------------------------------------------
-
-
-def providers() -> list[str]:
-    try:
-        return available_providers()
-    except (OSError, ImportError):
-        return []
 
 
 def zeros(size: int) -> memoryview:
@@ -266,7 +258,7 @@ def main() -> None:
         ways = {
             "bare TCP (limit)": two_processes(tcp_giver, tcp_taker, size),
             "ours": ours(size, root),
-            **({"ours, libfabric": ours(size, root, "fabric")} if provider_for("fabric", providers()) else {}),
+            "ours, libfabric": ours(size, root, "fabric"),
             "ours, a replica copy": replica(size, root),
             "gloo, not encrypted": two_processes(gloo_giver, gloo_taker, size, str(root / "store")),
             "ZeroMQ with CURVE": two_processes(curve_giver, curve_taker, size, secret),
