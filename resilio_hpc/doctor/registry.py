@@ -86,7 +86,7 @@ CHECKS: tuple[DoctorCheck, ...] = (
     ),
     DoctorCheck(
         "process-restore", "kernel and limits", process_restore.process_restore, "CRIU's version and its own check; "
-        "with GPUs `cuda-checkpoint`", "whether processes could be restored as a whole; no run uses it", budget_s=20,
+        "with GPUs `cuda-checkpoint`", "whether `--process-images on` can be given", budget_s=20,
         helps="a CRIU that knows this kernel, and CAP_CHECKPOINT_RESTORE",
     ),
     DoctorCheck(
