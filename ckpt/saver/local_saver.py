@@ -163,16 +163,9 @@ def _commit(request: Save, record: ShardRecord, alone: threading.Event) -> Commi
     if alone.is_set() and not detached_savers.is_marked(Path(request.directory), request.session):
         raise CheckpointError("another run has taken over")
     asked = Commit(
-        request.step,
-        0,
-        request.round,
-        request.world_size,
-        request.directory,
-        shards,
-        request.retention,
-        request.session,
-        request.writer,
-    )
+        request.step, 0, request.round, request.world_size, request.directory, shards,
+        request.retention, request.session, request.writer,
+    )  # fmt: skip
     answer = saver.serve(asked)
     if isinstance(answer, SaverFailed):
         raise CheckpointError(answer.error)

@@ -98,11 +98,8 @@ def make_staging(staging: Path, me: Writer | None) -> None:
             return False
         return True
 
-    try:
-        is_new = is_made()
-    except FileNotFoundError:
-        store.make_directory(staging.parent)
-        is_new = is_made()
+    store.make_directory(staging.parent)  # durable, also where a process that died has made it
+    is_new = is_made()
     if not is_new and (found := store.look(staging)) is not None and found.kind is EntryKind.OTHER:
         store.remove(staging, ignore_errors=False)
         is_new = is_made()
