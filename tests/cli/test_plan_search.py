@@ -122,7 +122,7 @@ def test_emitted_arguments_have_the_chosen_degrees(capsys: pytest.CaptureFixture
     titan = run(capsys, *sharded)[0].split()
     assert {"--parallelism.tensor_parallel_degree=4", "--parallelism.pipeline_parallel_degree=2",
             "--parallelism.data_parallel_shard_degree=2", "--parallelism.fsdp_reshard_after_forward=never",
-            "--activation_checkpoint.mode=full"} <= set(titan)  # fmt: skip
+            "activation-checkpoint:full"} <= set(titan)  # fmt: skip
 
 
 def test_a_framework_that_cannot_run_the_layout_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
