@@ -103,13 +103,11 @@ def save(
     started = time.monotonic()
     try:
         note = _note_path(request, request.rank)
-        if request.world_size > 1:
-            store_of(note).remove(note)  # left by an earlier save of this step
+        store_of(note).remove(note)  # left by an earlier save of this step
         if request.rank == 0:
             detached_savers.wait_for_orphans(Path(request.directory), request.session)
         record = _persist(request, arena, say, mappings)
-        if request.world_size > 1:
-            store_of(note).write(note, msgspec.json.encode(_Shard(request.session, record)))
+        store_of(note).write(note, msgspec.json.encode(_Shard(request.session, record)))
         done = Committed(request.step, 0.0)
         if request.rank == 0:
             done = _commit(request, record, alone)

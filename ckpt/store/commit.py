@@ -80,8 +80,8 @@ def commit_step(
     why = why_incomplete(shards, world_size) or "".join(
         f"{name} is missing or has another size. " for name in wrong_files(staging, shards, follow=False)
     )
+    _check_fence(directory, epoch)
     if why:
-        _check_fence(directory, epoch)
         raise CheckpointError(f"step {step} cannot be committed: {why}")
     staged = store.names(staging)
     notes = [name for name in staged if name.startswith(writers.NOTE)]
@@ -93,7 +93,7 @@ def commit_step(
     order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
     store.write(staging / MANIFEST, records.write_manifest(manifest))
-    _check_fence(directory, epoch)  # as late as possible
+    _check_fence(directory, epoch)  # again, as late as possible
     for note in notes:  # as late as possible, too: see ``sweep``
         store.remove(staging / note, ignore_errors=False)
     store.put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
