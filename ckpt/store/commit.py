@@ -71,6 +71,7 @@ def commit_step(
     """
     store = store_of(directory)
     staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
+    _check_fence(directory, epoch)
     existing = _read(final, step)
     if existing is not None and existing.epoch > epoch:
         raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
@@ -80,7 +81,6 @@ def commit_step(
     why = why_incomplete(shards, world_size) or "".join(
         f"{name} is missing or has another size. " for name in wrong_files(staging, shards, follow=False)
     )
-    _check_fence(directory, epoch)
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
     staged = store.names(staging)

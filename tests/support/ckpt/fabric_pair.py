@@ -29,7 +29,7 @@ def software() -> list[str]:
 
 
 def read_by() -> str:
-    """What is told of snapshots that the first of these brought."""
+    """What the ledger says brought a snapshot, with the first of these."""
     return f"libfabric {software()[0]}"
 
 

@@ -17,7 +17,7 @@ from resilio_hpc.launch.protocol.message_parts import Cause
 from resilio_hpc.launch.protocol.root_cause import place_of, reads_like_echo
 from resilio_hpc.launch.workers.output.error_file import RankError
 
-HOLD_S = 3.0  # the controller waits a second for a cause, and the next round begins a moment later
+HOLD_S = 10.0  # the controller waits a second for a cause; where processors are short, its word takes some more
 MOST_BYTES = 256 * 1024
 HEADER = "Traceback (most recent call last):"
 _GROUP_HEADER = "  + Exception Group Traceback (most recent call last):"
