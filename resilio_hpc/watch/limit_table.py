@@ -6,6 +6,7 @@ next controller of the same program with the same number of ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -44,10 +45,14 @@ class LimitEntry(msgspec.Struct, frozen=True):
 
 
 class LimitTable:
-    """The limits for one number of ranks. ``chosen``: seconds that the user has set, by name."""
+    """The limits for one number of ranks. ``chosen``: seconds that the user has set, by name.
+
+    ``at_most_s``: ranks are restarted after so long without a step, so a limit for steps or calls is no longer.
+    """
 
     def __init__(self) -> None:
         self.chosen: Mapping[str, float] = {}
+        self.at_most_s = math.inf
         self._learned = _nothing_learned()
         self._kept: tuple[int, Mapping[str, Waits]] = (0, {})
 
@@ -90,6 +95,12 @@ class LimitTable:
         """Return the limit, and where it comes from."""
         if name in self.chosen:
             return self.chosen[name], SET
+        limit_s, source = self._from_waits(name)
+        if name in (STEP, CALL) and limit_s > self.at_most_s:
+            return self.at_most_s, OPTION
+        return limit_s, source
+
+    def _from_waits(self, name: str) -> tuple[float, str]:
         learned = self._learned[name].seconds if name in self._learned else None
         if learned is not None:
             return learned, LEARNED

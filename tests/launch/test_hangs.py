@@ -88,9 +88,10 @@ def test_where_hangs_are_only_told_nothing_is_restarted(options: dict[str, objec
     assert len(world.starts) == 1
 
 
-def test_the_users_limit_is_kept() -> None:
+@pytest.mark.parametrize("steps", [25, 3], ids=["learned", "too few steps to learn from"])
+def test_the_users_limit_is_kept(steps: int) -> None:
     world = World(nodes=2, hang_timeout_s=7.0)
-    world.until_step(25)
+    world.until_step(steps)
     world.life.absent.add(1)
     world.run(lambda: world.records("recovered") != [], limit_s=60)
     assert 7.0 <= world.records("hang")[-1]["silent_s"] < 7.2 + ANSWER_S

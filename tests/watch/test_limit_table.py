@@ -55,6 +55,20 @@ def test_what_the_user_has_set_holds_until_it_is_taken_back() -> None:
     assert table.seconds(STEP) == 6.0
 
 
+def test_a_run_that_is_restarted_sooner_waits_no_longer_for_a_step() -> None:
+    table = learned(1.0, 2.0)
+    table.at_most_s = 2.5
+    found = entries(table)
+    assert {name: (entry.limit_s, entry.source) for name, entry in found.items()} == {
+        FIRST_STEP: (FIRST_LIMIT_S, "default"),
+        STEP: (2.5, "option"),
+        "call": (2.5, "option"),
+        EVALUATION: (30.0, "learned"),
+    }
+    table.chosen = {STEP: 30.0}
+    assert table.seconds(STEP) == 30.0
+
+
 def test_what_an_earlier_controller_learned_holds_for_as_many_ranks() -> None:
     before = learned(1.0, 2.0)
     for ranks, step_s, evaluation_s in ((4, 3.0, 30.0), (6, FIRST_LIMIT_S, FIRST_SECTION_S)):

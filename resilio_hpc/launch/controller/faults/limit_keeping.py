@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
 from resilio_hpc.launch.controller.facts.outbox import Outbox
@@ -24,6 +26,7 @@ class LimitKeeping:
         self._out = out
         self._table = table
         self._given = run.config  # as the options say
+        table.at_most_s = run.config.hang_timeout_s or math.inf  # 0: nothing is restarted
         self._order = LimitOrder()
         self._informed = False
         self._kept: list[tuple[str, float | None, str]] = []
@@ -54,6 +57,7 @@ class LimitKeeping:
             start_timeout_s=order.limits.get(START, self._given.start_timeout_s),
             hang_timeout_s=order.limits.get(HANG, self._given.hang_timeout_s),
         )
+        self._table.at_most_s = run.config.hang_timeout_s or math.inf
         if not is_new:
             return
         again = sorted(name for name, since in order.again.items() if since > before.time)
