@@ -163,7 +163,7 @@ class VirtualAgent(Process):
         return self._world.unix() + self.site.unix_offset_s
 
     def to_controller(self, message: m.ToController) -> None:
-        self._world.watch.says(self.node, message)
+        self._world.watch.says(self, message)
         if isinstance(message, m.RanksStopped):
             self._world.watch.stopped(self)
         self._world.on_message(self, True, message)

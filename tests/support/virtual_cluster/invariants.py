@@ -54,7 +54,8 @@ class Invariants:
         self._world = world
         self._controllers: dict[int, str] = {}  # epoch → endpoint of the one that others follow
         self._leaders: dict[int, VirtualAgent] = {}
-        self._promised: dict[str, int] = {}  # node → the newest epoch that it promised or followed
+        self._promised: dict[str, int] = {}  # node → the newest epoch that it promised: its later processes know it
+        self._followed: dict[str, int] = {}  # incarnation → the newest epoch that it followed: kept once it is heard
         self._supported: dict[Leader, Supported] = {}  # who was with a controller, and when
         self._led: dict[tuple[str, Leader], float] = {}  # when the node last heard the controller
         self._decided: set[Life] = set()  # rounds that were started
@@ -223,15 +224,19 @@ class Invariants:
         known = self._controllers.setdefault(epoch, endpoint)
         if known != endpoint:
             raise Violation(f"{agent.node} follows {endpoint} in epoch {epoch}, others {known}")
-        if epoch < self._promised.get(agent.node, 0):
-            raise Violation(f"{agent.node} follows epoch {epoch} after it promised {self._promised[agent.node]}")
-        self._promised[agent.node] = epoch
+        if epoch < self._bound(agent):
+            raise Violation(f"{agent.node} follows epoch {epoch} after it promised {self._bound(agent)}")
+        self._followed[agent.incarnation] = epoch
 
-    def says(self, node: str, message: m.ToController) -> None:
+    def says(self, agent: VirtualAgent, message: m.ToController) -> None:
         """An agent supports a controller."""
-        if isinstance(message, SUPPORT) and message.epoch < self._promised.get(node, 0):
+        if isinstance(message, SUPPORT) and message.epoch < self._bound(agent):
             word = type(message).__name__
-            raise Violation(f"{node} says {word} to epoch {message.epoch} after it promised {self._promised[node]}")
+            raise Violation(f"{agent.node} says {word} to epoch {message.epoch} after it promised {self._bound(agent)}")
+
+    def _bound(self, agent: VirtualAgent) -> int:
+        """The newest epoch that an agent has promised or followed: older ones get no support from it."""
+        return max(self._promised.get(agent.node, 0), self._followed.get(agent.incarnation, 0))
 
     def promises(self, node: str, epoch: int) -> None:
         """A node gives its vote."""
