@@ -12,6 +12,7 @@ import pytest
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.config.output_options import OutputOptions
 from resilio_hpc.launch.config.streams import Std
+from resilio_hpc.launch.rundir.log_spool import HOLE_BYTES, KEPT_BYTES, Drain
 from resilio_hpc.launch.workers.output.console import Console, RankLogs
 from resilio_hpc.launch.workers.output.log_tail import MAX_LINE_BYTES, PROGRESS_EVERY_S
 from resilio_hpc.launch.workers.output.shown_streams import shown
@@ -223,3 +224,25 @@ def test_of_what_is_too_much_the_last_lines_are_shown_and_how_much_is_left_out(t
     left_out = int(told.split()[1])
     whole = sum(len(line) + 1 for line in lines if line.startswith(b"x")) + len(b"last")
     assert abs(left_out + whole - log.stat().st_size) <= 1000  # a line may be cut
+
+
+def test_a_console_that_is_behind_says_what_of_a_long_log_the_spool_no_longer_has(tmp_path: Path) -> None:
+    directory = tmp_path / "spool/logs/0/n1"
+    directory.mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    log, err = directory / "0.log", tmp_path / "err"
+    log.write_bytes(b"first\n" + b"x" * (HOLE_BYTES + KEPT_BYTES) + b"\nlast\n")
+    Drain(tmp_path / "spool", tmp_path / "run").run()
+    with (tmp_path / "shown").open("wb") as shown:
+        console = Console(options(), shown.fileno(), shown.fileno())
+        console.watch([RankLogs(0, 0, log, err)], 1, directory)
+        console.close(wait_s=60)
+    first, *_, last, end = (tmp_path / "shown").read_bytes().split(b"\n")
+    assert first == b"[resilio] %d bytes are left out here: the rank's log has them" % HOLE_BYTES
+    assert (last, end) == (b"last", b"")
+    assert b"\0" not in (tmp_path / "shown").read_bytes()
+
+
+def test_a_rank_may_write_zeros(screen: Screen) -> None:
+    screen.write(0, b"\0\0zeros\n")
+    assert screen.out() == "[rank 0] ??zeros\n"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.rundir.log_spool import Drain
+from resilio_hpc.launch.rundir.log_spool import CHUNK_BYTES, HOLE_BYTES, KEPT_BYTES, QUIET_S, REMOVED_AT_ONCE, Drain
 
 
 @pytest.fixture
@@ -108,3 +109,90 @@ def test_one_file_that_cannot_be_copied_holds_no_other_up_and_is_tried_again(spo
     (run / "logs" / "b").unlink()
     assert drain.run() == ""
     assert (run / "logs" / "b" / "b").stat().st_size == 100_000
+
+
+def log(spool: Path, number: int, text: bytes = b"line\n", rank: int = 0) -> Path:
+    append(spool, text, f"logs/{number}/n1/{rank}.log")
+    return spool / f"logs/{number}/n1/{rank}.log"
+
+
+def quiet(*paths: Path) -> None:
+    for path in paths:
+        os.utime(path, (0, path.stat().st_mtime - QUIET_S - 1))
+
+
+def test_files_of_earlier_rounds_are_removed_when_they_have_arrived(spool: Path, run: Path) -> None:
+    append(spool, b"{}\n")
+    first, last = log(spool, 3), log(spool, 4)
+    drain = Drain(spool, run)
+    drain.run()
+    assert first.exists()  # it was written a moment ago
+    quiet(first, last)
+    drain.run()
+    assert not (spool / "logs" / "3").exists()
+    assert not (spool.with_name("spool-names") / "logs" / "3").exists()
+    assert last.exists()
+    assert (run / "logs/3/n1/0.log").read_bytes() == b"line\n"
+    Drain(spool, run).run()
+    assert sorted(path.name for path in run.glob("logs/*/n1/*")) == ["0.log", "0.log"]  # no second part
+    assert ledger(run) == {"7-n1.jsonl": b"{}\n"}
+
+
+def test_a_file_that_a_process_has_open_is_kept_and_what_it_writes_arrives(spool: Path, run: Path) -> None:
+    first, _ = log(spool, 3), log(spool, 4)
+    drain = Drain(spool, run)
+    script = 'exec 3>>"$0"; echo open; read go; echo late >&3'
+    with subprocess.Popen(["sh", "-c", script, first], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as late:
+        assert late.stdout is not None
+        assert late.stdout.readline() == b"open\n"
+        drain.run()
+        quiet(first)
+        drain.run()
+        assert first.exists()
+        late.communicate(b"go\n")
+    drain.run()
+    quiet(first)
+    drain.run()
+    assert not first.exists()
+    assert (run / "logs/3/n1/0.log").read_bytes() == b"line\nlate\n"
+
+
+def test_what_has_not_arrived_is_kept(spool: Path, run: Path) -> None:
+    first, second, _ = log(spool, 3), log(spool, 3, rank=1), log(spool, 4)
+    drain = Drain(spool, run)
+    drain.run()
+    quiet(first, second)
+    (run / "logs/3/n1/0.log").unlink()  # by a user
+    drain.run()
+    assert first.exists()
+    assert not second.exists()
+
+
+def test_a_pass_removes_no_more_than_it_can_wait_for(spool: Path, run: Path) -> None:
+    logs = [log(spool, 3, rank=rank) for rank in range(REMOVED_AT_ONCE + 3)]
+    log(spool, 4)
+    drain = Drain(spool, run)
+    drain.run()
+    quiet(*logs)
+    drain.run()
+    assert len(list(spool.glob("logs/3/n1/*"))) == 3
+    drain.run()
+    assert not (spool / "logs" / "3").exists()
+
+
+def test_a_long_log_that_is_still_written_takes_little_of_the_disk(spool: Path, run: Path) -> None:
+    text = os.urandom(HOLE_BYTES + KEPT_BYTES + 5)
+    path = log(spool, 0, text)
+    drain = Drain(spool, run)
+    drain.run()
+    assert path.stat().st_blocks * 512 <= KEPT_BYTES + CHUNK_BYTES
+    assert path.stat().st_size == len(text)
+    log(spool, 0, b"more")
+    drain.run()
+    copy = run / "logs/0/n1/0.log"
+    assert copy.read_bytes() == text + b"more"
+    copy.unlink()
+    Drain(spool, run).run()  # what is left arrives at its place
+    assert copy.stat().st_size == len(text) + 4
+    assert copy.read_bytes().endswith(text[-KEPT_BYTES:] + b"more")
+    assert copy.stat().st_blocks * 512 <= KEPT_BYTES + CHUNK_BYTES

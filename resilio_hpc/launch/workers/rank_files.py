@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class RankFiles:
     def __init__(self, logs: Path, errors: Path) -> None:
         """Take the directories for all rounds."""
         self._logs, self._errors = logs, errors
+        self._last = errors
         self.directory = logs
         self.errors: dict[int, Path] = {}
         self.error_logs: dict[int, Path] = {}
@@ -35,6 +37,10 @@ class RankFiles:
         errors = self._errors / str(local.number)
         self.directory.mkdir(parents=True, exist_ok=True)
         errors.mkdir(parents=True, exist_ok=True)
+        for older in self._errors.iterdir():
+            if older not in (errors, self._last):  # stacks of the last round may still be read
+                shutil.rmtree(older, ignore_errors=True)
+        self._last = errors
         logs = []
         for number, rank in local.ranks.items():
             out, err = paths(self.directory, rank.rank)

@@ -132,9 +132,20 @@ class LogTail:
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-            return os.read(self._fd, _READ_BYTES)
+            data = os.read(self._fd, _READ_BYTES)
+            return self._behind_hole(len(data)) if data.startswith(b"\0") else data
         except OSError:  # the file does not exist yet
             return b""
+
+    def _behind_hole(self, size: int) -> bytes:
+        """Return what follows the bytes of a long log that were freed meanwhile: the run directory has them."""
+        here = os.lseek(self._fd, -size, os.SEEK_CUR)
+        left_out = os.lseek(self._fd, here, os.SEEK_DATA) - here
+        if left_out:
+            self._pass_on(self._lines.end())
+            if self._how.on_console:
+                self._console.put(f"[resilio] {left_out} bytes are left out here: the rank's log has them\n".encode())
+        return os.read(self._fd, _READ_BYTES)
 
     def leave_out(self, logs: Path) -> None:
         """Skip to the last lines, and print how much is skipped. ``logs``: the files that hold all of it."""
