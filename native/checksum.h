@@ -11,35 +11,17 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "crc_instructions.h"
 #include "stream.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <nmmintrin.h>
-#if defined(__clang__) && __clang_major__ >= 14 /* to clang the instruction is not a part of sse4.2 */
-#define SSE42 "sse4.2,crc32"
-#else
-#define SSE42 "sse4.2"
-#endif
-#define HARDWARE_TARGET __attribute__((target(SSE42)))
-#define CRC8(crc, value) _mm_crc32_u64((crc), (value))
-#define CRC1(crc, value) _mm_crc32_u8((uint32_t)(crc), (value))
+
+#include "folding.h"
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
-#define HARDWARE_TARGET
-static inline uint64_t CRC8(uint64_t crc, uint64_t value) {
-    uint32_t result = (uint32_t)crc;
-    __asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(result) : "r"(value));
-    return result;
-}
-static inline uint64_t CRC1(uint64_t crc, uint8_t value) {
-    uint32_t result = (uint32_t)crc;
-    __asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(result) : "r"((uint32_t)value));
-    return result;
-}
 #endif
 
-#define POLYNOMIAL 0x82f63b78u
 #define LONG 4096  /* bytes of one of the three streams: one page, a multiple of a cache line */
 #define SHORT 256
 
@@ -77,15 +59,6 @@ static void build_shift(uint32_t tables[4][256], size_t length) {
 }
 
 #if defined(__x86_64__)
-/* x^n modulo the polynomial. */
-static uint32_t power_of_x(unsigned n) {
-    uint32_t power = 0x80000000u;
-    while (n--) power = power & 1 ? (power >> 1) ^ POLYNOMIAL : power >> 1;
-    return power;
-}
-
-#include "folding.h"
-
 /* From the processor itself: what __builtin_cpu_supports reads is zero where a compiler's runtime library leaves it so. */
 static enum instructions found_instructions(void) {
     const unsigned sse42 = 1u << 20, pclmul = 1u << 1, osxsave = 1u << 27, avx2 = 1u << 5, vpclmulqdq = 1u << 10;

@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "crc_instructions.h"
+
 #define FOLDING_TARGET __attribute__((target("avx2,vpclmulqdq,pclmul," SSE42)))
 #define FOLDED 128 /* bytes of one step */
 
@@ -19,6 +21,13 @@
 static const unsigned folding_bits[] = {1024, 768, 512, 256, 128};
 enum { BY_1024, BY_768, BY_512, BY_256, BY_128 };
 static uint64_t folding_factors[5][2];
+
+/* x^n modulo the polynomial. */
+static uint32_t power_of_x(unsigned n) {
+    uint32_t power = 0x80000000u;
+    while (n--) power = power & 1 ? (power >> 1) ^ POLYNOMIAL : power >> 1;
+    return power;
+}
 
 /* Bits are in the order of the CRC: the lowest one is the highest power. A factor of 64 bits begins with x^64, and its
  * product with half a word, of 127 bits, with the same x^127 as a word; the remainder, of 32 bits, lies in its lower half,
