@@ -177,7 +177,7 @@ def _real(path: Path) -> Path:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         _check_owner(path, status, "name the directory to which it leads")
-    return path.resolve()
+    return Path(os.path.realpath(path))  # resolve() raises RuntimeError for links in a circle
 
 
 def is_own(path: Path) -> bool:

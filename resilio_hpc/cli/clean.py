@@ -123,7 +123,7 @@ def _places(given: Sequence[Path]) -> list[Path]:
     places: dict[Path, None] = {}
     for place in (*usual, *given):
         try:
-            real = place.resolve(strict=True)
+            real = Path(os.path.realpath(place, strict=True))
         except OSError as error:
             if place in given:
                 raise UsageError(f"{place}: {error.strerror}") from None

@@ -68,6 +68,12 @@ def test_a_mistake_is_told_in_a_line(words: list[str], said: str, capsys: pytest
     assert said in text and len(text.splitlines()) == 1
 
 
+def test_links_in_a_circle_are_a_mistake_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    assert main.main(["clean", str(tmp_path / "circle")]) == 2
+    assert "circle: Too many levels of symbolic links" in capsys.readouterr().err
+
+
 def test_a_place_where_others_can_rename_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path.chmod(0o777)
     assert main.main(["clean", "--dry-run", str(tmp_path)]) == 2
