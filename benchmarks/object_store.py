@@ -38,7 +38,8 @@ from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.ckpt.store.retention import Retention
-from resilio_hpc.ckpt.store.s3_bucket import THREADS, S3Bucket
+from resilio_hpc.ckpt.store.s3_bucket import S3Bucket
+from resilio_hpc.ckpt.store.s3_client import THREADS
 from resilio_hpc.ckpt.store.s3_files import PART_BYTES
 
 TENSORS = 40
