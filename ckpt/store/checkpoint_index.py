@@ -76,7 +76,8 @@ def survey(directory: Path) -> tuple[list[Manifest], dict[int, str]]:
     """Return what ``committed`` returns, and what ``damaged_steps`` does, of one look."""
     found = _manifests_or_why(directory)
     valid = [manifest for manifest in found.values() if isinstance(manifest, Manifest)]
-    bad = dict(zip((manifest.step for manifest in valid), _wrong_files_of(directory, valid), strict=True))
+    looks = [partial(wrong_files, step_directory(directory, one.step), one.shards) for one in valid]
+    bad = {one.step: names for one, names in zip(valid, store_of(directory).together(*looks), strict=True)}
     why = {step: manifest for step, manifest in found.items() if isinstance(manifest, str)}
     why |= {
         step: f"{', '.join(names[:5])}: missing, or not as large as it was written"
@@ -85,17 +86,6 @@ def survey(directory: Path) -> tuple[list[Manifest], dict[int, str]]:
     }
     good = [manifest for manifest in valid if not bad[manifest.step]]
     return sorted(good, key=lambda manifest: (manifest.order, manifest.step)), dict(sorted(why.items()))
-
-
-def undamaged(directory: Path, known: Sequence[Manifest]) -> list[Manifest]:
-    """Return the manifests whose files all have the right sizes."""
-    bad = _wrong_files_of(directory, known)
-    return [manifest for manifest, names in zip(known, bad, strict=True) if not names]
-
-
-def _wrong_files_of(directory: Path, known: Sequence[Manifest]) -> list[list[str]]:
-    looks = [partial(wrong_files, step_directory(directory, one.step), one.shards) for one in known]
-    return store_of(directory).together(*looks)
 
 
 def damaged_steps(directory: Path) -> dict[int, str]:
@@ -180,18 +170,21 @@ def expendable(
 ) -> list[int]:
     """Return the committed steps that ``retention`` does not keep. ``now``: Unix time.
 
-    ``known``: what ``committed`` gives, where that was just asked for: it looks at every file of every step. ``new``:
-    committed just now, after those.
+    ``known``: what ``manifests`` returns, where that was just asked for. ``new``: committed just now, after those.
     """
     store = store_of(directory)
 
-    def state(manifest: Manifest) -> CommittedStep:
-        is_damaged = store.exists(step_directory(directory, manifest.step) / DAMAGED)
+    def state(manifest: Manifest) -> CommittedStep | None:
+        step = step_directory(directory, manifest.step)
+        wrong, is_damaged = store.together(
+            partial(wrong_files, step, manifest.shards), partial(store.exists, step / DAMAGED)
+        )
+        if wrong:
+            return None
         return CommittedStep(manifest.step, committed_at(directory, manifest.step), manifest.size_bytes, is_damaged)
 
-    steps = store.together(
-        *(partial(state, manifest) for manifest in (committed(directory) if known is None else known))
-    )
+    known = manifests(directory) if known is None else known
+    steps = filter(None, store.together(*(partial(state, manifest) for manifest in known)))
     return retention.expendable([*steps, *(CommittedStep(one.step, now, one.size_bytes) for one in new)], now)
 
 

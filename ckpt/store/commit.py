@@ -22,7 +22,6 @@ from resilio_hpc.ckpt.store.checkpoint_index import (
     manifests,
     remove_steps,
     step_directory,
-    undamaged,
     wrong_files,
 )
 from resilio_hpc.ckpt.store.fence import check_fence
@@ -94,11 +93,11 @@ def commit_step(
     order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
     store.write(staging / MANIFEST, records.write_manifest(manifest))
-    ours = {MANIFEST, VIEW, *(shard.file for shard in shards)}  # the rest are notes, and what dead processes left
+    left = {*names} - {MANIFEST, VIEW, *(shard.file for shard in shards)}  # notes, and what dead processes left
 
     def last_look() -> None:
         """Look at the fence again. Notes of writers go as late as possible, too: see ``sweep``."""
-        removals = [partial(store.remove, staging / name, ignore_errors=False) for name in {*names} - ours]
+        removals = [partial(store.remove, staging / name, ignore_errors=False) for name in left]
         store.together(partial(_check_fence, directory, epoch), *removals)
 
     store.put_in_place(
@@ -111,7 +110,7 @@ def commit_step(
         if retention is None:
             return []
         known = [one for one in found if one.step != step and one.step not in others]
-        return expendable(directory, retention, time.time(), undamaged(directory, known), manifest)
+        return expendable(directory, retention, time.time(), known, manifest)
 
     with contextlib.suppress(OSError):
         _, steps = store.together(partial(_tell_latest, directory, step), old)

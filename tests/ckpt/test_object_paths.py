@@ -15,7 +15,7 @@ from resilio_hpc.ckpt.format.bulk_io import Block, PageRun
 from resilio_hpc.ckpt.store.mounts import linked_url
 from resilio_hpc.ckpt.store.s3_bucket import S3Bucket
 from resilio_hpc.ckpt.store.s3_files import PART_BYTES, S3NewFile
-from resilio_hpc.core.directories import checkpoints_path, s3_url
+from resilio_hpc.ckpt.store.urls import checkpoints_path, store_url
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.rundir import checkpoint_link
 from resilio_hpc.native import crc32c
@@ -31,7 +31,7 @@ from tests.support.environments import ROOT
     ],
 )  # fmt: skip
 def test_a_url_is_known_by_its_text_and_by_its_path(given: str, url: str) -> None:
-    assert s3_url(given) == url
+    assert store_url(given) == url
     if url:
         assert checkpoints_path(given, "x") == Path("/s3:", *url.removeprefix("s3://").split("/"))
 

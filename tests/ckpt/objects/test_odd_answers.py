@@ -136,17 +136,20 @@ def test_credentials_that_expire_are_read_again(
     place: Place, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Another program writes new ones to the file, as those for single sign-on do."""
-    file = tmp_path / "credentials"
+    file, new = tmp_path / "credentials", tmp_path / "new"
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     file.write_text("[default]\naws_access_key_id=old\naws_secret_access_key=old\n")
     forget()
+    written: list[int] = []
 
     def instead(asked: Asked) -> Answer | None:
         if "Credential=old/" not in asked.headers["Authorization"]:
             return None
-        file.write_text(f"[default]\naws_access_key_id={ACCESS}\naws_secret_access_key={SECRET}\n")
+        if not written:
+            written.append(new.write_text(f"[default]\naws_access_key_id={ACCESS}\naws_secret_access_key={SECRET}\n"))
+            new.replace(file)
         return error(400, "ExpiredToken")
 
     proxy.instead = instead
