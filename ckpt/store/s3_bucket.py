@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from resilio_hpc.ckpt.store.s3_client import OutOfRange, Refused, is_expired, new_client, renew, why_again
+from resilio_hpc.ckpt.store.s3_client import ConditionFailed, OutOfRange, is_expired, new_client, renew, why_again
 from resilio_hpc.core.errors import UsageError
 
 DEADLINE_VARIABLE = "RESILIO_S3_DEADLINE_S"
@@ -82,7 +82,7 @@ class S3Bucket:
         condition = {} if former is None else {"IfNoneMatch": "*"} if not former else {"IfMatch": former}
         try:
             self._call(key, lambda: self._client.put_object(Bucket=self.name, Key=key, Body=data, **condition))
-        except (Refused, FileNotFoundError):  # If-Match of a missing object is a 404 in some stores
+        except (ConditionFailed, FileNotFoundError):  # If-Match of a missing object is a 404 in some stores
             if former is None:
                 raise
             return False

@@ -28,7 +28,7 @@ _FORBIDDEN = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "40
 _renewing = threading.Lock()
 
 
-class Refused(OSError):
+class ConditionFailed(OSError):
     """A condition of a write does not hold."""
 
 
@@ -60,7 +60,7 @@ def why_again(bucket: str, key: str, error: Exception, took_s: float) -> str:
                 errno.ENODEV, "there is no such bucket: make it, or see its name and AWS_ENDPOINT_URL", f"s3://{bucket}"
             ) from error
         if code in _REFUSED or status == 412:
-            raise Refused(errno.EEXIST, "another process was faster", where) from error
+            raise ConditionFailed(errno.EEXIST, "another process was faster", where) from error
         if code in _MISSING or status == 404:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where) from error
         if status == 416:

@@ -6,6 +6,8 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 from resilio_hpc.ckpt.format.bulk_io import Block, PageRun
 from resilio_hpc.ckpt.store.mounts import linked_url
 from resilio_hpc.ckpt.store.s3_bucket import S3Bucket
-from resilio_hpc.ckpt.store.s3_files import PART_BYTES, S3NewFile
+from resilio_hpc.ckpt.store.s3_client import THREADS
+from resilio_hpc.ckpt.store.s3_files import PART_BYTES, S3NewFile, in_parallel
 from resilio_hpc.ckpt.store.urls import checkpoints_path, store_url
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.rundir import checkpoint_link
@@ -142,3 +145,26 @@ def test_a_small_file_is_one_object() -> None:
     file.finish()
     assert kept.whole == b"content"
     assert kept.parts == {}
+
+
+def test_of_requests_side_by_side_none_begins_after_a_fault_and_none_is_left() -> None:
+    """The error of the first of them in order is raised, though a later one fails sooner."""
+    begun, ended, failed = set[int](), set[int](), threading.Event()
+
+    def act(number: int) -> int:
+        begun.add(number)
+        if number == 3:
+            failed.set()
+            raise PermissionError("the fourth")
+        failed.wait()
+        if number == 1:
+            raise TimeoutError("the second")
+        time.sleep(0.05)
+        ended.add(number)
+        return number
+
+    with pytest.raises(TimeoutError, match="the second"):
+        in_parallel(act, range(20 * THREADS))
+    assert begun == {*ended, 1, 3}
+    assert len(begun) < 20 * THREADS
+    assert in_parallel(lambda number: number, range(100)) == [*range(100)]
