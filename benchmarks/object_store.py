@@ -1,13 +1,15 @@
 """How long a save to an object store takes until it is durable, beside a bare upload of as many bytes.
 
-python benchmarks/object_store.py [--gb 1] [--repeats 7] [--away-ms 0] [--url http://…]    # without a URL: radosgw
+python benchmarks/object_store.py [--gb 1] [--files 1] [--repeats 7] [--away-ms 0] [--url http://…]
+
+Without a URL it starts a radosgw.
 
 All use the same bytes in shared memory, the same size of parts and as many at a time, in this process. The save is all
 of it: from the snapshot to its commit, and the removal of an older step. "durable" ends once its step exists. The bare
 upload has no checksum of blocks, no notes and no commit; "checked" has the checksums that boto3 adds by default. They
 take turns, in an order that changes; a ratio is of the neighbours of one turn. "client" is the processor's time of this
 process, as the store's own is elsewhere on most sites. ``--away-ms``: every request of all waits for so long first, as
-one over a long way does.
+one over a long way does. ``--files``: as many nodes write at once, a file each, and as many bare uploads go at once.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import Any, NamedTuple
 import boto3
 import numpy as np
 
+from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.ckpt.restore.arena_source import Mappings
 from resilio_hpc.ckpt.saver import saver
 from resilio_hpc.ckpt.saver.messages import Commit, Committed, Persist, Persisted
@@ -38,7 +41,8 @@ from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.ckpt.store.retention import Retention
-from resilio_hpc.ckpt.store.s3_bucket import THREADS, S3Bucket
+from resilio_hpc.ckpt.store.s3_bucket import S3Bucket
+from resilio_hpc.ckpt.store.s3_client import THREADS
 from resilio_hpc.ckpt.store.s3_files import PART_BYTES
 
 TENSORS = 40
@@ -58,6 +62,7 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=1.0)
+    parser.add_argument("--files", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--away-ms", type=float, default=0.0)
     parser.add_argument("--url", default="")
@@ -73,8 +78,8 @@ def main() -> None:
             os.environ.update(AWS_ACCESS_KEY_ID=ACCESS, AWS_SECRET_ACCESS_KEY=SECRET)
             collect = partial(free, home / "ceph.conf")
         os.environ["AWS_ENDPOINT_URL"] = options.url
-        found = measure(options.gb, options.repeats, options.away_ms / 1e3, collect)
-    report(found, int(options.gb * 1e9))
+        found = measure(int(options.gb * 1e9), options.files, options.repeats, options.away_ms / 1e3, collect)
+    report(found, int(options.gb * 1e9), options.files)
 
 
 def free(conf: Path) -> None:
@@ -83,7 +88,9 @@ def free(conf: Path) -> None:
     subprocess.run(argv, check=True, capture_output=True, timeout=300)
 
 
-def measure(gb: float, repeats: int, away_s: float, collect: Callable[[], object]) -> dict[str, list[Turn]]:
+def measure(
+    size_bytes: int, files: int, repeats: int, away_s: float, collect: Callable[[], object]
+) -> dict[str, list[Turn]]:
     """Take turns, after one of each that does not count."""
     bucket = S3Bucket("benchmark")
     client = bucket._client
@@ -103,20 +110,24 @@ def measure(gb: float, repeats: int, away_s: float, collect: Callable[[], object
         each.meta.events.register("before-call.s3", before)
     client.meta.events.register("after-call.s3.PutObject", after)
     found: dict[str, list[Turn]] = {BARE: [], CHECKED: [], SAVE: [], DURABLE: []}
-    size = int(gb * 1e9 / TENSORS / 8)
+    tensors = max(1, TENSORS // files)
+    size = int(size_bytes / files / tensors / 8)
     rng = np.random.default_rng(0)
-    with closing(ArenaPair(None, Owner(0, 0, 1, 1, 0, "own", "run"), SHM)) as arenas, ThreadPoolExecutor(2) as pool:
-        mappings = Mappings()
-        numbers = rng.random(size + TENSORS)
-        state = {f"layer-{number}": numbers[number : number + size] for number in range(TENSORS)}
+    with ExitStack() as stack:
+        owners = [Owner(rank, rank, files, files, 0, "own", "run") for rank in range(files)]
+        arenas = [stack.enter_context(closing(ArenaPair(None, owner, SHM))) for owner in owners]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        nodes = stack.enter_context(ThreadPoolExecutor(files))
+        mappings = [Mappings() for _ in owners]
+        numbers = rng.random(size + tensors)
+        state = {f"layer-{number}": numbers[number : number + size] for number in range(tensors)}
         for turn in range(repeats + 1):
-            arena = Snapshot(arenas, turn + 1, flatten(state), pool).finish()[0]
-            with arena.open("rb") as file:
-                payload = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))[: 8 * TENSORS * size]
+            paths = [Snapshot(pair, turn + 1, flatten(state), pool).finish()[0] for pair in arenas]
+            payloads = [mapped(path)[: 8 * tensors * size] for path in paths]
             acts = {
-                BARE: partial(bare, client, payload),
-                CHECKED: partial(bare, checked, payload),
-                SAVE: partial(save, arena, turn + 1, mappings),
+                BARE: partial(all_bare, nodes, client, payloads),
+                CHECKED: partial(all_bare, nodes, checked, payloads),
+                SAVE: partial(save, paths, turn + 1, nodes, mappings),
             }
             for name in sorted(acts, reverse=bool(turn % 2)):
                 counted.clear()
@@ -127,16 +138,31 @@ def measure(gb: float, repeats: int, away_s: float, collect: Callable[[], object
                     found[name].append(took)
                     if name == SAVE:
                         found[DURABLE].append(took._replace(seconds=steps[-2] - began))  # `latest` comes after the step
-                client.delete_object(Bucket=bucket.name, Key="bare")
+                for number in range(files):
+                    client.delete_object(Bucket=bucket.name, Key=f"bare-{number}")
                 collect()
             if turn:
                 print(f"{turn:3}", *(f"{name} {turns[-1].seconds:.2f} s" for name, turns in found.items()), flush=True)
     return found
 
 
-def bare(client: Any, payload: memoryview) -> None:
-    """Upload in parts, as the client's documentation does."""
-    where = {"Bucket": "benchmark", "Key": "bare"}
+def mapped(path: Path) -> memoryview:
+    """Return the bytes of a file in shared memory."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+
+def all_bare(nodes: ThreadPoolExecutor, client: Any, payloads: list[memoryview]) -> None:
+    """Upload all of them at once."""
+    list(nodes.map(partial(bare, client), payloads, range(len(payloads))))
+
+
+def bare(client: Any, payload: memoryview, number: int) -> None:
+    """Upload in parts, as the client's documentation does; what fits one part at once."""
+    where = {"Bucket": "benchmark", "Key": f"bare-{number}"}
+    if len(payload) <= PART_BYTES:
+        client.put_object(Body=bytearray(payload), **where)
+        return
     upload = client.create_multipart_upload(**where)["UploadId"]
 
     def part(number: int) -> dict[str, object]:
@@ -149,14 +175,20 @@ def bare(client: Any, payload: memoryview) -> None:
     client.complete_multipart_upload(UploadId=upload, MultipartUpload={"Parts": parts}, **where)
 
 
-def save(arena: Path, step: int, mappings: Mappings) -> None:
-    """Write the file of a node and commit, as a saver does."""
-    directory = "/s3:/benchmark/run"
-    written = saver.serve(Persist(step, 0, 0, 1, 0, [str(arena)], directory), mappings=mappings)
-    assert isinstance(written, Persisted), written
-    done = saver.serve(Commit(step, 0, 0, 1, directory, [written.record], Retention(keep_last=1)))
+def save(arenas: list[Path], step: int, nodes: ThreadPoolExecutor, mappings: list[Mappings]) -> None:
+    """Write the files of all nodes and commit, as savers do."""
+    directory, world = "/s3:/benchmark/run", len(arenas)
+
+    def persist(node: int) -> ShardRecord:
+        written = saver.serve(Persist(step, 0, 0, world, node, [str(arenas[node])], directory), mappings=mappings[node])
+        assert isinstance(written, Persisted), written
+        return written.record
+
+    shards = list(nodes.map(persist, range(world)))
+    done = saver.serve(Commit(step, 0, 0, world, directory, shards, Retention(keep_last=1)))
     assert isinstance(done, Committed), done
-    mappings.let_go()
+    for each in mappings:
+        each.let_go()
 
 
 def interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
@@ -166,9 +198,10 @@ def interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
     return medians[int(draws * 0.025)], medians[int(draws * 0.975)]
 
 
-def report(found: dict[str, list[Turn]], size: int) -> None:
+def report(found: dict[str, list[Turn]], size: int, files: int) -> None:
     """Print medians, spread, and the ratios to the bare upload."""
-    print(f"{size / 1e9:.2f} GB in parts of {PART_BYTES >> 20} MiB, {THREADS} at a time, {len(found[BARE])} turns")
+    text = f"{size / 1e9:.2f} GB in {files} files" if files > 1 else f"{size / 1e9:.2f} GB"
+    print(f"{text} in parts of {PART_BYTES >> 20} MiB, {THREADS} at a time, {len(found[BARE])} turns")
     for name, turns in found.items():
         seconds = [turn.seconds for turn in turns]
         ratios = [turn.seconds / base.seconds for turn, base in zip(turns, found[BARE], strict=True)]

@@ -9,24 +9,6 @@ from pathlib import Path
 from resilio_hpc.core.errors import UsageError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-_S3_URL = re.compile(r"/?s3:/{1,2}([a-z0-9][a-z0-9.-]{1,62})(?:/(.*))?")
-S3 = "s3:"
-"""A path with this part is one of an object store: ``/s3:/bucket/prefix`` stands for ``s3://bucket/prefix``."""
-
-
-def s3_url(text: str) -> str:
-    """Return ``s3://bucket/prefix`` as it is written, or as a path has it; "" for what is no such URL."""
-    found = _S3_URL.fullmatch(text)
-    if found is None:
-        return ""
-    prefix = "/".join(part for part in (found[2] or "").split("/") if part not in ("", "."))
-    return "" if ".." in prefix.split("/") else f"s3://{found[1]}/{prefix}".rstrip("/")
-
-
-def checkpoints_path(given: str | os.PathLike[str], name: str) -> Path:
-    """Return the absolute path of a directory of checkpoints, which may be in an object store. Raises UsageError."""
-    url = s3_url(str(given))
-    return Path("/", S3, *url.removeprefix("s3://").split("/")) if url else directory_path(given, name)
 
 
 def directory_path(given: str | os.PathLike[str], name: str) -> Path:
@@ -46,8 +28,8 @@ def directory_path(given: str | os.PathLike[str], name: str) -> Path:
         raise UsageError(f"{name} is {text!r}, not the path of a directory")
     if _URL.match(text):
         raise UsageError(
-            f"{name} is {text}: it must be a directory of a file system (checkpoints may also go to "
-            "s3://BUCKET/PREFIX); mount what is behind that URL, and give the path"
+            f"{name} is {text}: it must be a directory of a file system; mount what is behind that URL, and give the "
+            "path"
         )
     path = Path(text).absolute()
     try:

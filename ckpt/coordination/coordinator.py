@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from resilio_hpc.ckpt.format.restore_point import RestorePoint
-from resilio_hpc.core.directories import checkpoints_path, directory_path
+from resilio_hpc.ckpt.store.urls import checkpoints_path
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.rank_link import STANDBY_VARIABLE
 from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier

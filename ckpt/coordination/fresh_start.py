@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from resilio_hpc.ckpt.store import checkpoint_index
@@ -12,9 +13,10 @@ from resilio_hpc.core.errors import CorruptCheckpoint
 
 def check_not_all_damaged(directory: Path) -> None:
     """Raise CorruptCheckpoint when steps exist and none is good: then only the user may decide to start over."""
-    if checkpoint_index.committed_steps(directory):
+    found, damaged = checkpoint_index.survey(directory)
+    if found:
         return
-    if damaged := checkpoint_index.damaged_steps(directory):
+    if damaged:
         step, why = max(damaged.items())
         raise CorruptCheckpoint(
             f"every step in {directory} is damaged; step {step}: {why} (to begin anew, remove them)"
@@ -25,10 +27,13 @@ def check_not_all_damaged(directory: Path) -> None:
         )
 
 
-def why_newest_is_gone(directory: Path) -> str:
-    """Return the text that ``latest`` names a step which does not exist any more; "" when it exists."""
+def why_newest_is_gone(directory: Path, known: Collection[int] = ()) -> str:
+    """Return the text that ``latest`` names a step which does not exist any more; "" when it exists.
+
+    ``known``: steps that exist.
+    """
     step = step_of_latest(directory)
-    if step is None or store_of(directory).exists(checkpoint_index.step_directory(directory, step)):
+    if step is None or step in known or store_of(directory).exists(checkpoint_index.step_directory(directory, step)):
         return ""
     return f"step {step} was committed last in {directory}, and it is gone"
 

@@ -94,18 +94,18 @@ class LocalCoordinator:
         """
         await_saves(self._directory)
         detached_savers.wait_for_orphans(self._directory, say=self.place.rank == 0)
-        found = checkpoint_index.committed(self._directory)
+        found, damaged = checkpoint_index.survey(self._directory)
         if not found:
             fresh_start.check_not_all_damaged(self._directory)
         if self.place.rank == 0:
-            self._report(found)
+            self._report(found, damaged)
         return [RestorePoint(Tier.COMMITTED, manifest.step) for manifest in reversed(found)]
 
-    def _report(self, found: Sequence[Manifest]) -> None:
-        """Tell the user what is wrong with the directory. ``found``: its committed steps."""
-        for step, why in checkpoint_index.damaged_steps(self._directory).items():
+    def _report(self, found: Sequence[Manifest], damaged: Mapping[int, str]) -> None:
+        """Tell the user what is wrong with the directory: see ``checkpoint_index.survey``."""
+        for step, why in damaged.items():
             print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
-        if why := fresh_start.why_newest_is_gone(self._directory):
+        if why := fresh_start.why_newest_is_gone(self._directory, [*(one.step for one in found), *damaged]):
             print(f"resilio: {why}: going on from step {found[-1].step}", file=sys.stderr)
         for manifest in reversed(found):
             writer = manifest.writer

@@ -30,8 +30,8 @@ from resilio_hpc.ckpt.snapshot.snapshot import copy_threads
 from resilio_hpc.ckpt.state import decoded_tree, tensors
 from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap, is_dtensor
 from resilio_hpc.ckpt.store import checkpoint_index, writers
+from resilio_hpc.ckpt.store.urls import checkpoints_path
 from resilio_hpc.ckpt.tiers import local_disk
-from resilio_hpc.core.directories import checkpoints_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch
 
 

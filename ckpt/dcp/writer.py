@@ -36,8 +36,8 @@ from resilio_hpc.ckpt.store import checkpoint_index, writers
 from resilio_hpc.ckpt.store.commit import commit_step, open_staging
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.ckpt.store.staging import staging_directory
+from resilio_hpc.ckpt.store.urls import checkpoints_path
 from resilio_hpc.ckpt.tiers.peer_disks import this_node
-from resilio_hpc.core.directories import checkpoints_path
 from resilio_hpc.core.errors import CheckpointError, UsageError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from resilio_hpc.ckpt.format.manifest import Layout, Manifest, RankTable, TensorRecord
+from resilio_hpc.ckpt.format.manifest import Layout, Manifest, RankTable, ShardRecord, TensorRecord
 from resilio_hpc.ckpt.format.source import Piece, Wanted, WantedSlab
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.restore.shard_files import ShardFiles
@@ -21,6 +21,7 @@ from resilio_hpc.ckpt.restore.slab_reader import Part, read_parts
 from resilio_hpc.ckpt.restore.whole_reader import read_whole
 from resilio_hpc.ckpt.state import containers, decoded_tree, tensors
 from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers.peer_disks import PeerDisks, PeerFile
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
@@ -51,7 +52,7 @@ class CommittedSource:
         """
         self.step = manifest.step
         self.is_foreign = layout == "own" and manifest.world_size != world_size
-        self._manifest = manifest
+        self._manifest, self._store = manifest, store_of(directory)
         self._alone, self._local_rank, self._cached = alone, local_rank, cached
         self._apart = alone or layout == "own"
         self._shared = None if alone else SharedBlocks(name_of(directory, manifest))
@@ -177,6 +178,7 @@ class CommittedSource:
     def _everywhere(self) -> Mapping[str, Sequence[tuple[ShardReader, TensorRecord]]]:
         """Return the tensors under each path, of all ranks."""
         if self._all is None:
+            self._store.together(*(partial(self._read_tables, shard) for shard in self._manifest.shards))
             self._all = defaultdict(list)
             for rank in range(self._manifest.world_size):
                 reader, table = self._part(rank)
@@ -184,6 +186,10 @@ class CommittedSource:
                     if held.offset >= 0:
                         self._all[held.path].append((reader, held))
         return self._all
+
+    def _read_tables(self, shard: ShardRecord) -> None:
+        for rank in shard.ranks:
+            self._part(rank.rank)
 
     def _check_cover(self, path: str, box: Box, pieces: Sequence[Piece]) -> None:
         if any_overlap([Box(piece.start, piece.box.shape) for piece in pieces]):

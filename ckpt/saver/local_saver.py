@@ -103,9 +103,10 @@ def save(
     started = time.monotonic()
     try:
         note = _note_path(request, request.rank)
-        store_of(note).remove(note)  # left by an earlier save of this step
+        looks = [partial(store_of(note).remove, note)]  # left by an earlier save of this step
         if request.rank == 0:
-            detached_savers.wait_for_orphans(Path(request.directory), request.session)
+            looks.append(partial(detached_savers.wait_for_orphans, Path(request.directory), request.session))
+        store_of(note).together(*looks)
         record = _persist(request, arena, say, mappings)
         store_of(note).write(note, msgspec.json.encode(_Shard(request.session, record)))
         done = Committed(request.step, 0.0)

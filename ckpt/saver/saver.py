@@ -151,11 +151,15 @@ def _open_arenas(request: Persist, stack: ExitStack, mappings: Mappings | None) 
 def _staging(request: Persist) -> Path:
     """Return the directory on the shared file system for the files of this save."""
     directory = Path(request.directory)
-    if request.node_rank == 0:  # before the new ones need their space
-        with contextlib.suppress(OSError):
-            sweep(directory, request.step, request.epoch, request.round, request.session)
+
+    def swept() -> None:
+        """Remove leftovers, before the new files need their space."""
+        if request.node_rank == 0:
+            with contextlib.suppress(OSError):
+                sweep(directory, request.step, request.epoch, request.round, request.session)
+
     staging = staging_directory(directory, request.step, request.epoch, request.round, request.session)
-    writers.make_staging(staging, request.writer)
+    store_of(directory).together(swept, partial(writers.make_staging, staging, request.writer))
     return staging
 
 

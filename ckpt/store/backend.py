@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from resilio_hpc.ckpt.format.files import NewFile, ReadFile
 
@@ -83,10 +83,13 @@ class Store(abc.ABC):
         """Make a directory. Raises FileExistsError if it exists."""
 
     @abc.abstractmethod
-    def put_in_place(self, staging: Path, final: Path, check: Callable[[Path], None]) -> None:
+    def put_in_place(
+        self, staging: Path, final: Path, check: Callable[[Path], None], last_look: Callable[[], object] = lambda: None
+    ) -> None:
         """Commit: at every instant ``final`` is the former directory of that name, or the one of ``staging``.
 
-        ``check`` is called with the former one and raises CheckpointError for one that must stay.
+        ``check`` is called with the former one and raises CheckpointError for one that must stay. ``last_look`` is
+        called as late as possible, and raises CheckpointError, OSError where nothing may be committed.
         """
 
     @abc.abstractmethod
@@ -119,6 +122,13 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def free_bytes(self, directory: Path) -> int:
         """Return how many more bytes can be written there."""
+
+    def together(self, *calls: Callable[[], Any]) -> list[Any]:
+        """Return the results of calls of which none needs another: in this order, or side by side.
+
+        Raises the error of the first of them that fails, once none is at work.
+        """
+        return [call() for call in calls]
 
     def size_of(self, path: Path, follow: bool = True) -> int:
         """Return the size of a file; -1 where no file has that name, or it cannot be read. Raises nothing."""

@@ -22,7 +22,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from numbers import Integral
 from pathlib import Path
 
@@ -63,31 +63,40 @@ def committed_steps(directory: Path) -> list[int]:
 
 def committed(directory: Path) -> list[Manifest]:
     """Return the manifests of committed_steps, in its order (which is that of the commits, not of the numbers)."""
-    return [
-        manifest
-        for manifest in manifests(directory)
-        if not wrong_files(step_directory(directory, manifest.step), manifest.shards)
-    ]
+    return survey(directory)[0]
 
 
 def manifests(directory: Path) -> list[Manifest]:
     """Return the manifests that are valid, in the order of commits. Their files are not looked at."""
-    found = [_manifest_or_why(directory, step) for step in _numbers(directory)]
-    valid = [manifest for manifest in found if isinstance(manifest, Manifest)]
+    valid = [manifest for manifest in _manifests_or_why(directory).values() if isinstance(manifest, Manifest)]
     return sorted(valid, key=lambda manifest: (manifest.order, manifest.step))
+
+
+def survey(directory: Path) -> tuple[list[Manifest], dict[int, str]]:
+    """Return what ``committed`` returns, and what ``damaged_steps`` does, of one look."""
+    found = _manifests_or_why(directory)
+    valid = [manifest for manifest in found.values() if isinstance(manifest, Manifest)]
+    looks = [partial(wrong_files, step_directory(directory, one.step), one.shards) for one in valid]
+    bad = {one.step: names for one, names in zip(valid, store_of(directory).together(*looks), strict=True)}
+    why = {step: manifest for step, manifest in found.items() if isinstance(manifest, str)}
+    why |= {
+        step: f"{', '.join(names[:5])}: missing, or not as large as it was written"
+        for step, names in bad.items()
+        if names
+    }
+    good = [manifest for manifest in valid if not bad[manifest.step]]
+    return sorted(good, key=lambda manifest: (manifest.order, manifest.step)), dict(sorted(why.items()))
 
 
 def damaged_steps(directory: Path) -> dict[int, str]:
     """Return steps that exist, but not in ``committed``, and why."""
-    why: dict[int, str] = {}
-    for step in _numbers(directory):
-        manifest = _manifest_or_why(directory, step)
-        if isinstance(manifest, str):
-            why[step] = manifest
-            continue
-        if bad := wrong_files(step_directory(directory, step), manifest.shards):
-            why[step] = f"{', '.join(bad[:5])}: missing, or not as large as it was written"
-    return why
+    return survey(directory)[1]
+
+
+def _manifests_or_why(directory: Path) -> dict[int, Manifest | str]:
+    steps = _numbers(directory)
+    found = store_of(directory).together(*(partial(_manifest_or_why, directory, step) for step in steps))
+    return dict(zip(steps, found, strict=True))
 
 
 def _manifest_or_why(directory: Path, step: int) -> Manifest | str:
@@ -161,14 +170,21 @@ def expendable(
 ) -> list[int]:
     """Return the committed steps that ``retention`` does not keep. ``now``: Unix time.
 
-    ``known``: what ``committed`` gives, where that was just asked for: it looks at every file of every step. ``new``:
-    committed just now, after those.
+    ``known``: what ``manifests`` returns, where that was just asked for. ``new``: committed just now, after those.
     """
-    steps = []
-    for manifest in committed(directory) if known is None else known:
-        is_damaged = store_of(directory).exists(step_directory(directory, manifest.step) / DAMAGED)
-        at = committed_at(directory, manifest.step)
-        steps.append(CommittedStep(manifest.step, at, manifest.size_bytes, is_damaged))
+    store = store_of(directory)
+
+    def state(manifest: Manifest) -> CommittedStep | None:
+        step = step_directory(directory, manifest.step)
+        wrong, is_damaged = store.together(
+            partial(wrong_files, step, manifest.shards), partial(store.exists, step / DAMAGED)
+        )
+        if wrong:
+            return None
+        return CommittedStep(manifest.step, committed_at(directory, manifest.step), manifest.size_bytes, is_damaged)
+
+    known = manifests(directory) if known is None else known
+    steps = filter(None, store.together(*(partial(state, manifest) for manifest in known)))
     return retention.expendable([*steps, *(CommittedStep(one.step, now, one.size_bytes) for one in new)], now)
 
 
@@ -209,14 +225,13 @@ def remove_recycled_at_exit(directory: Path) -> None:
 def remove_steps(directory: Path, steps: Sequence[int], recycle: bool = False) -> None:
     """Remove these steps. ``recycle``: keep the files of one, for the next step to write over. Raises OSError."""
     store = store_of(directory)
-    gone = [store.move_away(step_directory(directory, step), "removed") for step in steps]
+    gone = store.together(*(partial(store.move_away, step_directory(directory, step), "removed") for step in steps))
     if gone:
         store.sync(directory)  # otherwise a power cut could give a step its name back without its files
         with contextlib.suppress(OSError):
             if recycle:
                 store.recycle(gone[-1], recycled(directory))
-    for path in gone:
-        store.remove(path)
+    store.together(*(partial(store.remove, path) for path in gone))
 
 
 def _numbers(directory: Path) -> list[int]:

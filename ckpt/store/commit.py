@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from resilio_hpc.ckpt.format import manifest as records
@@ -71,43 +72,64 @@ def commit_step(
     """
     store = store_of(directory)
     staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
-    _check_fence(directory, epoch)
-    existing = _read(final, step)
+    existing: Manifest | None
+    _, existing, wrong, names, found = store.together(
+        partial(_check_fence, directory, epoch),
+        partial(_read, final, step),
+        partial(wrong_files, staging, shards, follow=False),
+        partial(_names, staging),
+        partial(manifests, directory),
+    )
     if existing is not None and existing.epoch > epoch:
         raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
     asked_before = not session and existing is not None and (existing.epoch, existing.round) == (epoch, round_)
     if asked_before and not store.is_directory(staging, follow=True):
         return ""
-    why = why_incomplete(shards, world_size) or "".join(
-        f"{name} is missing or has another size. " for name in wrong_files(staging, shards, follow=False)
-    )
+    why = why_incomplete(shards, world_size) or "".join(f"{name} is missing or has another size. " for name in wrong)
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
-    staged = store.names(staging)
-    notes = [name for name in staged if name.startswith(writers.NOTE)]
-    for stranger in {*staged} - {*notes, VIEW, *(shard.file for shard in shards)}:  # which dead processes left here
-        store.remove(staging / stranger, ignore_errors=False)
-    found = manifests(directory)
     others = {} if writer is None else writers.others_at_work(directory, writer, found)
     writers.check_former(directory, writer, existing)
     order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
     store.write(staging / MANIFEST, records.write_manifest(manifest))
-    _check_fence(directory, epoch)  # again, as late as possible
-    for note in notes:  # as late as possible, too: see ``sweep``
-        store.remove(staging / note, ignore_errors=False)
-    store.put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
+    left = {*names} - {MANIFEST, VIEW, *(shard.file for shard in shards)}  # notes, and what dead processes left
+
+    def last_look() -> None:
+        """Look at the fence again. Notes of writers go as late as possible, too: see ``sweep``."""
+        removals = [partial(store.remove, staging / name, ignore_errors=False) for name in left]
+        store.together(partial(_check_fence, directory, epoch), *removals)
+
+    store.put_in_place(
+        staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)), last_look
+    )
     store.sync(directory)
     # the step is committed, whatever happens to the rest
+
+    def old() -> list[int]:
+        if retention is None:
+            return []
+        known = [one for one in found if one.step != step and one.step not in others]
+        return expendable(directory, retention, time.time(), known, manifest)
+
     with contextlib.suppress(OSError):
-        store.write(directory / "latest", f"{step}\n".encode())
+        _, steps = store.together(partial(_tell_latest, directory, step), old)
+        remove_steps(directory, steps, recycle=True)
     with contextlib.suppress(OSError):
-        if retention is not None:
-            ours = [known for known in found if known.step != step and known.step not in others]
-            ours = [known for known in ours if not wrong_files(step_directory(directory, known.step), known.shards)]
-            remove_steps(directory, expendable(directory, retention, time.time(), ours, manifest), recycle=True)
         sweep(directory, step, epoch, round_, session)
     return next((writers.words(directory, other) for other in others.values()), "")
+
+
+def _tell_latest(directory: Path, step: int) -> None:
+    with contextlib.suppress(OSError):
+        store_of(directory).write(directory / "latest", f"{step}\n".encode())
+
+
+def _names(staging: Path) -> list[str]:
+    try:
+        return store_of(staging).names(staging)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _check_fence(directory: Path, epoch: int) -> None:

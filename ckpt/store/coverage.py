@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -33,16 +34,19 @@ def check_slabs(directory: Path, staging: Path, shards: Sequence[ShardRecord]) -
     if not store_of(staging).is_directory(staging, follow=True):
         return  # the step is committed, or the commit tells what is wrong
     held: dict[str, list[tuple[int, TensorRecord]]] = defaultdict(list)
-    for shard in shards:
-        with ShardReader(staging, shard) as reader:
-            for rank in shard.ranks:
-                for record in reader.table(rank).tensors:
-                    if record.slab is not None:
-                        held[record.path].append((rank.rank, record))
+    for found in store_of(staging).together(*(partial(_slabs, staging, shard) for shard in shards)):
+        for rank, record in found:
+            held[record.path].append((rank, record))
     are_single = [_is_whole(path, records) for path, records in held.items()]
     _good.pop(directory, None)
     if all(are_single):
         _good[directory] = parts
+
+
+def _slabs(staging: Path, shard: ShardRecord) -> list[tuple[int, TensorRecord]]:
+    with ShardReader(staging, shard) as reader:
+        tables = [(rank.rank, reader.table(rank)) for rank in shard.ranks]
+    return [(rank, record) for rank, table in tables for record in table.tensors if record.slab is not None]
 
 
 def _is_whole(path: str, held: Sequence[tuple[int, TensorRecord]]) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from resilio_hpc.ckpt.store.backend import Store
 from resilio_hpc.ckpt.store.posix import PosixStore
-from resilio_hpc.core.directories import S3, s3_url
+from resilio_hpc.ckpt.store.urls import S3, store_url
 
 if TYPE_CHECKING:
     from resilio_hpc.ckpt.store.s3_store import S3Store
@@ -46,7 +46,7 @@ def store_of(path: Path) -> Store:
 def linked_url(link: Path) -> str:
     """Look at a link. Return the URL of the object store that it names; "" where it is no such link."""
     try:
-        _urls[link] = s3_url(str(link.readlink()))
+        _urls[link] = store_url(str(link.readlink()))
     except OSError as error:
         if error.errno != errno.EINVAL:  # not a directory: nothing is there yet, or the file system does not answer
             return ""

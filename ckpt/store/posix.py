@@ -152,13 +152,16 @@ class PosixStore(Store):
         """See Store."""
         path.mkdir()
 
-    def put_in_place(self, staging: Path, final: Path, check: Callable[[Path], None]) -> None:
+    def put_in_place(
+        self, staging: Path, final: Path, check: Callable[[Path], None], last_look: Callable[[], object] = lambda: None
+    ) -> None:
         """See Store; ``check`` may get a former directory that has just appeared.
 
         A file system that cannot exchange two names (NFS) has neither for an instant; a kill just then loses the
         former. The new one has its own name by then: under that of the staging directory, the former could be taken for
         it.
         """
+        last_look()
         if not os.path.lexists(final):
             try:
                 staging.rename(final)

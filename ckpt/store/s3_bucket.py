@@ -1,8 +1,4 @@
-"""The calls to a bucket of an S3-compatible store, through boto3. Each has a time limit, and a deadline with retries.
-
-boto3 is imported on first use. It reads credentials, region and endpoint as all programs of that store do: the
-environment (``AWS_ENDPOINT_URL``), the user's files, the machine's role.
-"""
+"""The calls to a bucket of an S3-compatible store. Each has a time limit, and a deadline with retries."""
 
 from __future__ import annotations
 
@@ -13,23 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
+from resilio_hpc.ckpt.store.s3_client import ConditionFailed, OutOfRange, is_expired, new_client, renew, why_again
 from resilio_hpc.core.errors import UsageError
 
 DEADLINE_VARIABLE = "RESILIO_S3_DEADLINE_S"
 DEADLINE_S = 120.0
 """For how long a call is repeated while the store is overloaded, or away."""
-CONNECT_S, ANSWER_S = 10.0, 60.0
-THREADS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-_BUSY = {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "ThrottlingException", "Throttling",
-         "RequestTimeTooSkewed", "OperationAborted", "ConditionalRequestConflict", "TooManyRequests"}  # fmt: skip
-_REFUSED = {"PreconditionFailed", "412"}
-_MISSING = {"NoSuchKey", "404", "NotFound"}
-_FORBIDDEN = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "ExpiredToken", "InvalidToken"}
-
 
 Result = TypeVar("Result")
 
@@ -55,7 +43,7 @@ class S3Bucket:
 
     @property
     def _client(self) -> Any:
-        return _new_client() if self._given is None else self._given
+        return new_client() if self._given is None else self._given
 
     def get(self, key: str, start: int = 0, size: int = -1) -> tuple[bytes, Object]:
         """Return an object's bytes, or ``size`` of them from ``start`` on, fewer at its end."""
@@ -65,13 +53,15 @@ class S3Bucket:
             answer = self._client.get_object(Bucket=self.name, Key=key, **wanted)
             data: bytes = answer["Body"].read()
             total = int(str(answer.get("ContentRange", "")).rpartition("/")[2] or answer["ContentLength"])
+            if wanted and "ContentRange" not in answer and len(data) == total:  # ranges are not obeyed: it is all of it
+                data = data[start : start + size if size >= 0 else None]
             if len(data) != (total - start if size < 0 else min(size, total - start)):
                 raise ConnectionError("a part of the answer is missing")
             return data, _object(answer, len(data))
 
         try:
             return self._call(key, act)
-        except _OutOfRange:
+        except OutOfRange:
             return b"", Object(0, 0, "")
 
     def head(self, key: str) -> Object | None:
@@ -87,27 +77,16 @@ class S3Bucket:
     def put(self, key: str, data: bytes | bytearray, former: str | None = None) -> bool:
         """Write an object. ``former``: only where it is missing (""), or has this tag; return False where it is not.
 
-        The answer to a request may be lost, and its repetition be refused. So what is there then is compared.
+        False may be wrong: where the answer to a request was lost, its repetition is refused.
         """
         condition = {} if former is None else {"IfNoneMatch": "*"} if not former else {"IfMatch": former}
-        tries = 0
-
-        def act() -> bool:
-            nonlocal tries
-            tries += 1
-            self._client.put_object(Bucket=self.name, Key=key, Body=data, **condition)
-            return True
-
         try:
-            return self._call(key, act)
-        except (_Refused, FileNotFoundError):  # If-Match of a missing object is a 404 in some stores
-            return former is not None and tries > 1 and self._is(key, data)
-
-    def _is(self, key: str, data: bytes | bytearray) -> bool:
-        try:
-            return self.get(key)[0] == data
-        except FileNotFoundError:
+            self._call(key, lambda: self._client.put_object(Bucket=self.name, Key=key, Body=data, **condition))
+        except (ConditionFailed, FileNotFoundError):  # If-Match of a missing object is a 404 in some stores
+            if former is None:
+                raise
             return False
+        return True
 
     def delete(self, key: str) -> None:
         """Remove an object, which may be missing."""
@@ -142,15 +121,14 @@ class S3Bucket:
     def upload_part(self, key: str, upload: str, number: int, data: bytes | bytearray) -> str:
         """Upload a part, from number 1 on; return its tag."""
         where = {"Bucket": self.name, "Key": key, "UploadId": upload, "PartNumber": number}
-        tag: str = self._call(key, lambda: self._client.upload_part(Body=data, **where))["ETag"]
-        return tag
+        return self._call(key, lambda: _tag(self._client.upload_part(Body=data, **where)))
 
     def complete_upload(self, key: str, upload: str, tags: list[str], size_bytes: int) -> None:
         """Make an object of the parts."""
         parts = {"Parts": [{"PartNumber": at, "ETag": tag} for at, tag in enumerate(tags, 1)]}
         where = {"Bucket": self.name, "Key": key, "UploadId": upload, "MultipartUpload": parts}
         try:
-            self._call(key, lambda: self._client.complete_multipart_upload(**where))
+            self._call(key, lambda: _tag(self._client.complete_multipart_upload(**where)))
         except FileNotFoundError:  # no such upload: the answer of an earlier try may have been lost
             found = self.head(key)
             if found is None or found.size_bytes != size_bytes:
@@ -182,12 +160,17 @@ class S3Bucket:
 
     def _call(self, key: str, act: Callable[[], Result]) -> Result:
         """Repeat a call while the store is overloaded or away, until the deadline."""
-        deadline, pause_s = time.monotonic() + self._deadline_s, _FIRST_PAUSE_S
+        deadline, pause_s, is_renewed = time.monotonic() + self._deadline_s, _FIRST_PAUSE_S, False
         while True:
+            began, client = time.monotonic(), self._client
             try:
                 return act()
             except Exception as error:  # noqa: BLE001 - boto3's errors have no common base
-                why = self._why_again(key, error)
+                if self._given is None and not is_renewed and is_expired(error):
+                    is_renewed = True
+                    renew(client)
+                    continue
+                why = why_again(self.name, key, error, time.monotonic() - began)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(
@@ -200,60 +183,19 @@ class S3Bucket:
             time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _why_again(self, key: str, error: Exception) -> str:
-        """Return why a call may be repeated. Raises OSError where that is of no use, or what else went wrong."""
-        from botocore import exceptions
-
-        where = f"s3://{self.name}/{key}"
-        if isinstance(error, exceptions.ClientError):
-            code = str(error.response.get("Error", {}).get("Code", ""))
-            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            if code in _BUSY or status in (429, 500, 502, 503, 504):
-                return f"it answers {status} {code}"
-            if code == "NoSuchBucket":
-                raise OSError(
-                    errno.ENODEV, "there is no such bucket: make it, or see its name and AWS_ENDPOINT_URL",
-                    f"s3://{self.name}",
-                ) from error  # fmt: skip
-            if code in _REFUSED or status == 412:
-                raise _Refused(errno.EEXIST, "another process was faster", where) from error
-            if code in _MISSING or status == 404:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where) from error
-            if status == 416:
-                raise _OutOfRange(errno.EINVAL, "no bytes there", where) from error
-            if code in _FORBIDDEN or status == 403:
-                named = "" if code.isdecimal() else f" ({code})"
-                raise PermissionError(errno.EACCES, f"it refuses these credentials{named}", where) from error
-            raise OSError(errno.EREMOTEIO, f"the object store answers {status} {code}", where) from error
-        if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-            raise PermissionError(
-                errno.EACCES, "no credentials for the object store (AWS_ACCESS_KEY_ID, a profile, or a role)", where
-            ) from error
-        if isinstance(error, _away()):
-            return f"no answer ({type(error).__name__})"
-        if isinstance(error, exceptions.BotoCoreError):
-            raise OSError(errno.EINVAL, str(error), where) from error
-        raise error
-
-
-def _away() -> tuple[type[Exception], ...]:
-    """Return the errors of connections: the store did not answer, or not with all of it."""
-    from botocore import exceptions as of
-    from urllib3.exceptions import HTTPError
-
-    return of.HTTPClientError, of.ConnectionError, of.IncompleteReadError, HTTPError, OSError
-
-
-class _Refused(OSError):
-    """A condition of a write does not hold."""
-
-
-class _OutOfRange(OSError):
-    """No byte of the object is in the range."""
-
 
 def _object(answer: Any, size: int) -> Object:
-    return Object(size, _ns(answer["LastModified"]), answer["ETag"])
+    if "LastModified" not in answer:
+        raise ConnectionError("the answer has no LastModified")
+    return Object(size, _ns(answer["LastModified"]), _tag(answer))
+
+
+def _tag(answer: Any) -> str:
+    """Return the tag of an object. Raises ConnectionError for an answer without one: it is not the whole answer."""
+    if "ETag" not in answer:
+        raise ConnectionError("the answer has no ETag")
+    tag: str = answer["ETag"]  # may be "" for an upload that was just completed
+    return tag
 
 
 def _ns(at: datetime) -> int:
@@ -266,27 +208,3 @@ def _deadline_s() -> float:
         return max(1.0, float(given)) if given else DEADLINE_S
     except ValueError:
         raise UsageError(f"{DEADLINE_VARIABLE} is {given!r}, not a number of seconds") from None
-
-
-@cache
-def _new_client() -> Any:
-    """Return this process's client. Checksums that only newer stores know are not asked for: files have their own."""
-    try:
-        import boto3
-        from botocore import exceptions
-        from botocore.config import Config
-    except ImportError:
-        raise UsageError("an object store (s3://…) needs boto3: pip install 'resilio_hpc[s3]'") from None
-    config = Config(
-        connect_timeout=CONNECT_S, read_timeout=ANSWER_S, max_pool_connections=2 * THREADS,
-        retries={"total_max_attempts": 1, "mode": "standard"}, tcp_keepalive=True,
-        request_checksum_calculation="when_required", response_checksum_validation="when_required",
-    )  # fmt: skip
-    try:
-        region = os.environ.get("AWS_REGION") or boto3.session.Session().region_name or "us-east-1"
-        return boto3.session.Session().client("s3", region_name=region, config=config)
-    except (exceptions.BotoCoreError, ValueError) as error:
-        raise UsageError(f"the object store cannot be used: {error}") from None
-
-
-os.register_at_fork(after_in_child=_new_client.cache_clear)  # its connections are the parent's

@@ -9,13 +9,14 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import TypeVar
 
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Block, BoxSegment, PageRun, Segment
-from resilio_hpc.ckpt.store.s3_bucket import THREADS, Object, S3Bucket
+from resilio_hpc.ckpt.store.s3_bucket import Object, S3Bucket
+from resilio_hpc.ckpt.store.s3_client import THREADS
 from resilio_hpc.native import crc32c
 
 PART_BYTES = 16 << 20
@@ -34,16 +35,26 @@ Given = TypeVar("Given")
 
 
 def in_parallel(act: Callable[[Given], Result], items: Iterable[Given]) -> list[Result]:
-    """Return the results for all items; the first error is raised once none is at work any more."""
-    given = list(items)
+    """Return the results for all items.
+
+    After an error no other item is begun, and those that were begun come to their end. Then the error of the first of
+    them in order is raised.
+    """
+    given, results = list(items), list[Future[Result]]()
     if len(given) < 2:
         return [act(one) for one in given]
-    with ThreadPoolExecutor(THREADS, "resilio-s3") as pool:
-        try:
-            results = [pool.submit(act, one) for one in given]
-        except RuntimeError:  # no thread can be started: this process ends
-            return [act(one) for one in given]
-        return [result.result() for result in results]
+    pool = ThreadPoolExecutor(THREADS, "resilio-s3")
+    try:
+        for one in given:
+            try:
+                results.append(pool.submit(act, one))
+            except RuntimeError:  # no thread can be started: this process ends
+                break
+        wait(results, return_when=FIRST_EXCEPTION)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    found = [result.result() for result in results if not result.cancelled()]
+    return found + [act(one) for one in given[len(results) :]]
 
 
 class S3File:

@@ -60,6 +60,7 @@ class S3Names:
         self._bucket, self._prefix, self._key = bucket, prefix, key
         self._seen: dict[str, tuple[S3Entry | None, float]] = {}
         self._made: dict[str, str] = {}
+        self._steps: set[str] = set()
 
     def place(self, path: Path) -> S3Place:
         """Return where a path is."""
@@ -78,8 +79,11 @@ class S3Names:
         try:
             data, found = self._bucket.get(key)
         except FileNotFoundError:
+            self._steps.discard(key)
             self._seen[key] = None, time.monotonic()
             return None
+        if place.is_step:
+            self._steps.add(key)
         header = _HEADER.match(data)
         if header is None:
             raise OSError(errno.EBADMSG, "it names no data of a checkpoint", f"s3://{self._bucket.name}/{key}")
@@ -113,17 +117,41 @@ class S3Names:
         return True
 
     def give(self, place: S3Place, entry: S3Entry, former: S3Entry | None) -> bool:
-        """Let a name say this, where it says what ``former`` does; return False where it does not."""
+        """Let a name say this, where it says what ``former`` does; return False where it does not.
+
+        A write may be repeated after its answer was lost, here or by a proxy, and then be refused. So what is there is
+        compared: the names of data are random.
+        """
         self._seen.pop(place.entry_key, None)
-        return self._bucket.put(place.entry_key, entry.content(), former.found.tag if former else "")
+        if not self._bucket.put(place.entry_key, entry.content(), former.found.tag if former else ""):
+            found = self.entry(place)
+            return found is not None and found.content() == entry.content()
+        if place.is_step:
+            self._steps.add(place.entry_key)
+        return True
 
     def exists(self, place: S3Place) -> bool:
-        """Return whether a name exists. If it has not changed, what it said is taken to be right for a while."""
-        found = self._bucket.head(place.entry_key)
-        before = self._seen.pop(place.entry_key, (None, 0.0))[0]
-        if found is not None and before is not None and before.found.tag == found.tag:
-            self._seen[place.entry_key] = before, time.monotonic()
+        """Return whether a name exists. What it says is asked for, too, unless it is known: next it is wanted."""
+        key = place.entry_key
+        before = self._seen.get(key, (None, 0.0))[0]
+        if before is None:
+            try:
+                return self.entry(place) is not None
+            except OSError as error:
+                if error.errno != errno.EBADMSG:
+                    raise
+                return True
+        found = self._bucket.head(key)
+        if found is not None and before.found.tag == found.tag:
+            self._seen[key] = before, time.monotonic()
+        else:
+            self._seen.pop(key, None)
+            self._steps.discard(key)
         return found is not None
+
+    def steps(self, key: str) -> list[str]:
+        """Return the names of the steps below ``key`` that were there when they were last looked for."""
+        return [known[len(key) :] for known in list(self._steps) if known.startswith(f"{key}step-")]
 
     def file_key(self, path: Path) -> str:
         """Return the key of a file. Raises FileNotFoundError where its directory is missing."""
@@ -154,6 +182,7 @@ class S3Names:
 
     def remove(self, place: S3Place) -> None:
         """Remove a name."""
+        self._steps.discard(place.entry_key)
         self._seen.pop(place.entry_key, None)
         self._made.pop(place.entry_key, None)
         self._bucket.delete(place.entry_key)

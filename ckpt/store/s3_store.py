@@ -6,10 +6,9 @@
     run/.removed-<step>-<random>    these data are to be removed
     run/latest, run/epoch-fence     as in a file system
 
-A commit is one conditional write (``If-None-Match: *``), so a step has one writer, and exists whole or not at all. What
-is removed gets its ``.removed-`` object first, then loses its name. A writer looks for that object after its commit,
-and a process that removes looks for the commit after it wrote that object: one of the two sees the other. Lists may
-be old: steps in them are looked for by name, and so is the step of ``latest``.
+A commit is one conditional write (``If-None-Match: *``), so a step has one writer, and exists whole or not at all. See
+``s3_removal`` for the end of a step. Lists may be old: steps in them are looked for by name, and so is the step of
+``latest``.
 """
 
 from __future__ import annotations
@@ -17,19 +16,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from resilio_hpc.ckpt.store.backend import EntryKind, Store, StoreEntry
 from resilio_hpc.ckpt.store.s3_bucket import S3Bucket
 from resilio_hpc.ckpt.store.s3_files import S3File, S3NewFile, in_parallel
 from resilio_hpc.ckpt.store.s3_names import MANIFEST, POLL_S, S3Entry, S3Names, S3Place, missing
+from resilio_hpc.ckpt.store.s3_removal import REMOVED, S3Removal
 from resilio_hpc.core.errors import CheckpointError
 
-_REMOVED = re.compile(r"\.removed-(\d{10,18}-[0-9a-f]{16})")
 _NO_LIMIT = 1 << 62
 
 
@@ -39,9 +39,14 @@ class S3Store(Store):
     def __init__(self, bucket: S3Bucket, prefix: Path, key: str = "") -> None:
         """``key``: where in the bucket ``prefix`` is."""
         self._bucket, self._names = bucket, S3Names(bucket, prefix, key)
+        self._removal = S3Removal(bucket, self._names)
         self._missing: dict[str, float] = {}
         self._manifests: dict[str, bytes] = {}  # of saves on their way
         self._is_checked = False
+
+    def together(self, *calls: Callable[[], Any]) -> list[Any]:
+        """See Store. Each takes the way to the store and back: side by side they take it once."""
+        return in_parallel(lambda call: call(), calls)
 
     def _url(self, key: str) -> str:
         return f"s3://{self._bucket.name}/{key}"
@@ -51,19 +56,21 @@ class S3Store(Store):
         place = self._names.place(directory)
         if place.entry:
             return sorted({*self._files(directory), *([MANIFEST] if place.is_step else [])})
-        listed = [key[len(place.key) :] for key, _ in self._bucket.listed(f"{place.key}{'' if steps else '.'}", "/")]
-        if not steps:
-            return listed
-        known = [name for name in listed if name.startswith("step-")]
+
+        def listed() -> list[str]:
+            return [key[len(place.key) :] for key, _ in self._bucket.listed(f"{place.key}{'' if steps else '.'}", "/")]
 
         def existing(name: str) -> str:
-            """Return the name if that step exists, else ""; for "", the name of the latest one."""
-            return self._latest(place) if not name else name if self._names.exists(place._replace(entry=name)) else ""
+            return name if self._names.exists(place._replace(entry=name)) else ""
 
-        latest, *there = in_parallel(existing, ["", *known])
-        if latest and latest not in known:
-            there.append(existing(latest))
-        return [name for name in listed if name and name not in known] + sorted(filter(None, there))
+        if not steps:
+            return listed()
+        known = self._names.steps(place.key)  # which a list may not show yet
+        looks = [partial(existing, name) for name in known]
+        names, latest, *there = self.together(listed, partial(self._latest, place), *looks)
+        new = {name for name in [*names, latest] if name.startswith("step-")}.difference(known)
+        there += in_parallel(existing, new)
+        return [name for name in names if name and not name.startswith("step-")] + sorted(filter(None, there))
 
     def _latest(self, place: S3Place) -> str:
         with contextlib.suppress(FileNotFoundError):
@@ -191,18 +198,20 @@ class S3Store(Store):
         """Tell once where the store ignores ``If-None-Match``: that write again must be refused."""
         if not self._is_checked:
             self._is_checked = True
-            if self._names.give(place, S3Entry(self._names.data(place)), None):
+            if self._names.give(place, S3Entry(self._names.data(place), b"twice"), None):
                 print(
                     f"resilio: s3://{self._bucket.name}: this store ignores If-None-Match, so two jobs that write to "
                     "one directory of checkpoints may undo each other's steps",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
 
-    def put_in_place(self, staging: Path, final: Path, check: Callable[[Path], None]) -> None:
+    def put_in_place(
+        self, staging: Path, final: Path, check: Callable[[Path], None], last_look: Callable[[], object] = lambda: None
+    ) -> None:
         """See Store. Of two writers that commit the same step at once, the second one is refused."""
         here, there = self._names.place(staging), self._names.place(final)
         former = self._names.last_seen(there)  # one that has changed since then is not replaced
-        ours = self._names.entry(here)
+        _, ours = self.together(last_look, partial(self._names.entry, here))
         if ours is None or ours.data != self._names.data(here):
             raise missing(staging)
         if former is None or former.data != ours.data:
@@ -215,60 +224,31 @@ class S3Store(Store):
                 raise CheckpointError(
                     f"{self._url(there.key)}{there.entry}: another writer committed this step meanwhile; its step stays"
                 )
-            if self._bucket.head(f"{here.key}.removed-{ours.data}") is not None:
-                self._bucket.delete(there.entry_key)
+            if self._removal.was_taken_for_dead(here, ours.data):
+                self._removal.mark(here, ours.data)
+                self._names.remove(there)
                 raise CheckpointError(
                     f"{self._url(here.key)}{here.entry}: another process took this save for dead, and removed it"
                 )
             if former is not None:
-                self._bucket.put(f"{there.key}.removed-{former.data}", b"")
+                self._removal.mark(there, former.data)
         self._names.remove(here)
 
     def move_away(self, path: Path, why: str) -> Path:
         """See Store."""
-        place = self._names.place(path)
-        entry = self._names.entry(place) if place.entry and not place.name else None
-        if entry is None:
-            return path.with_name(f".removed-{path.name.lstrip('.')}")
-        mark = f"{place.key}.removed-{entry.data}"
-        is_step = place.is_step
-        if is_step or not self._names.stands_for(place.key, entry.data):
-            self._bucket.put(mark, b"")
-            if not is_step and self._names.stands_for(place.key, entry.data):
-                self._bucket.delete(mark)
-        self._names.remove(place)
-        return path.with_name(f".removed-{entry.data}")
+        return self._removal.move_away(path)
 
     def is_moved_away(self, name: str) -> bool:
         """See Store."""
-        return bool(_REMOVED.fullmatch(name))
+        return bool(REMOVED.fullmatch(name))
 
     def remove(self, path: Path, ignore_errors: bool = True) -> None:
         """See Store."""
         try:
-            self._remove(path)
+            self._removal.remove(path)
         except OSError:
             if not ignore_errors:
                 raise
-
-    def _remove(self, path: Path) -> None:
-        place = self._names.place(path)
-        removed = _REMOVED.fullmatch(path.name)
-        if place.entry and not place.name:
-            self._remove(self.move_away(path, "removed"))
-        elif removed is None:
-            with contextlib.suppress(FileNotFoundError):
-                self._bucket.delete(self._names.file_key(path))
-        else:
-            root = f"{place.key[:-1].rpartition('/')[0]}/".lstrip("/")
-            if not self._names.stands_for(root, removed[1]):
-                self._remove_data(f"{root}data/{removed[1]}/")
-            self._bucket.delete(f"{root}{path.name}")
-
-    def _remove_data(self, prefix: str) -> None:
-        """Abort the uploads, and remove the files. An upload may end between the two."""
-        in_parallel(lambda one: self._bucket.abort_upload(*one), self._bucket.uploads(prefix))
-        in_parallel(lambda one: self._bucket.delete(one[0]), self._bucket.listed(prefix))
 
     def recycle(self, gone: Path, recycled: Path) -> None:
         """See Store: an object cannot be written over."""

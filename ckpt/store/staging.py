@@ -6,6 +6,7 @@ See ``checkpoint_index`` for the names.
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 from resilio_hpc.ckpt.store import writers
@@ -52,8 +53,7 @@ def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = ""
             is_own = bool(session) and their_session == session  # it saves one step after the other
             if is_own or writers.at_work(directory / name, bool(their_session)) is None:
                 gone.append(store.move_away(directory / name, "removed"))
-    for path in gone:
-        store.remove(path)
+    store.together(*(partial(store.remove, path) for path in gone))
 
 
 def empty_bin(directory: Path) -> None:

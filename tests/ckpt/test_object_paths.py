@@ -6,6 +6,8 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import pytest
 from resilio_hpc.ckpt.format.bulk_io import Block, PageRun
 from resilio_hpc.ckpt.store.mounts import linked_url
 from resilio_hpc.ckpt.store.s3_bucket import S3Bucket
-from resilio_hpc.ckpt.store.s3_files import PART_BYTES, S3NewFile
-from resilio_hpc.core.directories import checkpoints_path, s3_url
+from resilio_hpc.ckpt.store.s3_client import THREADS
+from resilio_hpc.ckpt.store.s3_files import PART_BYTES, S3NewFile, in_parallel
+from resilio_hpc.ckpt.store.urls import checkpoints_path, store_url
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.rundir import checkpoint_link
 from resilio_hpc.native import crc32c
@@ -31,7 +34,7 @@ from tests.support.environments import ROOT
     ],
 )  # fmt: skip
 def test_a_url_is_known_by_its_text_and_by_its_path(given: str, url: str) -> None:
-    assert s3_url(given) == url
+    assert store_url(given) == url
     if url:
         assert checkpoints_path(given, "x") == Path("/s3:", *url.removeprefix("s3://").split("/"))
 
@@ -83,7 +86,7 @@ class _Kept:
         numbers = [one["PartNumber"] for one in MultipartUpload["Parts"]]
         assert [one["ETag"] for one in MultipartUpload["Parts"]] == [str(number) for number in numbers]
         self.whole = b"".join(self.parts[number] for number in numbers)
-        return {}
+        return {"ETag": "whole"}
 
     def put_object(self, Body: bytearray, **where: Any) -> Any:
         self.whole = bytes(Body)
@@ -142,3 +145,26 @@ def test_a_small_file_is_one_object() -> None:
     file.finish()
     assert kept.whole == b"content"
     assert kept.parts == {}
+
+
+def test_of_requests_side_by_side_none_begins_after_a_fault_and_none_is_left() -> None:
+    """The error of the first of them in order is raised, though a later one fails sooner."""
+    begun, ended, failed = set[int](), set[int](), threading.Event()
+
+    def act(number: int) -> int:
+        begun.add(number)
+        if number == 3:
+            failed.set()
+            raise PermissionError("the fourth")
+        failed.wait()
+        if number == 1:
+            raise TimeoutError("the second")
+        time.sleep(0.05)
+        ended.add(number)
+        return number
+
+    with pytest.raises(TimeoutError, match="the second"):
+        in_parallel(act, range(20 * THREADS))
+    assert begun == {*ended, 1, 3}
+    assert len(begun) < 20 * THREADS
+    assert in_parallel(lambda number: number, range(100)) == [*range(100)]

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from resilio_hpc.core.terminal import local_time
 
 def ls(options: argparse.Namespace) -> int:
     """Print the committed steps."""
-    found, damaged = checkpoint_index.committed(options.directory), checkpoint_index.damaged_steps(options.directory)
-    noted = {manifest.step: checkpoint_index.noted_damage(options.directory, manifest.step) for manifest in found}
-    damaged |= {step: why for step, why in noted.items() if why}
-    rows = [_summary(options.directory, manifest) for manifest in found]
+    found, damaged = checkpoint_index.survey(options.directory)
+    together = store_of(options.directory).together
+    noted = together(*(partial(checkpoint_index.noted_damage, options.directory, one.step) for one in found))
+    damaged |= {one.step: why for one, why in zip(found, noted, strict=True) if why}
+    rows = together(*(partial(_summary, options.directory, one) for one in found))
     if options.json:
         print(json.dumps({"steps": rows, "damaged": {str(step): why for step, why in damaged.items()}}, indent=1))
         return 1 if damaged else 0

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.core.directories import directory_path, s3_url
+from resilio_hpc.ckpt.store.urls import store_url
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.option_table import FLAGS
 from resilio_hpc.launch.config import options as o
@@ -81,7 +82,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         checkpoints=CheckpointOptions(
             **_direct(CheckpointOptions, raw),
             local_checkpoints=_checkpoints("--local-checkpoints", raw.local_checkpoints, caller),
-            checkpoint_dir=_checkpoints("--checkpoint-dir", raw.checkpoint_dir, caller, s3_url),
+            checkpoint_dir=_checkpoints("--checkpoint-dir", raw.checkpoint_dir, caller, store_url),
         ),
         planning=PlanningOptions(layout_options=_words("--layout-options", raw.layout_options)),
         resizing=ResizeOptions(

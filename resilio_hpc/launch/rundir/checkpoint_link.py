@@ -1,7 +1,7 @@
 """Where a run keeps its checkpoints: ``checkpoints`` in its directory, or a link to another place.
 
-With ``--checkpoint-dir s3://bucket/prefix`` it is a link of that name, which every process of the run reads
-(``ckpt.store.mounts``). So all jobs of a chain, and all commands, find the steps by the run's directory.
+With ``--checkpoint-dir`` it is a link of that name, to a directory or to the URL of a store. Every process of the run
+reads it (``ckpt.store.mounts``), so all jobs of a chain, and all commands, find the steps by the run's directory.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def open_run(path: Path, wait_s: float = 10.0, program: Sequence[str] = ()) -> R
         trusted_files.make_directory(path)
         path = trusted_run(path)
         for name in ("ledger", "logs", "checkpoints", "links"):
-            if not (path / name).is_symlink():  # to an object store: see ``checkpoint_link``
+            if not (path / name).is_symlink():  # see ``checkpoint_link``
                 trusted_files.make_directory(path / name)
         with contextlib.suppress(FileNotFoundError):
             trusted_files.close_directories(path / "checkpoints")  # an older version left its steps open to the group

@@ -63,7 +63,10 @@ class HookedStore(Store):
         self._before("make_new_directory")
         self._store.make_new_directory(path)
 
-    def put_in_place(self, staging: Path, final: Path, check: Callable[[Path], None]) -> None:
+    def put_in_place(
+        self, staging: Path, final: Path, check: Callable[[Path], None], last_look: Callable[[], object] = lambda: None
+    ) -> None:
+        last_look()
         self._before("put_in_place")
         self._store.put_in_place(staging, final, check)
 

@@ -147,7 +147,10 @@ class MemoryStore(Store):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
             self._put(path, None)
 
-    def put_in_place(self, staging: Path, final: Path, check: Callable[[Path], None]) -> None:
+    def put_in_place(
+        self, staging: Path, final: Path, check: Callable[[Path], None], last_look: Callable[[], object] = lambda: None
+    ) -> None:
+        last_look()
         with self.tree.lock:
             self._listed.clear()
             former = self.move_away(final, "replaced")

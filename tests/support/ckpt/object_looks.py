@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from resilio_hpc.ckpt.store import mounts, s3_bucket
+from resilio_hpc.ckpt.store import mounts, s3_client
 from tests.support.ckpt.object_server import client_of
 from tests.support.ckpt.stores import Place
 
@@ -18,7 +18,7 @@ def url_of(place: Place) -> str:
 
 def forget() -> None:
     """Let this process read its environment again."""
-    s3_bucket._new_client.cache_clear()
+    s3_client.new_client.cache_clear()
     mounts._object_store.cache_clear()
 
 

@@ -212,6 +212,7 @@ def proxy_of(url: str) -> Iterator[Proxy]:
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        request_queue_size = 128  # a client may call many times at once
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Say nothing: a client may be killed."""
