@@ -37,6 +37,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="save a checkpoint every so many steps")
     parser.add_argument("--stage", type=int, default=3, help="of ZeRO: 1, 2 or 3")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
+    parser.add_argument("--offload", action="store_true", help="have DeepSpeed's Adam in memory of the host")
+    parser.add_argument("--own-loader", action="store_true", help="have deepspeed.initialize make the loader")
     parser.add_argument("--accumulate", type=int, default=1, help="batches for one step of the optimizer")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer a batch takes")
@@ -49,17 +51,27 @@ def main() -> None:
         "zero_optimization": {"stage": args.stage, "stage3_param_persistence_threshold": 40},
         "gradient_clipping": 1.0,
     }
-    if args.precision != "fp32":
-        settings[args.precision] = {"enabled": True}
+    if args.precision == "bf16":
+        settings["bf16"] = {"enabled": True}
+    elif args.precision == "fp16":  # a scale that soon changes: down, since gradients overflow, then up
+        settings["fp16"] = {"enabled": True, "initial_scale_power": 18, "loss_scale_window": 5, "hysteresis": 1}
+    if args.offload:
+        settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     deepspeed.init_distributed("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 32), nn.LayerNorm(32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    kind = deepspeed.ops.adam.DeepSpeedCPUAdam if args.offload else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=1e-2, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=settings)
     data = Sine(args.samples)
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=args.workers)
+    engine, _, loader, _ = deepspeed.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=schedule, config=settings, training_data=data
+    )
+    if args.own_loader:
+        sampler = loader.data_sampler
+    else:
+        sampler = DistributedSampler(data)
+        loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=args.workers)
     torch.manual_seed(1 + engine.global_rank)
     dtype = next(engine.module.parameters()).dtype
 

@@ -64,6 +64,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="save a checkpoint every so many steps")
     parser.add_argument("--accumulate", type=int, default=1, help="batches for one step of the optimizer")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--persistent", action="store_true", help="keep these processes from epoch to epoch")
+    parser.add_argument("--stateful", action="store_true", help="use torchdata's StatefulDataLoader")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer a batch takes")
     args = parser.parse_args()
 
@@ -76,7 +78,12 @@ def main() -> None:
         enable_progress_bar=False, enable_model_summary=False, callbacks=[ResilioCallback(every=args.every)],  # <-
     )  # fmt: skip
     module = Sine(args)
-    loader = DataLoader(data(args.samples, 0), batch_size=8, shuffle=True, num_workers=args.workers)
+    kind = DataLoader
+    if args.stateful:
+        from torchdata.stateful_dataloader import StatefulDataLoader as kind
+    loader = kind(
+        data(args.samples, 0), batch_size=8, shuffle=True, num_workers=args.workers, persistent_workers=args.persistent
+    )
     trainer.fit(module, loader, DataLoader(data(64, 1), batch_size=8))
 
 

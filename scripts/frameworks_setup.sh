@@ -40,8 +40,10 @@ framework torchtitan torchtitan==0.3.0 triton==3.9.0
 constraints=constraints.txt
 export DS_BUILD_OPS=0 DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$PWD/.venv-frameworks/extensions"
 framework deepspeed deepspeed==0.19.8
-# DeepSpeed compiles this in the first process group, for a minute; ranks that are killed meanwhile leave its lock behind
-if [ ! -e .venv-frameworks/extensions/built ] && .venv-frameworks/bin/python -c "import deepspeed" 2>/dev/null; then
+# DeepSpeed compiles the first in the first process group, the second for its Adam in the host's memory, for a minute or
+# two; ranks that are killed meanwhile leave a lock behind
+if [ ! -e .venv-frameworks/extensions/built-adam ] && .venv-frameworks/bin/python -c "import deepspeed" 2>/dev/null; then
     logged frameworks "compiling DeepSpeed's operations for processors" .venv-frameworks/bin/python -c \
-        "from deepspeed.comm.torch import build_shm_op; build_shm_op()" && touch .venv-frameworks/extensions/built
+        "from deepspeed.comm.torch import build_shm_op; from deepspeed.ops.op_builder import CPUAdamBuilder
+build_shm_op(), CPUAdamBuilder().load()" && touch .venv-frameworks/extensions/built-adam
 fi

@@ -14,7 +14,6 @@ docs/frameworks.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from resilio_hpc.core.errors import LayoutMismatch, UsageError
@@ -67,19 +66,18 @@ class DeepSpeedSteps(EpochSteps):
     def _plain_loader(self) -> Any:
         return self._plain
 
-    def _own_iterator(self, own: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        return own() if self._plain is self._loader else iter(self._plain)
-
 
 def _plain_loader_of(loader: Any) -> Any:
-    """Return torch's DataLoader: DeepSpeed's own makes another one for each epoch."""
+    """Return torch's DataLoader. DeepSpeed's own loader makes another one for each epoch: from here on, it keeps one."""
     if type(loader).__name__ != "DeepSpeedDataLoader":
         return loader
     if loader.curriculum_learning_enabled:
         raise UsageError("this adapter does not know the position in a loader of curriculum learning")
     from torch.utils.data import DataLoader
 
-    return DataLoader(
+    plain = DataLoader(
         loader.dataset, batch_size=loader.batch_size, sampler=loader.data_sampler, collate_fn=loader.collate_fn,
         num_workers=loader.num_local_io_workers, pin_memory=loader.pin_memory, drop_last=loader.dataloader_drop_last,
     )  # fmt: skip
+    loader._create_dataloader = lambda: setattr(loader, "data", iter(plain))
+    return plain

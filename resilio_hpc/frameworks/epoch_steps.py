@@ -130,7 +130,7 @@ class EpochSteps:
         found, self._found = self._found, None
         if found is not None and found["position"] is not None:
             self._position.load(found["position"], between=self._taken == 0)
-        batches = self._own_iterator(own)
+        batches = self._position.begin(lambda: self._own_iterator(own))
         self._position.pass_over(lambda: next(batches))
         for batch in batches:
             try:
@@ -170,8 +170,18 @@ def _call_through(loader: Any, through: Callable[[Callable[[], Iterator[Any]]], 
     own = getattr(kind, "__iter__", None)
     if own is None:
         raise UsageError(f"this adapter takes the loader of training, not {kind.__name__}")
-    watched = type(kind.__name__, (kind,), {"__iter__": lambda self: through(lambda: iter(own(self)))})
+    watched = type(kind.__name__, (kind,), {"__iter__": lambda self: through(lambda: _each(own(self)))})
     try:
         object.__dict__["__class__"].__set__(loader, watched)  # Accelerate's loaders have a property of that name
     except TypeError as error:
         raise UsageError(f"this adapter takes a DataLoader, not {kind.__name__}") from error
+
+
+def _each(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield what an iterator yields. ``iter`` of a loader that is its own iterator would begin it again."""
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        yield batch

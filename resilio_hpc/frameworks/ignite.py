@@ -138,6 +138,7 @@ class _EngineSteps:
             if self._found is not None:
                 self._put_back(self._found, data, max_epochs, max_iters)
                 if trainer._is_done(trainer.state):
+                    trainer.state.epoch += self._in_epoch > 0  # it ended within an epoch
                     self._end()
                     return trainer.state
         result = call(data, max_epochs, max_iters, epoch_length)

@@ -49,11 +49,13 @@ class LightningState:
         """Return loops, callbacks, positions of loaders, and random number generators."""
         trainer = self.trainer
         taken = 0 if self._is_epoch_end else trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        loops = trainer.fit_loop.state_dict()
+        loops["state_dict"].pop("combined_loader", None)  # Lightning begins such loaders before the sampler's epoch is set
         return {
             "completed": self.completed,
             "global_step": trainer.global_step,
             "is_epoch_end": self._is_epoch_end,
-            "loops": trainer.fit_loop.state_dict(),
+            "loops": loops,
             "loaders": [position.state(_taken_of(position.loader, taken)) for position in self._positions],
             "taken": taken,
             "metrics": dict(self._metrics),
@@ -130,10 +132,10 @@ class LightningState:
                 if count and len(self._positions) >= count:
                     self._positions.clear()  # they are made again
                 self._positions.append(LoaderPosition(made))
-                if self._positions[-1].is_own:
+                if self._positions[-1].is_own and _length_of(made) is None:
                     raise UsageError(
-                        f"ResilioCallback keeps the position of torch's DataLoader, which is to be used: with the "
-                        f"state that {type(made).__name__} has, Lightning went on with other batches under DDP"
+                        f"ResilioCallback: this {type(made).__name__} has no length, so Lightning fetches a batch ahead "
+                        "of the state that it has: give its data set a __len__, or use torch's DataLoader"
                     )
             return made
 
@@ -199,8 +201,12 @@ def _has_own_hook(owner: Any, name: str) -> bool:
 
 def _taken_of(loader: Any, taken: int) -> int:
     """Return how many batches of a loader were taken. A loader that is shorter than others begins again."""
+    size = _length_of(loader)
+    return taken % size if size is not None and taken > size else taken
+
+
+def _length_of(loader: Any) -> int | None:
     try:
-        size = len(loader)
-    except TypeError:
-        return taken
-    return taken % size if taken > size else taken
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

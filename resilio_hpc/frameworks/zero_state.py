@@ -74,6 +74,8 @@ class ZeroState:
             setattr(self._engine, name, value)
         for flat, values in zip(self._flats(), state["values"], strict=True):
             self._zero.optimizer.state[flat].update(values)
+        if hasattr(self._zero.optimizer, "ds_opt_adam"):
+            _count_again(self._zero.optimizer, max(values["step"] for values in state["values"]))
 
     # -- before and after a restore --------------------------------------------------------------------------------
 
@@ -200,6 +202,7 @@ def _stage_of(engine: Any) -> int:
         "mixtures of experts": engine.has_moe_layers,
         "zero_hpz_partition_size": stage == 3 and engine.zero_hpz_partition_size() > 1,
         "offload of parameters": stage == 3 and engine.zero_offload_param() is not None,
+        "offload of a part of the optimizer": getattr(engine.optimizer, "partial_offload", 1.0) != 1.0,
         "offload to NVMe": bool(getattr(engine.optimizer, "swap_optimizer", False)),
     }
     for what, is_so in refused.items():
@@ -211,6 +214,18 @@ def _stage_of(engine: Any) -> int:
 def _like(flat: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Return the optimizer's tensors that have an element for each weight."""
     return {key: one for key, one in values.items() if torch.is_tensor(one) and one.shape == flat.shape}
+
+
+def _count_again(adam: Any, steps: int) -> None:
+    """Bring the library of DeepSpeedCPUAdam to where it is after so many steps.
+
+    It keeps powers of the betas as products, a factor for each step. Where it is not at the step before, it computes
+    them by ``pow``, which rounds otherwise. So a parameter of one element goes through all steps.
+    """
+    one = [torch.zeros(1) for _ in range(4)]
+    for step in range(1, steps + 1):
+        for group in adam.param_groups:
+            adam.ds_opt_adam.adam_update(adam.opt_id, step, 0.0, *group["betas"], 1.0, 0.0, True, *one)
 
 
 def _buffers(module: Any) -> Iterator[tuple[str, Any]]:

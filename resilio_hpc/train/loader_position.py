@@ -18,7 +18,8 @@ class LoaderPosition:
     """The position in one loader, for loops that iterate over it themselves, as ``iter(loader)``.
 
     A loader with ``state_dict()`` and ``load_state_dict()`` of its own (torchdata's StatefulDataLoader) keeps its
-    position itself. Loaders of other kinds begin in no known state: their batches are counted alone.
+    position itself, within an epoch. Where batches are fetched ahead it is taken for the DataLoader that it is. Loaders
+    of other kinds begin in no known state: their batches are counted alone.
     """
 
     def __init__(self, loader: Any, looks_ahead: bool = False) -> None:
@@ -29,21 +30,30 @@ class LoaderPosition:
         self.loader = loader
         self._looks_ahead = looks_ahead
         self._before_last: Any = None  # the global generators before the last batch was fetched
-        self.is_own = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self.is_own = _has_state(loader) and not (looks_ahead and _index_place(loader))
+        self._goes_on = False  # the iteration that begins next goes on from the loader's own state
+        self._is_persistent = bool(getattr(loader, "persistent_workers", False))
+        self._had_workers = False  # a life before had workers that stay, when the iteration that begins next began
         self._begun: Any = None  # the generators when this iteration began
         self._pending: tuple[int, Any, Any] | None = None  # batches to pass over, in the iteration that begins next
         self._to_replay = 0
         self._is_fresh = False  # an iteration has begun, and drawn nothing
         self._now: Any = None  # the global generators, to be put back when these are passed over
-        self._place = "" if self.is_own else _index_place(loader)
-        if self._place:
-            inner = getattr(loader, self._place)
-            loader.__dict__[self._place] = _Indices(inner.inner if type(inner) is _Indices else inner, self._begin)
+        place = _index_place(loader)
+        self._place = "" if self.is_own else place
+        self._of_own: list[bytes] | None = None  # the generators when the iteration began that a state goes on with
+        if place and not (self.is_own and any(_has_state(one) for one in _samplers(loader))):
+            inner = getattr(loader, place)
+            begin = self._begin_own if self.is_own else self._begin
+            loader.__dict__[place] = _Indices(inner.inner if type(inner) is _Indices else inner, begin)
 
     def state(self, taken: int) -> dict[str, Any]:
         """Return the position after ``taken`` batches of this iteration."""
         if self.is_own:
-            return {"own": self.loader.state_dict(), "taken": taken}
+            has_begun = getattr(self.loader, "_iterator", self) is not None  # else the state would begin an iteration
+            own = self.loader.state_dict() if has_begun else None
+            found = {"own": own, "data": self._state_of_data(), "begun": self._begun}
+            return {**found, "taken": taken, "generators": self._generators()}
         if self._pending is not None:
             taken, begun, before = self._pending
             return {"begun": begun, "taken": taken, "before": before, "generators": self._generators()}
@@ -53,11 +63,39 @@ class LoaderPosition:
     def load(self, state: dict[str, Any], between: bool = False) -> None:
         """Have the iteration that begins next go on from there. ``between``: it is a new one."""
         if self.is_own:
-            if "own" in state:
-                self.loader.load_state_dict(state["own"])
+            self._load_own(state, between)
             return
         self._set_generators(state["generators"])
+        if self._is_persistent:
+            self.loader._iterator = None  # workers that it has by now have another seed
+            self._had_workers = state["begun"] is not None
         self._pending = None if between else (state["taken"], state["begun"], state["before"])
+
+    def _load_own(self, state: dict[str, Any], between: bool) -> None:
+        """Have the loader take its own state. Between two epochs that is the end of an iteration, which is not begun."""
+        if state.get("own") is not None and not (between and _index_place(self.loader)):
+            self.loader.load_state_dict(state["own"])
+            self._of_own = self._begun = state.get("begun")
+            self._goes_on = True
+            return
+        self._set_generators(state.get("generators", []))
+        self._goes_on = self._is_persistent and state.get("own") is not None  # new workers draw a seed
+        if state.get("data") is not None:
+            self.loader.dataset.load_state_dict(state["data"])
+
+    def _state_of_data(self) -> Any:
+        """Return the state of a data set that has one, and is read in this process."""
+        data = getattr(self.loader, "dataset", None)
+        return data.state_dict() if _has_state(data) and getattr(self.loader, "num_workers", 1) == 0 else None
+
+    def begin(self, iteration: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Begin an iteration over the loader. One that goes on from a state draws nothing more."""
+        goes_on, self._goes_on = self._goes_on, False
+        now = rng_state() if goes_on else None
+        batches = iteration()
+        if now is not None:
+            set_rng_state(now)
+        return batches
 
     def pass_over(self, take: Callable[[], object]) -> None:
         """Take batches that were taken before, where it is so done, and put the global generators back."""
@@ -81,12 +119,16 @@ class LoaderPosition:
     def _begin(self, inner: Any) -> Iterator[Any]:
         """Begin an iteration over the indices of batches. The loader has drawn nothing for it yet.
 
-        With workers it begins each one twice, and draws their seed in between.
+        With new workers it begins each one twice, and draws their seed in between.
         """
         is_second, self._is_fresh = self._is_fresh and self.loader.num_workers > 0, True
         if self._pending is None:
             if not is_second:
-                self._begun = {"random": rng_state(), "generators": self._generators()}
+                had, self._had_workers = self._had_workers or getattr(self.loader, "_iterator", None) is not None, False
+                self._begun = {"random": rng_state(), "generators": self._generators(), "workers": had}
+            elif self._is_persistent and self._begun.get("workers"):
+                set_rng_state(self._begun["random"])  # no seed was drawn then: it had its workers
+                self._set_generators(self._begun["generators"])
             return self._seen(iter(inner))
         (taken, begun, before), self._pending = self._pending, None
         now = rng_state()
@@ -98,6 +140,22 @@ class LoaderPosition:
             self._to_replay, self._now = taken, now
             return self._seen(iter(inner))
         return self._passed(iter(inner), taken, before, now)
+
+    def _begin_own(self, inner: Any) -> Iterator[Any]:
+        """Begin an iteration of a loader that keeps its position: it draws the order again, and passes indices over.
+
+        It may begin several times. The order is the one of the last time.
+        """
+        if self._of_own is None:
+            self._begun = self._generators()
+        else:
+            self._set_generators(self._of_own)
+        return self._drawn(iter(inner))
+
+    def _drawn(self, indices: Iterator[Any]) -> Iterator[Any]:
+        for index in indices:
+            self._of_own = None
+            yield index
 
     def _passed(self, indices: Iterator[Any], taken: int, before: Any, now: Any) -> Iterator[Any]:
         """Draw what was taken, then go on. ``before``: the generators before the batch that was fetched ahead."""
@@ -126,10 +184,8 @@ class LoaderPosition:
 
     def _own_generators(self) -> list[Any]:
         """Return the generators of the loader and of its samplers, which may lie in one another."""
-        owners, found = [self.loader], {}
-        for owner in owners:
-            inner = [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
-            owners += [one for one in inner if one is not None and all(one is not other for other in owners)]
+        found = {}
+        for owner in (self.loader, *_samplers(self.loader)):
             generator = getattr(owner, "generator", None)
             if hasattr(generator, "get_state"):
                 found[id(generator)] = generator
@@ -176,7 +232,7 @@ class TrackedLoader:
             set_epoch = getattr(sampler, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self.epoch)
-        batches = iter(self.loader)
+        batches = position.begin(lambda: iter(self.loader))
         position.begin_other()
         position.pass_over(lambda: next(batches))
         for batch in batches:
@@ -208,6 +264,20 @@ class _Indices:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """Return the samplers of a loader, which may lie in one another."""
+    owners = [loader]
+    for owner in owners:
+        inner = [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
+        inner.append(getattr(getattr(owner, "dataset", None), "_sampler", None))  # that Lightning makes distributed
+        owners += [one for one in inner if one is not None and all(one is not other for other in owners)]
+    return owners[1:]
+
+
+def _has_state(one: Any) -> bool:
+    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
 
 
 def _index_place(loader: Any) -> str:

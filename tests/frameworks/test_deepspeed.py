@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.frameworks.runs import FRAMEWORKS, FrameworkRun
+from tests.support.frameworks.runs import FRAMEWORKS, SCALED, FrameworkRun
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ def deepspeed() -> None:
 
 def of_stage(stage: int, precision: str, path: Path, ranks: int, *words: str) -> FrameworkRun:
     command = [ZERO.command[0], "--epochs", "1", "--stage", str(stage), "--precision", precision, *words]
-    return FrameworkRun(path, ranks, command)
+    return FrameworkRun(path, ranks, [SCALED, *command] if precision == "fp16" else command)
 
 
 def test_other_numbers_of_ranks_and_other_stages_find_their_parts(tmp_path: Path) -> None:
@@ -30,3 +30,28 @@ def test_other_numbers_of_ranks_and_other_stages_find_their_parts(tmp_path: Path
         other = of_stage(stage, precision, tmp_path / f"{stage}", ranks)
         other.torchrun(four)
         assert set(other.end) == set(four.end)
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "words"),
+    [
+        (1, "fp16", ("--own-loader",)),
+        (2, "fp16", ("--own-loader", "--offload", "--accumulate", "2")),
+        (3, "bf16", ("--offload",)),
+        (3, "fp16", ("--own-loader", "--offload")),
+    ],
+)
+def test_loss_scale_offloaded_optimizer_and_own_loader_go_on(
+    tmp_path: Path, stage: int, precision: str, words: tuple[str, ...]
+) -> None:
+    """A rank is killed in the second epoch, which DeepSpeed's own loader reads with workers."""
+    words = (*words, "--epochs", "3", "--every", "4")
+    whole, killed = (of_stage(stage, precision, tmp_path / name, 2, *words) for name in ("whole", "killed"))
+    whole.launch()
+    killed.launch("13", "1", "kill")
+    first, restored = killed.restored()
+    assert first == -1 and restored > 0 and restored % 4 == 0
+    assert killed.end == whole.end
+    if precision == "fp16":
+        last = whole.end[0].splitlines()[-1].split()
+        assert last[0] == "skipped" and int(last[1]) > 1  # gradients that overflowed have changed the scale

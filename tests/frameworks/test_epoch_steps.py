@@ -6,12 +6,30 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.frameworks.epoch_steps import EpochSteps
 from tests.support.environments import SUPPORT
 from tests.support.frameworks.counted import EPOCHS, SAMPLES
 from tests.support.frameworks.runs import FrameworkRun
 from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
+
+
+class OwnIterator:
+    """A loader as DeepSpeed's: it is its own iterator."""
+
+    def __iter__(self) -> OwnIterator:
+        self.left = iter(range(3))
+        return self
+
+    def __next__(self) -> int:
+        return next(self.left)
+
+
+def test_a_loader_that_is_its_own_iterator_may_be_read_before_the_epochs(tmp_path: Path) -> None:
+    loader = OwnIterator()
+    EpochSteps(loader, 0, tmp_path, None, {})
+    assert list(loader) == list(loader) == [0, 1, 2]
 
 
 def test_two_ranks_go_on_with_the_samples_that_four_have_left(tmp_path: Path) -> None:

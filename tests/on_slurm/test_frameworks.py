@@ -6,7 +6,7 @@ import pytest
 
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.devtools.devcluster import DevCluster
-from tests.support.frameworks.runs import DEEPSPEED, FRAMEWORKS, PYTHON, STRIKE, Framework
+from tests.support.frameworks.runs import DEEPSPEED, FRAMEWORKS, PYTHON, STRIKE, VARIANTS, Framework
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -44,9 +44,9 @@ def jobs_of(
     return [end.read_text() for end in ends], [int(str(one.get("restored", -1))) for one in events("first_step")]
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", [*FRAMEWORKS, *VARIANTS])
 def test_a_chain_over_a_time_limit_ends_with_the_same_bits(cluster: DevCluster, name: str) -> None:
-    framework = FRAMEWORKS[name]
+    framework = {**FRAMEWORKS, **VARIANTS}[name]
     framework.need()
     undisturbed, _ = jobs_of(cluster, framework, f"{name}-whole", 10, "")
     end, starts = jobs_of(cluster, framework, f"{name}-chain", 1, LONG)

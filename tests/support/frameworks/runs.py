@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,17 @@ DEEPSPEED = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(ROOT / ".venv-
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework's example. ``replicated``: a lost rank costs no finished step."""
+    """A framework's example.
+
+    ``replicated``: a lost rank costs no finished step. ``is_scaled``: under scaled.py.
+    """
 
     script: str
     modules: tuple[str, ...]
     words: tuple[str, ...] = ()
     has_workers: bool = True
     replicated: bool = True
+    is_scaled: bool = False
 
     def need(self) -> None:
         """Skip where the environment of scripts/frameworks_setup.sh lacks it."""
@@ -39,11 +43,11 @@ class Framework:
     @property
     def command(self) -> list[str]:
         """The example, and the words that make it this framework's case."""
-        return [str(ROOT / "examples" / self.script), *self.words]
+        return [*[SCALED] * self.is_scaled, str(ROOT / "examples" / self.script), *self.words]
 
 
-def _zero(stage: int, precision: str) -> Framework:
-    words = ("--stage", str(stage), "--precision", precision)
+def _zero(stage: int, precision: str, *more: str) -> Framework:
+    words = ("--stage", str(stage), "--precision", precision, *more)
     return Framework("train_deepspeed.py", ("deepspeed",), words, replicated=False)
 
 
@@ -55,6 +59,14 @@ FRAMEWORKS = {
     "deepspeed-1": _zero(1, "fp32"),
     "deepspeed-2": _zero(2, "bf16"),
     "deepspeed-3": _zero(3, "fp32"),
+}
+# What is not for every case of those above.
+VARIANTS = {
+    "lightning-stateful": replace(
+        FRAMEWORKS["lightning"], modules=("lightning", "torchdata"), words=("--stateful", "--workers", "1")
+    ),
+    "transformers-fp16": replace(FRAMEWORKS["transformers"], is_scaled=True),
+    "deepspeed-3-fp16": replace(_zero(3, "fp16", "--own-loader", "--offload"), is_scaled=True),
 }
 
 

@@ -1,6 +1,8 @@
-"""Run a script whose Lightning or Accelerate computes with a GradScaler on processors: scaled.py SCRIPT [WORD…].
+"""Run a script whose framework computes in float16 with a scaler on processors: scaled.py SCRIPT [WORD…].
 
-Both of them offer float16 on GPUs alone. The scale grows every 4 steps, so that a restart has to know it.
+Lightning, Accelerate and Hugging Face's Trainer offer it on GPUs alone; DeepSpeed, where the processor has its own
+operations for float16. torch computes with it on all. A GradScaler's scale grows every 4 steps, so that a restart has
+to know it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ def plant(kind: Any, after: Any) -> None:
 
 def _accelerator(self: Any, make: Any) -> None:
     make()
+    self.native_amp, self.state._mixed_precision = True, "fp16"
     self.scaler = scaler()
 
 
@@ -44,6 +47,10 @@ if __name__ == "__main__":
         import lightning.pytorch
 
         plant(lightning.pytorch.Trainer, _trainer)
+    elif "deepspeed" in sys.argv[0]:
+        from deepspeed.accelerator import get_accelerator
+
+        get_accelerator().is_fp16_supported = lambda: True
     else:
         import accelerate
 

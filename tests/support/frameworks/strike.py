@@ -66,7 +66,8 @@ class Watched:
         return "".join(f"{name} {_digest(value)}\n" for name, value in held)
 
     def _of_torch(self) -> Iterator[tuple[str, Any]]:
-        yield from sorted(self._model.state_dict().items())
+        if type(self._model).__name__ != "FullyShardedDataParallel":  # else all ranks would have to gather it
+            yield from sorted(self._model.state_dict().items())
         for number, (parameter, optimizer) in enumerate(self._trained.values()):
             yield f"{number}", parameter
             yield from sorted(optimizer.state[parameter].items())
@@ -89,6 +90,8 @@ def _of_zero(engine: Any) -> Iterator[tuple[str, Any]]:
             yield key, safe_get_full_optimizer_state(parameter, key)
     yield "steps", {float(state["step"]) for state in engine.optimizer.optimizer.state.values()}
     yield "counters", (engine.global_steps, engine.global_samples, engine.lr_scheduler.state_dict())
+    yield "scale", sorted((key, one) for key, one in vars(engine.optimizer.loss_scaler).items() if key != "dtype")
+    yield "skipped", engine.skipped_steps
 
 
 def _digest(value: Any) -> str:
