@@ -81,6 +81,11 @@ class Layout(Dimensions[int, bool, Recompute, Schedule]):
         """Return micro-batches per iteration and data-parallel replica."""
         return -(-self.global_batch // (self.micro_batch * self.dp))
 
+    @property
+    def rounds(self) -> int:
+        """Return rounds of an interleaved pipeline (``schedule.rounds``)."""
+        return max(self.micro_batches // self.pp, 1)
+
     def __str__(self) -> str:
         parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}", f"mb{self.micro_batch}"]
         parts += [

@@ -45,6 +45,9 @@ class Settings(Generic[Number, Flag, Real]):
     ``keeps_gathered``: inputs gathered for tensor parallelism are kept for the backward pass, not gathered again.
     ``keeps_products``: recomputation is operator by operator, and every second matrix product is kept.
     ``keeps_outputs``: what a pipeline stage sent is kept until its backward pass.
+    ``frees_inputs``: what a pipeline stage received is freed: the first norm's backward pass works from its result.
+    ``avoids_record_streams``: memory of a collective is free again as soon as its result is used, not when the
+    allocator has seen another stream's event.
     ``expandable``: PyTorch's allocator grows its segments in place (expandable_segments).
     ``reports_reserved``: the memory in its log is what the allocator holds, not what it has given out.
     """
@@ -81,6 +84,8 @@ class Settings(Generic[Number, Flag, Real]):
     keeps_gathered: Flag = default(False)
     keeps_outputs: Flag = default(False)
     keeps_products: Flag = default(False)
+    frees_inputs: Flag = default(False)
+    avoids_record_streams: Flag = default(False)
     expandable: Flag = default(False)
     reports_reserved: Flag = default(False)
 

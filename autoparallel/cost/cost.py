@@ -20,7 +20,7 @@ from resilio_hpc.autoparallel.cost.collectives import (
     groups,
     transfer,
 )
-from resilio_hpc.autoparallel.cost.schedule import StageSeconds, pipeline_time
+from resilio_hpc.autoparallel.cost.schedule import StageSeconds, pipeline_time, rounds
 from resilio_hpc.autoparallel.model import operators
 from resilio_hpc.autoparallel.model.operators import Work
 from resilio_hpc.autoparallel.model.transformer import Transformers
@@ -169,7 +169,11 @@ def _gradients(
     behind = efficiency.dp_overlap * layers * layer.total
     once = np.maximum(whole - np.where(stacks.overlap_dp > 0, 0.6 * behind, 0.0), 0.1 * whole)
     last = 1 / np.maximum(layers, 1)
-    parts = np.maximum(scatter - (1 - forward) * behind, last * scatter)
+    # ZeRO-2 beside a pipeline reduces a chunk's gradients in each round, behind the next chunk's backward passes
+    apart = np.where((layouts.zero == 2) & (layouts.pp > 1), rounds(layouts.micro_batches, layouts.pp), 1)
+    beside = (1 - forward) * behind * layouts.micro_batches / apart
+    earlier = (apart - 1) * np.maximum(scatter - beside, 0.0)
+    parts = earlier + np.maximum(scatter - (1 - forward) * behind, last * scatter)
     parts = parts + np.maximum(gathering - forward * behind, last * gathering)
     exposed = np.where((stacks.overlap_dp > 1) & (layouts.zero >= 1), parts, once)
     return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, exposed)

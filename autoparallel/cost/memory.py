@@ -13,7 +13,7 @@ import numpy as np
 from resilio_hpc.autoparallel.base.columns import Column, Columns
 from resilio_hpc.autoparallel.base.layout import Layouts, Recompute, Schedule
 from resilio_hpc.autoparallel.cost.cost import Problem, expert_tp, stage_layers
-from resilio_hpc.autoparallel.cost.schedule import in_flight
+from resilio_hpc.autoparallel.cost.schedule import in_flight, rounds
 
 WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
 CONTEXT = 1.2e9  # CUDA context and loaded kernels; seen by nvidia-smi only
@@ -154,6 +154,9 @@ def _activations(problem: Problem, layers: Column, after: Column) -> _Activation
     )
     held = in_flight(after, layouts.micro_batches, layouts.pp, layouts.vpp, layouts.schedule)
     sent = np.where((stacks.keeps_outputs > 0) & (after > 0), layouts.vpp * stored, 0.0)
+    # what is recomputed needs the input
+    freed = np.where((stacks.frees_inputs > 0) & (layouts.recompute == Recompute.NONE), stored, 0.0)
+    sent = sent - np.where(layouts.pp > 1, np.minimum(layouts.vpp, layers) * freed, 0.0)
     working = np.where(layouts.recompute == Recompute.NONE, 0.0, full)
     # of attention and MLP, where sequence parallelism has sharded them
     again = np.where((stacks.keeps_gathered > 0) & (layouts.sequence_parallel > 0), 2 * (layouts.tp - 1) * stored, 0.0)
@@ -205,6 +208,17 @@ def _gathering(problem: Problem, unit: Column, ends: Column) -> Column:
     return np.where(problem.layouts.zero >= 3, 2 * np.maximum(ends, 2 * unit), 0.0)
 
 
+def _collected(problem: Problem, layer: Column) -> Column:
+    """Return the bytes of gradients that ZeRO-2 beside a pipeline holds whole: of the chunk in its backward passes.
+
+    They are reduced once its micro-batches in a row are done; until then those of one more round lie there.
+    """
+    layouts = problem.layouts
+    chunk = problem.stacks.grad_bytes * layer / layouts.vpp
+    more = 1 + (rounds(layouts.micro_batches, layouts.pp) > 1)
+    return np.where((layouts.zero == 2) & (layouts.pp > 1), more * chunk, 0.0)
+
+
 def memory(problem: Problem) -> Memory:
     """Return the peak bytes of every row."""
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
@@ -219,6 +233,7 @@ def memory(problem: Problem) -> Memory:
     )
     head, gap = _head(problem)
     reducing = np.where(layouts.zero >= 3, (2 + stacks.grad_bytes) * unit, 0.0)
+    reducing = reducing + _collected(problem, held.most * (dense + experts))
     first = _activations(problem, held.first, layouts.pp - 1)
     last = _activations(problem, held.last, 0 * layouts.pp)
     working = first.working + reducing
@@ -236,6 +251,7 @@ def memory(problem: Problem) -> Memory:
         first=WORKSPACE + fullest,
         last=WORKSPACE + at_last + last.kept + np.maximum(head, working),
         gaps=_gathering(problem, unit, end) + np.where(layouts.pp == 1, gap, 0.0),
-        cached=np.where(stacks.expandable > 0, FRAGMENTS, CACHED) * np.ones_like(at_first),
+        cached=np.where((stacks.expandable > 0) | (stacks.avoids_record_streams > 0), FRAGMENTS, CACHED)
+        * np.ones_like(at_first),
         buckets=stacks.buckets * (stacks.grad_bytes + 2) + CHANNELS * _group_kinds(layouts) * np.ones_like(at_first),
     )

@@ -181,7 +181,7 @@ def _recompute(text: str, framework: str) -> tuple[Recompute, bool]:
 
 
 def _zero(text: str) -> int:
-    if "zero-2" in text or "shard_grad" in text:
+    if "zero-2" in text or "shard_grad" in text or "no reshard" in text:
         return 2
     if "fsdp" in text or "zero-3" in text:
         return 3

@@ -126,7 +126,7 @@ def _no_layout(training: Training, machine: Machine, gpus: int, node_gpus: int) 
         return f"pp {space.only['pp']} is more than the {model.layers} layers"
     if space.cp and not context_degrees(model, space):
         return f"cp {space.cp[0]}: {2 * space.cp[0]} pieces do not divide sequences of {model.seq} tokens"
-    if space.only.get("pp", 1) > 1 and min(space.zero) >= 2 and not space.sharded_pipeline:
+    if space.only.get("pp", 1) > 1 and not set(space.zero) & set(space.pipeline_zero):
         return "ZeRO stages 2 and 3 do not go with a pipeline, which keeps its gradients: --pp 1, or another stage"
     if space.only.get("vpp", 1) > 1:
         return (

@@ -15,6 +15,7 @@ from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute, Sch
 from resilio_hpc.autoparallel.base.stack import Stack, Stacks
 from resilio_hpc.autoparallel.cost.cost import Cost, Problem
 from resilio_hpc.autoparallel.cost.memory import Memory, memory
+from resilio_hpc.autoparallel.cost.schedule import rounds
 from resilio_hpc.autoparallel.measure.nearby import Nearby, costed
 from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
 
@@ -25,8 +26,10 @@ CHUNK = 16_384  # rows at once: the columns of a chunk stay in the processor's c
 class Space:
     """The layouts to look at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values (no cp: all).
 
-    ``sharded_pipeline``: ZeRO-3 may be combined with pipeline parallelism. ``replicas``: ZeRO-3 may shard within groups
-    of whole nodes (HSDP). ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp).
+    ``pipeline_zero``: stages of ZeRO that may be combined with pipeline parallelism. ``rounds``: micro-batches of an
+    interleaved pipeline: "whole", a multiple of the stages; "longer", rounds of at least so many; or "any", also fewer
+    than stages (``schedule.rounds``). ``replicas``: ZeRO-3 may shard within groups of whole nodes (HSDP). ``only``:
+    degrees that are given, by name (tp, pp, ep, micro_batch, vpp).
     """
 
     micro_batch: int = 16
@@ -36,7 +39,8 @@ class Space:
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     interleaving: bool = True
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
-    sharded_pipeline: bool = False
+    pipeline_zero: tuple[int, ...] = (0, 1)
+    rounds: str = "whole"
     replicas: bool = False
     sequence_parallel: bool = True
     only: Mapping[str, int] = field(default_factory=dict)
@@ -86,9 +90,16 @@ def _chunks(layers: int, pp: int, space: Space) -> list[int]:
     """Return numbers of chunks per stage; embedding and loss head may count as a layer each (``cost.stage_layers``)."""
     if pp == 1 or not space.interleaving:
         return [1]
-    whole = [count // pp for count in (layers, layers + 2) if count % pp == 0]
-    found = {d for inside in whole for d in divisors(inside) if pp * d <= layers}
+    found = {d for count in (layers, layers + 2) if count % pp == 0 for d in divisors(count // pp)}
     return sorted(found or {d for d in (1, 2, 4) if pp * d <= layers})
+
+
+def _makes_rounds(micro_batches: Column, pp: int, space: Space) -> NDArray[np.bool_]:
+    """Return where so many micro-batches make whole rounds of an interleaved pipeline."""
+    if space.rounds == "whole":
+        return np.asarray(np.mod(micro_batches, pp) == 0)
+    whole = np.mod(micro_batches, rounds(micro_batches, np.array([float(pp)]))) == 0
+    return np.asarray(whole & ((micro_batches >= pp) | (space.rounds == "any")))
 
 
 def _replicas(dp: int, inside: int, node_gpus: int) -> list[int]:
@@ -139,11 +150,9 @@ def _grids(
                 }
                 mesh: tuple[NDArray[np.int64], ...] = np.meshgrid(*axes.values(), indexing="ij")
                 grid = {name: axis.ravel().astype(float) for name, axis in zip(axes, mesh, strict=True)}
-                # interleaving needs whole rounds
-                legal = (grid["vpp"] == 1) | (np.mod(each / grid["micro_batch"], pp) == 0)
+                legal = (grid["vpp"] == 1) | _makes_rounds(each / grid["micro_batch"], pp, space)
                 legal &= (grid["schedule"] == Schedule.ONE_F_ONE_B) | (grid["vpp"] == 1)
-                # a pipeline keeps its gradients over all micro-batches
-                legal &= (grid["zero"] < 2) | (pp == 1) | (space.sharded_pipeline & (grid["zero"] == 3))
+                legal &= (pp == 1) | np.isin(grid["zero"], space.pipeline_zero)
                 legal &= (grid["replicas"] == 1) | (grid["zero"] == 3)
                 kept = {name: axis[legal] for name, axis in grid.items()}
                 same = {"tp": tp, "pp": pp, "dp": dp, "cp": cp}

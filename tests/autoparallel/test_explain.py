@@ -79,7 +79,7 @@ def test_the_ends_of_the_pipeline_hold_what_the_memory_model_says() -> None:
         ({"pp": 200}, "at most 128 stages"),
         ({"pp": 97}, "of 96 layers"),
         ({"dp": 3}, "cannot be split over dp 3"),
-        ({"vpp": 2, "global_batch": 12}, "no multiple of 8 stages"),
+        ({"vpp": 2, "global_batch": 17}, "no multiple of 2 rounds of 8 stages"),
         ({"ep": 2}, "does not divide 0 experts"),
     ],
 )

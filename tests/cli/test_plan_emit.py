@@ -23,7 +23,8 @@ MEGATRON = """
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split add-qkv-bias bf16
     context-parallel-size disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size
     fp16 fp4-format fp4-recipe fp8-format fp8-recipe global-batch-size group-query-attention hidden-size kv-channels
-    kv-lora-rank max-position-embeddings micro-batch-size moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq
+    kv-lora-rank max-position-embeddings micro-batch-size
+    microbatch-group-size-per-virtual-pipeline-stage moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq
     moe-router-enable-expert-bias moe-router-score-function moe-router-topk moe-shared-expert-gate
     moe-shared-expert-intermediate-size
     moe-token-dispatcher-type multi-latent-attention normalization num-attention-heads num-experts num-layers
@@ -103,6 +104,14 @@ def test_ends_that_count_as_layers_are_told_to_megatron() -> None:
     words = megatron(parse_layout("tp8-pp16-dp1-mb1-vpp8-sp", 16), uniform(preset("llama3-405b")))
     assert "--account-for-embedding-in-pipeline-split" in words and "--account-for-loss-in-pipeline-split" in words
     assert "--num-virtual-stages-per-pipeline-rank=8" in words
+
+
+def test_rounds_longer_than_the_pipeline_are_told_to_megatron() -> None:
+    model, group = uniform(preset("llama3-70b")), "--microbatch-group-size-per-virtual-pipeline-stage"
+    assert f"{group}=6" in megatron(parse_layout("tp8-pp4-dp1-mb1-vpp5-sp", 6), model)
+    assert not any(group in word for word in megatron(parse_layout("tp8-pp4-dp1-mb1-vpp5-sp", 8), model))
+    with pytest.raises(UsageError, match="does not run"):
+        megatron(parse_layout("tp8-pp4-dp1-mb1-vpp5-sp", 3), model)
 
 
 @pytest.mark.parametrize(

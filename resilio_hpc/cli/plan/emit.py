@@ -63,7 +63,9 @@ def emit(kind: str, choice: Choice, asked: Emitted) -> str:
 
 def megatron(layout: Layout, model: Transformer) -> list[str]:
     """Return arguments of Megatron-LM for a layout."""
-    if layout.zero > 1 or layout.schedule != Schedule.ONE_F_ONE_B or layout.recompute == Recompute.ALTERNATE:
+    fewer = layout.vpp > 1 and layout.micro_batches < layout.pp
+    other = layout.schedule != Schedule.ONE_F_ONE_B or layout.recompute == Recompute.ALTERNATE
+    if layout.zero > 1 or other or fewer:
         raise UsageError(f"Megatron-LM does not run {layout}: plan with --framework Megatron-Core")
     words = [
         f"--tensor-model-parallel-size={layout.tp}",
@@ -91,6 +93,9 @@ def _stages(layout: Layout, model: Transformer) -> list[str]:
     if layout.pp == 1:
         return []
     chunks = [f"--num-virtual-stages-per-pipeline-rank={layout.vpp}"] * (layout.vpp > 1)
+    row = layout.micro_batches // layout.rounds
+    if layout.vpp > 1 and row != layout.pp:
+        chunks.append(f"--microbatch-group-size-per-virtual-pipeline-stage={row}")
     if model.layers % parts == 0:
         return chunks
     if (model.layers + 2) % parts == 0:

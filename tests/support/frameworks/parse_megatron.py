@@ -19,6 +19,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 RENAMED = {
     "num_experts": "num_moe_experts", "fp8_format": "fp8", "fp4_format": "fp4", "swiglu": "gated_linear_unit",
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
 }  # fmt: skip
 TRAINING = {
     "max_position_embeddings", "position_embedding_type", "vocab_size", "tokenizer_type", "micro_batch_size",
