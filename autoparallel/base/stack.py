@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from resilio_hpc.autoparallel.base.columns import Column, Columns, default
+from resilio_hpc.autoparallel.base.layout import Layouts
 
 Number = TypeVar("Number")
 Flag = TypeVar("Flag")
@@ -98,3 +101,13 @@ class Stack(Settings[int, bool, float]):
 @dataclass(frozen=True)
 class Stacks(Settings[Column, Column, Column], Columns):
     """Stacks as columns."""
+
+
+def expert_tp(layouts: Layouts, stacks: Stacks) -> Column:
+    """Return the tensor-parallel ranks that share an expert.
+
+    As the layout says, else as the framework does it: a whole group, or what expert parallelism leaves of it.
+    """
+    left = np.floor(layouts.tp * layouts.dp * layouts.cp / layouts.ep)
+    usual = np.where(stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
+    return np.where(layouts.etp > 0, layouts.etp, usual)

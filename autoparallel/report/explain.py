@@ -140,7 +140,7 @@ def _stages(held: Memory, layout: Layout, layers: int) -> tuple[StageMemory, ...
             last + step * (flight[stage] - flight[-1]),
             head if stage == layout.pp - 1 else 0.0, other,
         )
-        for stage, held_layers in enumerate(layers_of(layers, layout.pp))
+        for stage, held_layers in enumerate(layers_of(layers, layout.pp, layout.head_layers))
     )  # fmt: skip
 
 

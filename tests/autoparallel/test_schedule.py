@@ -134,7 +134,9 @@ def test_every_stage_holds_as_many_micro_batches_as_its_schedule_warms_up_with(
     assert list(np.broadcast_to(in_flight(after, *rest), 8)) == held
 
 
-@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(16, 8, 16), (16, 8, 32), (4, 2, 8), (8, 3, 8), (4, 2, 7)])
+@pytest.mark.parametrize(
+    ("stages", "chunks", "micro_batches"), [(16, 8, 16), (16, 8, 32), (4, 2, 8), (8, 3, 8), (4, 2, 7)]
+)
 def test_an_interleaved_stage_holds_what_its_order_of_passes_leaves_open(
     stages: int, chunks: int, micro_batches: int
 ) -> None:

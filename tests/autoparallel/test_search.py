@@ -11,7 +11,8 @@ from resilio_hpc.autoparallel.base.stack import Stack, Stacks
 from resilio_hpc.autoparallel.cost.cost import Problem, iteration
 from resilio_hpc.autoparallel.cost.memory import memory
 from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
-from resilio_hpc.autoparallel.search.search import Space, divisors, enumerate_layouts, search
+from resilio_hpc.autoparallel.search.layout_space import Space, divisors, enumerate_layouts
+from resilio_hpc.autoparallel.search.search import search
 
 SMALL = Transformer(24, 2048, 16, 8192, 51200, 2048, tied=True, name="small")
 MOE = Transformer(16, 2048, 16, 8192, 51200, 2048, experts=8, topk=2, expert_ffn=4096, gated=True, name="moe")
