@@ -80,6 +80,7 @@ class Dimensions(Generic[Number, Flag, Kind, Order, Place]):
     offload: Place = default(Offload.NONE, title="offload")
 
 
+_FIELDS = tuple(one.name for one in fields(Dimensions))
 TITLES = {one.name: one.metadata["title"] for one in fields(Dimensions) if one.metadata}
 
 
@@ -123,7 +124,8 @@ class Layouts(Dimensions[Column, Column, Column, Column, Column], Columns):
         return max(int(getattr(self, field.name).size) for field in fields(self))
 
     def row(self, index: int) -> Layout:
-        values = {f.name: int(np.broadcast_to(getattr(self, f.name), (len(self),))[index]) for f in fields(self)}
+        columns = ((name, getattr(self, name)) for name in _FIELDS)
+        values = {name: int(column[index if column.size > 1 else 0]) for name, column in columns}
         sharded = bool(values.pop("sequence_parallel"))
         kinds = {"recompute": Recompute(values.pop("recompute")), "schedule": Schedule(values.pop("schedule"))}
         kinds["offload"] = Offload(values.pop("offload"))

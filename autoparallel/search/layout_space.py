@@ -157,7 +157,7 @@ def _grids(
                     "etp": split,
                     "sequence_parallel": sequence if tp > 1 and space.sequence_parallel else [0],
                     "recompute": list(space.recompute),
-                    "zero": list(space.zero) if dp * cp > 1 else [0],
+                    "zero": [d for d in space.zero if pp == 1 or d in space.pipeline_zero] if dp * cp > 1 else [0],
                     "replicas": copies,
                     "schedule": list(space.schedules) if pp > 1 else [Schedule.ONE_F_ONE_B],
                     "offload": [Offload.NONE] if Offload.NONE in space.offload else list(space.offload),
@@ -166,10 +166,11 @@ def _grids(
                 grid = {name: axis.ravel().astype(float) for name, axis in zip(axes, mesh, strict=True)}
                 legal = (grid["vpp"] == 1) | _makes_rounds(each / grid["micro_batch"], pp, space)
                 legal &= (grid["schedule"] == Schedule.ONE_F_ONE_B) | (grid["vpp"] == 1)
-                legal &= (pp == 1) | np.isin(grid["zero"], space.pipeline_zero)
                 legal &= (grid["replicas"] == 1) | (grid["zero"] == 3)
-                legal &= np.mod(dp * cp * tp, grid["ep"] * np.maximum(grid["etp"], 1)) == 0
-                legal &= may_offload(grid["offload"], grid["zero"], grid["recompute"], space)
+                if len(split) > 1:
+                    legal &= np.mod(dp * cp * tp, grid["ep"] * np.maximum(grid["etp"], 1)) == 0
+                if Offload.NONE not in space.offload:
+                    legal &= may_offload(grid["offload"], grid["zero"], grid["recompute"], space)
                 # chunks of one size each, or stages without chunks
                 whole = (grid["vpp"] == 1) | (np.mod(model.layers + head, pp * grid["vpp"]) == 0)
                 grid["head_layers"] = np.where(whole, head, 0.0)

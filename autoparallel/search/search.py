@@ -77,7 +77,7 @@ class _Looking:
         self._costs: list[Cost] = []
         self._memories: list[Memory] = []
         self._count, self._excess = 0, math.inf
-        self._smallest: Layout | None = None
+        self._smallest: tuple[Layouts, int] | None = None
 
     @property
     def empty(self) -> bool:
@@ -93,7 +93,7 @@ class _Looking:
             over = self._over(held)
             least = int(over.argmin())
             if over[least] < self._excess:
-                self._excess, self._smallest = float(over[least]), some.row(least)
+                self._excess, self._smallest = float(over[least]), (some, least)
             fits = np.flatnonzero(over <= 0)
             if fits.size:
                 self._keep(_slice(some, fits), held.take(fits))
@@ -136,7 +136,7 @@ class _Looking:
             looked_at=self._count,
             too_large=self._count - order.size,
             least_excess=0.0 if kept else max(self._excess, 0.0),
-            smallest=self._smallest,
+            smallest=self._smallest[0].row(self._smallest[1]) if self._smallest else None,
         )
 
     def _over(self, held: Memory) -> Column:
