@@ -16,9 +16,10 @@ from resilio_hpc.autoparallel.base.hardware import machine
 from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.autoparallel.search.failures import Reliability
 from resilio_hpc.autoparallel.search.inventory_file import assumed
+from resilio_hpc.autoparallel.search.layout_space import Space
 from resilio_hpc.autoparallel.search.offers import OfferRequest, offers
 from resilio_hpc.autoparallel.search.ranking import Training, pareto, ranked, search_offers
-from resilio_hpc.autoparallel.search.search import Found, Space, search
+from resilio_hpc.autoparallel.search.search import Found, search
 
 GPT3 = Transformer(96, 12288, 96, 49152, 51200, 2048, tied=True, name="GPT-3 175B")
 

@@ -32,8 +32,9 @@ class Arch(IntEnum):
 class Machine:
     """One kind of GPU in its nodes. Bandwidths in GB/s (1e9), one way; peaks in TFLOP/s, dense.
 
-    ``domain_gpus``: GPUs that reach each other over NVLink (more than a node's on NVL72). ``nic_gbytes_s``: network of
-    a whole node. ``power``: board power limit relative to the data sheet's.
+    ``host_gbytes_s``: link to the host's memory, one way. ``host_memory_gb``, ``host_memory_gbytes_s``: of that memory,
+    one GPU's share. ``domain_gpus``: GPUs that reach each other over NVLink (more than a node's on NVL72).
+    ``nic_gbytes_s``: network of a whole node. ``power``: board power limit relative to the data sheet's.
     """
 
     gpu: str
@@ -46,6 +47,9 @@ class Machine:
     nic_gbytes_s: float
     node_gpus: int = 8
     domain_gpus: int = 8
+    host_gbytes_s: float = 32.0
+    host_memory_gb: float = 128.0
+    host_memory_gbytes_s: float = 50.0
     fp8: float = 0.0
     fp4: float = 0.0
     power: float = 1.0
@@ -100,6 +104,9 @@ class Machines:
     sms: Column
     link: Column
     nic: Column
+    host_link: Column
+    host_memory: Column
+    host_bandwidth: Column
     node_gpus: Column
     domain_gpus: Column
 
@@ -118,4 +125,7 @@ class Machines:
             memory_bandwidth=column("memory_gbytes_s", 1e9),
             link=column("link_gbytes_s", 1e9),
             nic=column("nic_gbytes_s", 1e9),
+            host_link=column("host_gbytes_s", 1e9),
+            host_memory=column("host_memory_gb", 1e9),
+            host_bandwidth=column("host_memory_gbytes_s", 1e9),
         )

@@ -12,7 +12,7 @@ from resilio_hpc.core.json_fields import printable
 FRAMEWORKS = (
     "Megatron-Core", "Megatron-LM", "Megatron-LM 2021", "Megatron-DeepSpeed", "NeMo", "NeMo-Megatron", "torchtitan",
     "torchtitan+compile", "torchtitan+compile+loss", "DeepSpeed", "DeepSpeed ZeRO-3", "FSDP", "llm-foundry", "HAI-LLM",
-    "any",
+    "Meta-Llama-3", "any",
 )  # fmt: skip
 # other names of the same, and parts that may follow
 # "Megatron-LM" in a table is a release before Megatron-Core; who plans a job has today's, whose core that is

@@ -17,6 +17,7 @@ Number = TypeVar("Number")
 Flag = TypeVar("Flag")
 Kind = TypeVar("Kind")
 Order = TypeVar("Order")
+Place = TypeVar("Place")
 
 
 class Recompute(IntEnum):
@@ -40,12 +41,23 @@ class Schedule(IntEnum):
     DUALPIPE = 6  # from both ends (arXiv:2412.19437)
 
 
+class Offload(IntEnum):
+    """What lies in the host's memory instead of the GPU's, as bits."""
+
+    NONE = 0
+    OPTIMIZER = 1  # its states and its step (arXiv:2101.06840); with ZeRO-2 and 3 gradients, with FSDP parameters too
+    ACTIVATIONS = 2  # copied there in the forward pass, and back in the backward pass
+    BOTH = 3
+
+
 @dataclass(frozen=True)
-class Dimensions(Generic[Number, Flag, Kind, Order]):
+class Dimensions(Generic[Number, Flag, Kind, Order, Place]):
     """The one list of what makes a layout. GPUs: tp · pp · dp · cp; expert parallelism (ep) lies inside dp · cp · tp.
 
     ``zero``: what is sharded over dp: 1 optimizer, 2 and gradients, 3 and parameters (FSDP).
     ``replicas``: groups of ranks that each shard for themselves (HSDP); they lie inside dp.
+    ``etp``: ranks that share an expert (0: as the framework does it). ``head_layers``: so many layers the loss head
+    counts as when layers are spread over stages (0: even stages; see ``cost.stage_layers``).
     Group order from the inside of a node outwards: tp, cp, dp, pp. ``title``: what a person calls a dimension in which
     two layouts for the same GPUs differ.
     """
@@ -58,18 +70,22 @@ class Dimensions(Generic[Number, Flag, Kind, Order]):
     vpp: Number = default(1, title="interleaving")
     cp: Number = default(1, title="context parallel degree")
     ep: Number = default(1, title="expert parallel degree")
+    etp: Number = default(0, title="expert tensor parallel degree")
+    head_layers: Number = default(0, title="layers of the last stage")
     sequence_parallel: Flag = default(False, title="sequence parallelism")
     recompute: Kind = default(Recompute.NONE, title="recomputation")
     zero: Number = default(0, title="ZeRO stage")
     replicas: Number = default(1, title="sharding")
     schedule: Order = default(Schedule.ONE_F_ONE_B, title="schedule")
+    offload: Place = default(Offload.NONE, title="offload")
 
 
+_FIELDS = tuple(one.name for one in fields(Dimensions))
 TITLES = {one.name: one.metadata["title"] for one in fields(Dimensions) if one.metadata}
 
 
 @dataclass(frozen=True)
-class Layout(Dimensions[int, bool, Recompute, Schedule]):
+class Layout(Dimensions[int, bool, Recompute, Schedule, Offload]):
     """One parallel layout."""
 
     @property
@@ -81,6 +97,11 @@ class Layout(Dimensions[int, bool, Recompute, Schedule]):
         """Return micro-batches per iteration and data-parallel replica."""
         return -(-self.global_batch // (self.micro_batch * self.dp))
 
+    @property
+    def rounds(self) -> int:
+        """Return rounds of an interleaved pipeline (``schedule.rounds``)."""
+        return max(self.micro_batches // self.pp, 1)
+
     def __str__(self) -> str:
         parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}", f"mb{self.micro_batch}"]
         parts += [
@@ -88,22 +109,26 @@ class Layout(Dimensions[int, bool, Recompute, Schedule]):
             for name, value in (("cp", self.cp), ("ep", self.ep), ("vpp", self.vpp), ("rep", self.replicas))
             if value > 1
         ]
+        parts += [f"{name}{value}" for name, value in (("etp", self.etp), ("head", self.head_layers)) if value]
         parts += ["sp"] * self.sequence_parallel + [f"zero{self.zero}"] * (self.zero > 0)
         parts += [self.schedule.name.lower()] * (self.schedule != Schedule.ONE_F_ONE_B)
+        parts += [f"offload-{self.offload.name.lower()}"] * (self.offload != Offload.NONE)
         return "-".join([*parts, f"recompute-{self.recompute.name.lower()}"])
 
 
 @dataclass(frozen=True)
-class Layouts(Dimensions[Column, Column, Column, Column], Columns):
+class Layouts(Dimensions[Column, Column, Column, Column, Column], Columns):
     """Layouts as columns."""
 
     def __len__(self) -> int:
         return max(int(getattr(self, field.name).size) for field in fields(self))
 
     def row(self, index: int) -> Layout:
-        values = {f.name: int(np.broadcast_to(getattr(self, f.name), (len(self),))[index]) for f in fields(self)}
+        columns = ((name, getattr(self, name)) for name in _FIELDS)
+        values = {name: int(column[index if column.size > 1 else 0]) for name, column in columns}
         sharded = bool(values.pop("sequence_parallel"))
         kinds = {"recompute": Recompute(values.pop("recompute")), "schedule": Schedule(values.pop("schedule"))}
+        kinds["offload"] = Offload(values.pop("offload"))
         return Layout(**values, **kinds, sequence_parallel=sharded)  # type: ignore[arg-type]
 
     @property
@@ -118,7 +143,7 @@ class Layouts(Dimensions[Column, Column, Column, Column], Columns):
 # -- a layout as text: what ``str(layout)`` prints, read again ---------------------------------------------------------
 
 _NAMES = {"tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "cp": "cp", "ep": "ep", "vpp": "vpp", "zero": "zero",
-          "rep": "replicas"}  # fmt: skip
+          "rep": "replicas", "etp": "etp", "head": "head_layers"}  # fmt: skip
 _NUMBER = re.compile(r"([a-z]+)=?(\d{1,9})")
 EXAMPLE = "tp8-pp4-dp2-mb1-sp-zero1-recompute-full"
 
@@ -129,18 +154,20 @@ def parse_layout(text: str, global_batch: int) -> Layout:
     A schedule other than 1F1B is a word of its own, such as ``dualpipe``.
     """
     values: dict[str, int] = {}
-    recompute, flags, orders = Recompute.NONE, set[str](), list[Schedule]()
+    recompute, offload, flags, orders = Recompute.NONE, Offload.NONE, set[str](), list[Schedule]()
     words = [word for word in re.split(r"[-,\s]+", text.strip().lower()) if word]
     for place, word in enumerate(words):
         number = _NUMBER.fullmatch(word)
         if word == "fsdp" or (number and number[1] == "hsdp"):  # names of torch for ZeRO-3, and of it within groups
             values |= {"zero": 3, **({"rep": int(number[2])} if number else {})}
-        elif word in ("sp", "recompute"):
+        elif word in ("sp", "recompute", "offload"):
             flags.add(word)
         elif word.upper() in Schedule.__members__ and not orders:
             orders.append(Schedule[word.upper()])
         elif place and words[place - 1] == "recompute" and word.upper() in Recompute.__members__:
             recompute = Recompute[word.upper()]
+        elif place and words[place - 1] == "offload" and word.upper() in Offload.__members__:
+            offload = Offload[word.upper()]
         elif number and number[1] in _NAMES and number[1] not in values:
             values[number[1]] = int(number[2])
         else:
@@ -152,5 +179,5 @@ def parse_layout(text: str, global_batch: int) -> Layout:
     numbers = {_NAMES[name]: value for name, value in values.items()}
     return Layout(
         **numbers, global_batch=global_batch, sequence_parallel="sp" in flags,
-        schedule=orders[0] if orders else Schedule.ONE_F_ONE_B, recompute=recompute,
+        schedule=orders[0] if orders else Schedule.ONE_F_ONE_B, recompute=recompute, offload=offload,
     )  # fmt: skip

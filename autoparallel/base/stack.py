@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from resilio_hpc.autoparallel.base.columns import Column, Columns, default
+from resilio_hpc.autoparallel.base.layout import Layouts
 
 Number = TypeVar("Number")
 Flag = TypeVar("Flag")
@@ -45,6 +48,9 @@ class Settings(Generic[Number, Flag, Real]):
     ``keeps_gathered``: inputs gathered for tensor parallelism are kept for the backward pass, not gathered again.
     ``keeps_products``: recomputation is operator by operator, and every second matrix product is kept.
     ``keeps_outputs``: what a pipeline stage sent is kept until its backward pass.
+    ``frees_inputs``: what a pipeline stage received is freed: the first norm's backward pass works from its result.
+    ``avoids_record_streams``: memory of a collective is free again as soon as its result is used, not when the
+    allocator has seen another stream's event.
     ``expandable``: PyTorch's allocator grows its segments in place (expandable_segments).
     ``reports_reserved``: the memory in its log is what the allocator holds, not what it has given out.
     """
@@ -81,6 +87,8 @@ class Settings(Generic[Number, Flag, Real]):
     keeps_gathered: Flag = default(False)
     keeps_outputs: Flag = default(False)
     keeps_products: Flag = default(False)
+    frees_inputs: Flag = default(False)
+    avoids_record_streams: Flag = default(False)
     expandable: Flag = default(False)
     reports_reserved: Flag = default(False)
 
@@ -93,3 +101,13 @@ class Stack(Settings[int, bool, float]):
 @dataclass(frozen=True)
 class Stacks(Settings[Column, Column, Column], Columns):
     """Stacks as columns."""
+
+
+def expert_tp(layouts: Layouts, stacks: Stacks) -> Column:
+    """Return the tensor-parallel ranks that share an expert.
+
+    As the layout says, else as the framework does it: a whole group, or what expert parallelism leaves of it.
+    """
+    left = np.floor(layouts.tp * layouts.dp * layouts.cp / layouts.ep)
+    usual = np.where(stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
+    return np.where(layouts.etp > 0, layouts.etp, usual)

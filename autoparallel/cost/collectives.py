@@ -28,6 +28,7 @@ class Groups:
     cp: CollectiveGroup
     dp: CollectiveGroup
     ep: CollectiveGroup
+    etp: CollectiveGroup
     shard: CollectiveGroup
     """Ranks that share one copy of what ZeRO shards; ``replicas``: ranks with the same shard."""
     replicas: CollectiveGroup
@@ -51,7 +52,9 @@ def groups(layouts: Layouts, machines: Machines, expert_tp: Column) -> Groups:
         dp=group(layouts.dp * layouts.cp, layouts.tp),
         shard=group(layouts.dp * layouts.cp / layouts.replicas, layouts.tp),
         replicas=group(layouts.replicas, inner * layouts.dp / layouts.replicas),
-        ep=group(layouts.ep, layouts.tp),
+        # a layout that says so has the ranks of one expert side by side, and those of the next one beside them
+        ep=group(layouts.ep, np.where(layouts.etp > 0, layouts.etp, layouts.tp)),
+        etp=group(expert_tp, np.ones(1)),
         alike=group(np.maximum(inner * layouts.dp / (layouts.ep * expert_tp), 1), layouts.ep * expert_tp),
         stage_is_local=(2 * inner * layouts.dp <= domain).astype(float),
     )

@@ -10,7 +10,7 @@ from resilio_hpc.autoparallel.base.columns import Column, Columns
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.base.hardware import Machines
 from resilio_hpc.autoparallel.base.layout import Layouts, Recompute, Schedule
-from resilio_hpc.autoparallel.base.stack import Stacks
+from resilio_hpc.autoparallel.base.stack import Stacks, expert_tp
 from resilio_hpc.autoparallel.cost.collectives import (
     CollectiveGroup,
     Groups,
@@ -20,7 +20,13 @@ from resilio_hpc.autoparallel.cost.collectives import (
     groups,
     transfer,
 )
-from resilio_hpc.autoparallel.cost.schedule import StageSeconds, pipeline_time
+from resilio_hpc.autoparallel.cost.offload import (
+    copies_time,
+    moves_optimizer,
+    offloaded,
+    optimizer_on_host_time,
+)
+from resilio_hpc.autoparallel.cost.schedule import StageSeconds, pipeline_time, rounds
 from resilio_hpc.autoparallel.model import operators
 from resilio_hpc.autoparallel.model.operators import Work
 from resilio_hpc.autoparallel.model.transformer import Transformers
@@ -38,7 +44,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Cost(Columns):
-    """Seconds per iteration and their parts, as columns. ``bubble``: idle time of the slowest stage's GPUs."""
+    """Seconds per iteration and their parts, as columns. ``bubble``: idle time of the slowest stage's GPUs.
+
+    ``offload``: copies of activations to the host and back, as far as computing does not hide them.
+    """
 
     iteration: Column
     compute: Column
@@ -50,6 +59,7 @@ class Cost(Columns):
     data_parallel: Column
     optimizer: Column
     host: Column
+    offload: Column
 
 
 def norm(first: Column, second: Column, power: float) -> Column:
@@ -67,6 +77,7 @@ class _Layer:
     expert_parallel: Column
     context_parallel: Column
     sharding: Column
+    copies: Column
     total: Column
 
 
@@ -90,7 +101,9 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     places = np.where(models.route_nodes > 0, np.minimum(places, models.route_nodes), places)
     outer = routed * np.where(once, _distinct(models.topk, places), 1.0)
     exchange = all_to_all(inner, outer, group.ep, machines, efficiency)
-    expert = (2 + again) * 2 * models.moe_share * exchange
+    # ranks that share an expert gather each other's tokens, and sum their parts of the results
+    inside = gather(routed * group.etp.size, group.etp, machines, efficiency)
+    expert = (2 + again) * 2 * models.moe_share * (exchange + inside)
     keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
     context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
     beside = (layouts.vpp > 1) | (layouts.schedule == Schedule.DUALPIPE)  # another micro-batch's compute
@@ -134,14 +147,8 @@ def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) 
     waits = models.moe_share * ~operators.captured(models, problem.machines, problem.stacks)
     device = norm(work.layer, work.host, efficiency.host_norm) + waits * work.host / 3 + moving
     total = norm(device, sharding, efficiency.fsdp_norm)
-    return _Layer(work.layer, tensor, expert, context, total - device, total)
-
-
-def expert_tp(problem: Problem) -> Column:
-    """Return the tensor-parallel ranks that share an expert: a whole group, or what expert parallelism leaves of it."""
-    layouts = problem.layouts
-    left = np.floor(layouts.tp * layouts.dp * layouts.cp / layouts.ep)
-    return np.where(problem.stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
+    copies = copies_time(offloaded(models, problem.layouts, problem.stacks), problem.machines, total, work.forward)
+    return _Layer(work.layer, tensor, expert, context, total - device, copies, total + copies)
 
 
 def _gradients(
@@ -169,7 +176,11 @@ def _gradients(
     behind = efficiency.dp_overlap * layers * layer.total
     once = np.maximum(whole - np.where(stacks.overlap_dp > 0, 0.6 * behind, 0.0), 0.1 * whole)
     last = 1 / np.maximum(layers, 1)
-    parts = np.maximum(scatter - (1 - forward) * behind, last * scatter)
+    # ZeRO-2 beside a pipeline reduces a chunk's gradients in each round, behind the next chunk's backward passes
+    apart = np.where((layouts.zero == 2) & (layouts.pp > 1), rounds(layouts.micro_batches, layouts.pp), 1)
+    beside = (1 - forward) * behind * layouts.micro_batches / apart
+    earlier = (apart - 1) * np.maximum(scatter - beside, 0.0)
+    parts = earlier + np.maximum(scatter - (1 - forward) * behind, last * scatter)
     parts = parts + np.maximum(gathering - forward * behind, last * gathering)
     exposed = np.where((stacks.overlap_dp > 1) & (layouts.zero >= 1), parts, once)
     return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, exposed)
@@ -189,12 +200,13 @@ def stage_layers(problem: Problem) -> StageLayers:
 
     They hold embedding and loss head: "type:transformer|embedding" of DeepSpeed,
     --account-for-embedding-in-pipeline-split and --pipeline-model-parallel-layout of Megatron-Core,
-    first_stage_less_layers of torchtitan, the 126 layers of Llama 3 (arXiv:2407.21783).
+    first_stage_less_layers of torchtitan, the 126 layers of Llama 3 (arXiv:2407.21783). A layout may say how many
+    layers the loss head counts as (``head_layers``): the last stage has so many fewer.
     """
-    layers, pp = problem.models.layers + problem.models.mtp, problem.layouts.pp
-    most = np.ceil(layers / pp)
-    missing = most * pp - layers
-    return StageLayers(most, most - ((missing > 1) & (pp > 1)), most - ((missing > 0) & (pp > 1)))
+    layers, pp, head = problem.models.layers + problem.models.mtp, problem.layouts.pp, problem.layouts.head_layers
+    most = np.ceil((layers + head) / pp)
+    missing = most * pp - layers - head
+    return StageLayers(most, most - ((missing > 1) & (pp > 1)), most - head - ((missing > 0) & (pp > 1)))
 
 
 def held_parameters(problem: Problem) -> tuple[Column, Column]:
@@ -203,7 +215,8 @@ def held_parameters(problem: Problem) -> tuple[Column, Column]:
     held = stage_layers(problem)
     embeddings = np.where(layouts.pp > 1, 1, np.where(models.tied > 0, 1, 2)) * models.embedding_parameters
     dense = np.maximum(held.most * models.layer_parameters, held.first * models.layer_parameters + embeddings)
-    return dense / layouts.tp, held.most * models.layer_expert_parameters / (layouts.ep * expert_tp(problem))
+    split = layouts.ep * expert_tp(layouts, problem.stacks)
+    return dense / layouts.tp, held.most * models.layer_expert_parameters / split
 
 
 def _transfers(problem: Problem, size: Column, group: Groups, stage: Column, efficiency: Efficiency) -> Column:
@@ -220,7 +233,7 @@ def _transfers(problem: Problem, size: Column, group: Groups, stage: Column, eff
 def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     """Return the seconds of one iteration of every row."""
     models, layouts, machines, stacks = problem.models, problem.layouts, problem.machines, problem.stacks
-    group = groups(layouts, machines, expert_tp(problem))
+    group = groups(layouts, machines, expert_tp(layouts, stacks))
     work = operators.work(models, layouts, machines, stacks, efficiency)
     layer = _layer(problem, work, group, efficiency)
     held = stage_layers(problem)
@@ -236,7 +249,10 @@ def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     stage = StageSeconds(slowest, np.maximum(total, slowest), work.forward, work.weights)
     pipeline = pipeline_time(stage, count, layouts.pp, layouts.vpp, layouts.schedule)
     exposed = _gradients(problem, group, efficiency, layers, layer, work.forward)
-    optimizer = operators.optimizer_time(np.add(*held_parameters(problem)), layouts, machines, efficiency)
+    parameters = np.add(*held_parameters(problem))
+    optimizer = operators.optimizer_time(parameters, layouts, machines, efficiency)
+    on_host = optimizer_on_host_time(parameters, layouts, machines, stacks)
+    optimizer = np.where(moves_optimizer(layouts), np.maximum(on_host, optimizer), optimizer)
     fixed = efficiency.host_step_us * 1e-6
     nodes = np.maximum(layouts.num_gpus / machines.node_gpus, 1)
     waiting = 1 + efficiency.straggler * np.log2(nodes)
@@ -261,7 +277,9 @@ def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
                 - layer.expert_parallel
                 - layer.context_parallel
                 - layer.sharding
+                - layer.copies
             )
         )
         + fixed,
+        offload=count * layers * layer.copies,
     )

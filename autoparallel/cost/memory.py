@@ -1,7 +1,6 @@
 """Peak memory of one GPU, for many layouts at once: states, activations in flight, the loss head, buffers.
 
-Activations follow Korthikanti et al. (arXiv:2205.05198), extended to grouped queries, gated MLPs and experts; in-flight
-micro-batches follow the schedules of arXiv:2104.04473.
+In-flight micro-batches follow the schedules of arXiv:2104.04473.
 """
 
 from __future__ import annotations
@@ -12,8 +11,11 @@ import numpy as np
 
 from resilio_hpc.autoparallel.base.columns import Column, Columns
 from resilio_hpc.autoparallel.base.layout import Layouts, Recompute, Schedule
-from resilio_hpc.autoparallel.cost.cost import Problem, expert_tp, stage_layers
-from resilio_hpc.autoparallel.cost.schedule import in_flight
+from resilio_hpc.autoparallel.base.stack import expert_tp
+from resilio_hpc.autoparallel.cost.activations import checkpointed, layer_activations
+from resilio_hpc.autoparallel.cost.cost import Problem, stage_layers
+from resilio_hpc.autoparallel.cost.offload import moves_optimizer, offloaded
+from resilio_hpc.autoparallel.cost.schedule import in_flight, rounds
 
 WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
 CONTEXT = 1.2e9  # CUDA context and loaded kernels; seen by nvidia-smi only
@@ -27,7 +29,8 @@ class Memory(Columns):
     """Bytes that PyTorch has allocated at the peak, as columns. ``first``: of the fuller of the first two stages.
 
     ``states``: of the first stage. ``gaps``: cached beside these, and unusable for anything else; ``cached``: part of
-    the peak that the allocator keeps unused while there is room; ``buckets``: of communication libraries.
+    the peak that the allocator keeps unused while there is room; ``buckets``: of communication libraries. ``host``:
+    what a rank keeps in the host's memory.
     """
 
     states: Column
@@ -39,6 +42,7 @@ class Memory(Columns):
     gaps: Column
     cached: Column
     buckets: Column
+    host: Column
 
     @property
     def peak(self) -> Column:
@@ -65,14 +69,21 @@ class Memory(Columns):
 
 @dataclass(frozen=True)
 class _Activations:
-    """Bytes of one stage: ``kept`` by the micro-batches in flight; ``working``: more in one layer's backward pass."""
+    """Bytes of one stage: ``kept`` by the micro-batches in flight; ``working``: more in one layer's backward pass.
+
+    ``host``: kept in the host's memory.
+    """
 
     kept: Column
     working: Column
+    host: Column
 
 
-def _state_bytes(problem: Problem) -> tuple[Column, Column]:
-    """Return the bytes of states per parameter that a rank holds: outside experts, and of experts."""
+def _state_bytes(problem: Problem) -> tuple[Column, Column, Column, Column]:
+    """Return the bytes of states per parameter that a rank holds: outside experts, and of experts.
+
+    The last two: of those in the host's memory.
+    """
     stacks, layouts = problem.stacks, problem.layouts
     zero = layouts.zero
     half_grads = stacks.grad_bytes < 4
@@ -83,81 +94,43 @@ def _state_bytes(problem: Problem) -> tuple[Column, Column]:
     whole = whole * np.where(layouts.schedule == Schedule.DUALPIPE, 2, 1)  # a rank is a stage of both directions
     sharded = np.where(zero >= 3, sharded_all, np.where(zero >= 2, grads + optimizer, optimizer))
     ranks = np.where(zero >= 1, layouts.dp * layouts.cp / layouts.replicas, 1)
-    alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * expert_tp(problem)) / layouts.replicas
-    return whole + sharded / ranks, whole + sharded / np.where(zero >= 1, np.maximum(alike, 1), 1)
+    alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * expert_tp(layouts, stacks)) / layouts.replicas
+    alike = np.where(zero >= 1, np.maximum(alike, 1), 1)
+    moved = optimizer + np.where(zero >= 2, grads, 0.0)  # ZeRO-Offload (arXiv:2101.06840)
+    moved = np.where((zero >= 3) & (stacks.fp32_weights > 0), sharded_all, moved)  # FSDP's CPUOffloadPolicy
+    moved = np.where(moves_optimizer(layouts), np.minimum(moved, sharded), 0.0)
+    # beside these, Megatron's and DeepSpeed's hosts hold a copy of the gradients
+    on_host = moved + np.where(moves_optimizer(layouts) & (zero < 2), 4.0, 0.0)
+    sharded = sharded - moved
+    return whole + sharded / ranks, whole + sharded / alike, on_host / ranks, on_host / alike
 
 
 def _layer_parameters(problem: Problem) -> tuple[Column, Column]:
     """Return the parameters of an average layer on one GPU before sharding: outside experts, and of experts."""
     models, layouts = problem.models, problem.layouts
-    experts = models.layer_expert_parameters / (layouts.ep * expert_tp(problem))
+    experts = models.layer_expert_parameters / (layouts.ep * expert_tp(layouts, problem.stacks))
     return models.layer_parameters / layouts.tp, experts
-
-
-def _layer_activations(problem: Problem) -> tuple[Column, Column]:
-    """Return the bytes of one layer and micro-batch: all that backward needs, and the layer's input alone."""
-    models, layouts, stacks = problem.models, problem.layouts, problem.stacks
-    tokens = layouts.micro_batch * models.seq / layouts.cp
-    whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
-    masks = 2.0 * ((stacks.dropout > 0) & (models.gated == 0))
-    inputs = (8 + masks) * models.hidden / whole
-    attention = 2 * (models.qkv_width + models.attention_width) / layouts.tp
-    scores = np.where(stacks.flash > 0, 0.0, 5 * models.heads * models.seen_keys / layouts.tp)
-    scores = np.where(layouts.recompute == Recompute.SELECTIVE, 0.0, scores)
-    all_kept = inputs + attention + _mlp(problem) + scores
-    # inputs of attention and MLP; attention's result and what it multiplied; inputs of the experts' two products in fp8
-    moe = models.moe_share
-    lean = 2 * 2 * models.hidden / whole + 2 * models.attention_width / layouts.tp
-    lean = (
-        lean + (moe * models.topk * (models.hidden + 2 * models.expert_ffn) + (1 - moe) * 2 * models.ffn) / layouts.tp
-    )
-    lean = lean + moe * 2 * models.shared_ffn / layouts.tp
-    kept = np.where(stacks.lean > 0, lean, all_kept)
-    return tokens * kept, tokens * 2 * models.hidden / whole
-
-
-def _mlp(problem: Problem) -> Column:
-    """Return the bytes per token between the matrices of an average layer's MLP, and of the copies for experts.
-
-    Ranks that share an expert gather each other's tokens for it.
-    """
-    models, tp = problem.models, problem.layouts.tp
-    moe, split = models.moe_share, expert_tp(problem)
-    dense = (1 - moe) * models.ffn + moe * models.shared_ffn
-    copies = moe * models.topk / tp
-    routed = copies * models.expert_ffn
-    return 2 * (models.matrices + 1) * (dense / tp + routed) + 2 * (split + 1) * copies * models.hidden
-
-
-def _checkpointed(problem: Problem) -> Column:
-    """Return the bytes of one layer and micro-batch that torchtitan's operator-level checkpointing keeps.
-
-    Kept are the layer's input, attention's output, and the results of every second matrix product: of q, k, v, o, w1,
-    w3, w2 the first, third, fifth and last. Compiled, the last one is not kept, since no backward pass reads it.
-    """
-    models, layouts = problem.models, problem.layouts
-    tokens = layouts.micro_batch * models.seq / layouts.cp
-    whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
-    moe = models.moe_share
-    width = (1 - moe) * models.ffn + moe * (models.topk * models.expert_ffn + models.shared_ffn)
-    split = models.attention_width * 2 + models.kv_heads * models.head_dim + width
-    last = np.where((problem.stacks.fused == 0) & (models.gated > 0), models.hidden, 0.0)
-    return tokens * 2 * (models.hidden / whole + split / layouts.tp + last)
 
 
 def _activations(problem: Problem, layers: Column, after: Column) -> _Activations:
     layouts, stacks = problem.layouts, problem.stacks
-    full, stored = _layer_activations(problem)
-    some = np.where(stacks.keeps_products > 0, _checkpointed(problem), (full + stored) / 2)
+    full, stored = layer_activations(problem.models, layouts, stacks)
+    some = np.where(stacks.keeps_products > 0, checkpointed(problem.models, layouts, stacks), (full + stored) / 2)
     each = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.ALTERNATE], [stored, some], full
     )
     held = in_flight(after, layouts.micro_batches, layouts.pp, layouts.vpp, layouts.schedule)
     sent = np.where((stacks.keeps_outputs > 0) & (after > 0), layouts.vpp * stored, 0.0)
+    # what is recomputed needs the input
+    freed = np.where((stacks.frees_inputs > 0) & (layouts.recompute == Recompute.NONE), stored, 0.0)
+    sent = sent - np.where(layouts.pp > 1, np.minimum(layouts.vpp, layers) * freed, 0.0)
     working = np.where(layouts.recompute == Recompute.NONE, 0.0, full)
     # of attention and MLP, where sequence parallelism has sharded them
     again = np.where((stacks.keeps_gathered > 0) & (layouts.sequence_parallel > 0), 2 * (layouts.tp - 1) * stored, 0.0)
-    return _Activations(held * (layers * each + sent), working + again)
+    moved = offloaded(problem.models, layouts, stacks)
+    # two layers are on the GPU: the one that is worked on, and the one that is copied
+    working = working + again + np.minimum(layers * held, 2) * moved
+    return _Activations(held * (layers * (each - moved) + sent), working, held * layers * moved)
 
 
 def _head(problem: Problem) -> tuple[Column, Column]:
@@ -205,11 +178,22 @@ def _gathering(problem: Problem, unit: Column, ends: Column) -> Column:
     return np.where(problem.layouts.zero >= 3, 2 * np.maximum(ends, 2 * unit), 0.0)
 
 
+def _collected(problem: Problem, layer: Column) -> Column:
+    """Return the bytes of gradients that ZeRO-2 beside a pipeline holds whole: of the chunk in its backward passes.
+
+    They are reduced once its micro-batches in a row are done; until then those of one more round lie there.
+    """
+    layouts = problem.layouts
+    chunk = problem.stacks.grad_bytes * layer / layouts.vpp
+    more = 1 + (rounds(layouts.micro_batches, layouts.pp) > 1)
+    return np.where((layouts.zero == 2) & (layouts.pp > 1), more * chunk, 0.0)
+
+
 def memory(problem: Problem) -> Memory:
     """Return the peak bytes of every row."""
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
     dense, experts = _layer_parameters(problem)
-    dense_bytes, expert_bytes = _state_bytes(problem)
+    dense_bytes, expert_bytes, dense_host, expert_host = _state_bytes(problem)
     held = stage_layers(problem)
     layer = dense * dense_bytes + experts * expert_bytes
     end = np.where((layouts.pp == 1) & (models.tied == 0), 2, 1) * models.embedding_parameters / layouts.tp
@@ -219,6 +203,7 @@ def memory(problem: Problem) -> Memory:
     )
     head, gap = _head(problem)
     reducing = np.where(layouts.zero >= 3, (2 + stacks.grad_bytes) * unit, 0.0)
+    reducing = reducing + _collected(problem, held.most * (dense + experts))
     first = _activations(problem, held.first, layouts.pp - 1)
     last = _activations(problem, held.last, 0 * layouts.pp)
     working = first.working + reducing
@@ -228,7 +213,9 @@ def memory(problem: Problem) -> Memory:
         second = _activations(problem, held.most, np.maximum(layouts.pp - 2, 0))
         fuller = held.most * layer + _gathered(problem, held.most, unit, 0 * end) + second.kept + working
         fullest = np.where(layouts.pp > 2, np.maximum(fullest, fuller), fullest)
+    on_host = held.most * (dense * dense_host + experts * expert_host) + end * dense_host
     return Memory(
+        host=on_host + np.maximum(first.host, last.host),
         states=at_first,
         last_states=at_last,
         activations=np.maximum(first.kept + working, last.kept),
@@ -236,6 +223,7 @@ def memory(problem: Problem) -> Memory:
         first=WORKSPACE + fullest,
         last=WORKSPACE + at_last + last.kept + np.maximum(head, working),
         gaps=_gathering(problem, unit, end) + np.where(layouts.pp == 1, gap, 0.0),
-        cached=np.where(stacks.expandable > 0, FRAGMENTS, CACHED) * np.ones_like(at_first),
+        cached=np.where((stacks.expandable > 0) | (stacks.avoids_record_streams > 0), FRAGMENTS, CACHED)
+        * np.ones_like(at_first),
         buckets=stacks.buckets * (stacks.grad_bytes + 2) + CHANNELS * _group_kinds(layouts) * np.ones_like(at_first),
     )

@@ -27,11 +27,22 @@ class StageSeconds:
 def pipeline_time(stage: StageSeconds, micro_batches: Column, pp: Column, vpp: Column, schedule: Column) -> Column:
     """Seconds of an iteration: the slowest stage without a pause, and filling and draining through the others.
 
-    Interleaving (vpp chunks per stage) divides the bubble by vpp (arXiv:2104.04473, 2.2). With equal stages 1F1B is
-    formula (3) of the Resilio paper without its transfers.
+    Interleaving (vpp chunks per stage) divides the bubble by vpp (arXiv:2104.04473, 2.2). With fewer micro-batches than
+    stages, each chunk but the last waits until the first micro-batch has been through all stages. With equal stages
+    1F1B is formula (3) of the Resilio paper without its transfers.
     """
     whole = (stage.total - stage.slowest) / np.maximum(vpp, 1)
-    return micro_batches * stage.slowest + whole * bubble(stage.forward, stage.weights, pp, schedule)
+    waiting = np.maximum(pp - micro_batches, 0) * (vpp - 1) / np.maximum(vpp, 1) * stage.slowest
+    return micro_batches * stage.slowest + whole * bubble(stage.forward, stage.weights, pp, schedule) + waiting
+
+
+def rounds(micro_batches: Column, pp: Column) -> Column:
+    """Return in how many groups an interleaved pipeline takes its micro-batches: as many as have one per stage.
+
+    A chunk runs N = micro-batches / rounds of them in a row (arXiv:2407.21783, figure 6). Megatron's default is N = pp
+    (--microbatch-group-size-per-virtual-pipeline-stage); PyTorch's Interleaved1F1B takes this number of rounds.
+    """
+    return np.maximum(np.floor(micro_batches / pp), 1)
 
 
 def bubble(forward: Column, weights: Column, pp: Column, schedule: Column) -> Column:
@@ -58,7 +69,7 @@ def in_flight(after: Column, micro_batches: Column, pp: Column, vpp: Column, sch
     1F1B warms up with one more than there are stages behind; GPipe holds all. Zero-bubble schedules keep a micro-batch
     until the gradients of its weights: p of them on every stage, ZB-2p 2p (arXiv:2401.10241). DualPipe: p + 1.
     """
-    chunks = 2 * after + (vpp - 1) * pp + 1
+    chunks = 2 * after + (vpp - 1) * micro_batches / rounds(micro_batches, pp) + 1
     usual = np.where(vpp > 1, np.minimum(chunks, micro_batches * vpp) / vpp, after + 1)
     held = {
         Schedule.GPIPE: micro_batches,
@@ -94,14 +105,18 @@ def one_f_one_b_order(stage: int, stages: int, micro_batches: int) -> list[tuple
 
 
 def interleaved_order(stage: int, stages: int, micro_batches: int, chunks: int) -> list[tuple[int, int, bool]]:
-    """Return interleaved 1F1B (arXiv:2104.04473, figure 4); micro-batches must be a multiple of the stages."""
-    if micro_batches % stages:
-        raise ValueError(f"{micro_batches} micro-batches are no multiple of {stages} stages")
+    """Return interleaved 1F1B (arXiv:2104.04473, figure 4), with as many micro-batches in a row as ``rounds`` leaves.
+
+    Raises ValueError where the micro-batches do not make whole rounds.
+    """
+    row, rest = divmod(micro_batches, max(micro_batches // stages, 1))
+    if rest:
+        raise ValueError(f"{micro_batches} micro-batches are no multiple of {micro_batches // stages} rounds")
     count = micro_batches * chunks
     place = [
-        (k % (stages * chunks) // stages, k // (stages * chunks) * stages + k % stages) for k in range(count)
+        (k % (row * chunks) // row, k // (row * chunks) * row + k % row) for k in range(count)
     ]  # chunk and micro-batch of the k-th forward pass
-    warm = min(2 * (stages - stage - 1) + (chunks - 1) * stages, count)
+    warm = min(2 * (stages - stage - 1) + (chunks - 1) * row, count)
     forward = [(chunk, m, True) for chunk, m in place]
     backward = [(chunks - 1 - chunk, m, False) for chunk, m in place]
     order = forward[:warm]

@@ -22,18 +22,20 @@ def stage_times(
     head, count = _first(work.head), layout.micro_batches
     layers = int(asked.models.layers[0])
     moving = _first(cost.tensor_parallel) + _first(cost.expert_parallel) + _first(cost.context_parallel)
-    layer = ((_first(cost.compute) + moving + host_s) / count - head) / -(-layers // layout.pp)
-    stages = [layer * held for held in layers_of(layers, layout.pp)]
+    moving += _first(cost.offload)
+    spread = layers_of(layers, layout.pp, layout.head_layers)
+    layer = ((_first(cost.compute) + moving + host_s) / count - head) / max(spread)
+    stages = [layer * held for held in spread]
     stages[-1] += head
     return stages, [_first(cost.pipeline_transfers) / count] * (layout.pp - 1)
 
 
-def layers_of(layers: int, stages: int) -> list[int]:
+def layers_of(layers: int, stages: int, head_layers: int = 0) -> list[int]:
     """Return how many layers each stage has; see ``cost.stage_layers``."""
-    most = -(-layers // stages)
-    missing = most * stages - layers
+    most = -(-(layers + head_layers) // stages)
+    missing = most * stages - layers - head_layers
     fewer = [stages - 1, 0, *range(1, stages - 1)][:missing]
-    return [most - (stage in fewer) for stage in range(stages)]
+    return [most - (stage in fewer) - head_layers * (stage == stages - 1) for stage in range(stages)]
 
 
 def _first(column: object) -> float:

@@ -8,7 +8,8 @@ from resilio_hpc.autoparallel.model.transformer import Transformer
 
 COLUMNS = (
     "model", "layers", "hidden", "heads", "kv_heads", "ffn", "mlp", "vocab", "experts", "topk", "seq", "global_batch",
-    "micro_batch", "gpu", "gpus_per_node", "interconnect", "num_gpus", "tp", "pp", "vpp", "dp", "cp", "ep", "replicas",
+    "micro_batch", "gpu", "gpus_per_node", "interconnect", "num_gpus", "tp", "pp", "vpp", "dp", "cp", "ep", "etp",
+    "head_layers", "replicas", "offload",
     "sequence_parallel", "recompute", "zero", "schedule", "precision", "framework",
 )  # fmt: skip
 _SCHEDULES = {
@@ -40,6 +41,8 @@ def row_of(model: Transformer, layout: Layout, machine: Machine, framework: str,
         "interconnect": f"{round(machine.nic_gbytes_s * 8)}Gb/s per node",
         "num_gpus": layout.num_gpus,
         **{name: getattr(layout, name) for name in ("tp", "pp", "vpp", "dp", "cp", "ep", "replicas", "zero")},
+        **{name: getattr(layout, name) or "" for name in ("etp", "head_layers")},
+        "offload": layout.offload.name.lower() if layout.offload else "",
         "sequence_parallel": int(layout.sequence_parallel),
         "recompute": recompute,
         "schedule": "interleaved 1f1b" if interleaved else _SCHEDULES[layout.schedule],

@@ -13,7 +13,7 @@ from importlib.resources import files
 
 from resilio_hpc.autoparallel.base.hardware import Machine, machine
 from resilio_hpc.autoparallel.base.known_words import misspelt_framework, misspelt_precision
-from resilio_hpc.autoparallel.base.layout import Layout, Recompute, Schedule
+from resilio_hpc.autoparallel.base.layout import Layout, Offload, Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.measure.cells import Cells
 from resilio_hpc.autoparallel.model.families import family
@@ -136,6 +136,9 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, f
         zero=_zero(cells.text("zero").lower()),
         replicas=cells.whole("replicas") if cells.text("replicas") else 1,
         schedule=_schedule(words),
+        etp=cells.whole("etp") if cells.text("etp") else 0,
+        head_layers=cells.whole("head_layers") if cells.text("head_layers") else 0,
+        offload=_offload(cells.text("offload")),
     ), frozenset(name for name, is_open in open_parts.items() if is_open)
 
 
@@ -162,6 +165,13 @@ def _schedule(words: str) -> Schedule:
     return next(found, Schedule.ONE_F_ONE_B)
 
 
+def _offload(text: str) -> Offload:
+    if text and text.upper() not in Offload.__members__:
+        known = ", ".join(name.lower() for name in Offload.__members__)
+        raise UsageError(f"offload = {text[:40]!r} is not known: it is {known}")
+    return Offload[text.upper()] if text else Offload.NONE
+
+
 def _cut(cells: Cells, framework: str, dp: int, stages: int) -> int:
     """Return a micro-batch by rule, else 0: torchtitan cuts a replica's batch into as many as there are stages."""
     text = cells.text("global_batch")
@@ -181,7 +191,7 @@ def _recompute(text: str, framework: str) -> tuple[Recompute, bool]:
 
 
 def _zero(text: str) -> int:
-    if "zero-2" in text or "shard_grad" in text:
+    if "zero-2" in text or "shard_grad" in text or "no reshard" in text:
         return 2
     if "fsdp" in text or "zero-3" in text:
         return 3

@@ -55,10 +55,9 @@ def _ways(found: Case) -> Iterator[Case]:
     layout, model = found.layout, found.model
     each = max(1, layout.global_batch // layout.dp)
     divided = [d for d in range(1, min(each, LARGEST_MICRO_BATCH) + 1) if each % d == 0]
-    inside = model.layers // layout.pp
     # layers that no stage has evenly: embedding and head count as one each (cost.stage_layers)
     even = model.layers if model.layers % layout.pp == 0 else model.layers + 2
-    chunks = [d for d in range(layout.vpp, inside + 1) if even % (layout.pp * d) == 0] or [layout.vpp]
+    chunks = [d for d in range(layout.vpp, even // layout.pp + 1) if even % (layout.pp * d) == 0] or [layout.vpp]
     for micro in divided if "micro_batch" in found.open else (layout.micro_batch,):
         for vpp in chunks if "vpp" in found.open else (layout.vpp,):
             tried = replace(layout, micro_batch=micro, vpp=vpp)

@@ -12,7 +12,7 @@ from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.base.hardware import Machines
 from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
-from resilio_hpc.autoparallel.base.stack import Stacks
+from resilio_hpc.autoparallel.base.stack import Stacks, expert_tp
 from resilio_hpc.autoparallel.model.transformer import Transformers
 
 TILE = 128.0
@@ -183,8 +183,9 @@ def _layer_products(
     if np.any(models.moe_share > 0):
         local = np.maximum(models.experts / layouts.ep, 1)
         fullest = np.where(stacks.balanced > 0, 1.0, efficiency.imbalance)
-        each = tokens / tp * np.maximum(models.topk, 1) * fullest / local
-        width = np.maximum(models.expert_ffn, 1)
+        split = expert_tp(layouts, stacks)  # its ranks work on the same tokens, each with a part of the expert
+        each = tokens / tp * split * np.maximum(models.topk, 1) * fullest / local
+        width = np.maximum(models.expert_ffn, 1) / split
         for n, k in ((models.matrices * width, models.hidden), (models.hidden, width)):
             parts.append((_linear(each, n, k, local, rates), models.moe_share))
         shared = np.maximum(models.shared_ffn, 1) / tp
@@ -203,7 +204,8 @@ def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Col
 
     FSDP first lays the layer's gradients side by side and casts them for the reduction.
     """
-    held = (models.layer_parameters + models.layer_expert_parameters / layouts.ep) / layouts.tp
+    split = np.where(layouts.etp > 0, layouts.etp, layouts.tp)
+    held = models.layer_parameters / layouts.tp + models.layer_expert_parameters / layouts.ep / split
     apart = (layouts.micro_batches > 1) & ~_adds_in_product(layouts, stacks)
     added = np.where(apart, held * (2 * stacks.grad_bytes + 2), 0.0)
     return np.where(layouts.zero >= 3, added / layouts.dp + held * (6 + stacks.grad_bytes), added)

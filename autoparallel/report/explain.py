@@ -67,14 +67,16 @@ def check(training: Training, layout: Layout, machine: Machine) -> None:
     model = training.model
     for wrong, why in (
         (layout.pp > MOST_STAGES, f"pp {layout.pp}: at most {MOST_STAGES} stages can be drawn"),
-        (layout.pp * layout.vpp > model.layers, f"pp x vpp = {layout.pp * layout.vpp} of {model.layers} layers"),
+        (layout.pp * layout.vpp > model.layers + 2 * (layout.vpp > 1),  # embedding and head may be chunks of their own
+         f"pp x vpp = {layout.pp * layout.vpp} of {model.layers} layers"),
         (model.heads % layout.tp, f"tp {layout.tp} does not divide {model.heads} attention heads"),
         (layout.tp > machine.domain_gpus, f"tp {layout.tp} is more than {machine.domain_gpus} GPUs that share NVLink"),
         (layout.global_batch % (layout.dp * layout.micro_batch),
          f"a global batch of {layout.global_batch} cannot be split over dp {layout.dp} in micro-batches of "
          f"{layout.micro_batch}"),
-        (layout.vpp > 1 and layout.micro_batches % layout.pp,
-         f"vpp {layout.vpp}: {layout.micro_batches} micro-batches are no multiple of {layout.pp} stages"),
+        (layout.vpp > 1 and layout.micro_batches % layout.rounds,
+         f"vpp {layout.vpp}: {layout.micro_batches} micro-batches are no multiple of {layout.rounds} rounds of "
+         f"{layout.pp} stages"),
         (layout.ep > 1 and (not model.experts or model.experts % layout.ep),
          f"ep {layout.ep} does not divide {model.experts} experts"),
     ):  # fmt: skip
@@ -112,7 +114,7 @@ def _passes(efficiency: Efficiency, asked: Problem, cost: Cost, layout: Layout) 
     count = layout.micro_batches
     drawn = min(count, max(2 * layout.pp, 8))
     if layout.vpp > 1:
-        drawn = min(count, 2 * layout.pp)
+        drawn = count // layout.rounds * min(layout.rounds, 2)
         orders = [interleaved_order(stage, layout.pp, drawn, layout.vpp) for stage in range(layout.pp)]
     else:
         orders = [one_f_one_b_order(stage, layout.pp, drawn) for stage in range(layout.pp)]
@@ -138,7 +140,7 @@ def _stages(held: Memory, layout: Layout, layers: int) -> tuple[StageMemory, ...
             last + step * (flight[stage] - flight[-1]),
             head if stage == layout.pp - 1 else 0.0, other,
         )
-        for stage, held_layers in enumerate(layers_of(layers, layout.pp))
+        for stage, held_layers in enumerate(layers_of(layers, layout.pp, layout.head_layers))
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ PARTS = {
     "data_parallel": ("data parallel traffic", "#b0453f"),
     "optimizer": ("optimizer", "#4f8f6f"),
     "host": ("launching of kernels", "#8a8f98"),
+    "offload": ("copies to the host's memory", "#6f5b3e"),
 }
 _MEMORY = {
     "states": ("weights, gradients, optimizer", "#3b6ea8"),

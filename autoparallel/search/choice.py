@@ -78,9 +78,11 @@ class Choice:
         As in the launcher, dp includes context-parallel ranks.
         """
         layout = self.layout
-        numbers = {one.name: int(getattr(layout, one.name)) for one in fields(layout) if one.name != "schedule"}
+        other = ("schedule", "recompute", "offload")
+        numbers = {one.name: int(getattr(layout, one.name)) for one in fields(layout) if one.name not in other}
         numbers |= {"dp": layout.dp * layout.cp, "accumulation": layout.micro_batches}
-        return {name: str(value) for name, value in numbers.items()} | {"recompute": layout.recompute.name.lower()}
+        named = {"recompute": layout.recompute.name.lower(), "offload": layout.offload.name.lower()}
+        return {name: str(value) for name, value in numbers.items()} | named
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the training script reads."""

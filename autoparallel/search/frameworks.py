@@ -8,10 +8,10 @@ from importlib.resources import files
 from typing import Any
 
 from resilio_hpc.autoparallel.base.hardware import Arch, Machine, machine
-from resilio_hpc.autoparallel.base.layout import Recompute, Schedule
+from resilio_hpc.autoparallel.base.layout import Offload, Recompute, Schedule
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.measure.rows import case
-from resilio_hpc.autoparallel.search.search import Space
+from resilio_hpc.autoparallel.search.layout_space import Space
 from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
@@ -32,9 +32,15 @@ def space_of(framework: str) -> Space:
         recompute=tuple(Recompute[kind.upper()] for kind in row["recompute"]),
         interleaving=row.get("interleaving", True),
         schedules=tuple(Schedule[name.upper()] for name in row.get("schedules", ["one_f_one_b"])),
-        sharded_pipeline=row.get("sharded_pipeline", False),
+        pipeline_zero=tuple(row.get("pipeline_zero", (0, 1))),
+        rounds=row.get("rounds", "whole"),
         replicas=row.get("replicas", False),
         sequence_parallel=row.get("sequence_parallel", True),
+        expert_tp=row.get("expert_tp", False),
+        uneven=row.get("uneven", False),
+        offload=tuple(Offload[name.upper()] for name in ("none", *row.get("offload", []))),
+        offload_zero=tuple(row.get("offload_zero", ())),
+        offload_recompute=tuple(Recompute[kind.upper()] for kind in row.get("offload_recompute", [])),
         only={name: row[name] for name in ("tp", "pp") if name in row},
     )
 

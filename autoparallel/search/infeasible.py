@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import IntEnum
 
 from resilio_hpc.autoparallel.base.hardware import Machine, machines
 from resilio_hpc.autoparallel.base.layout import Recompute
+from resilio_hpc.autoparallel.search.layout_space import Space, context_degrees, divisors, tensor_degrees
 from resilio_hpc.autoparallel.search.ranking import Training, find
-from resilio_hpc.autoparallel.search.search import Found, Space, context_degrees, divisors, tensor_degrees
+from resilio_hpc.autoparallel.search.search import Found
 
 EVERYTHING = Space(zero=(0, 1, 2, 3), recompute=(Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL))
 MOST_NODES = 4096
@@ -48,7 +50,7 @@ def _one_limit_less(training: Training, machine: Machine, gpus: int, whole: Spac
         if found.cost.iteration.size:
             layout = found.layouts.row(0)
             value = getattr(layout, name)
-            text = value.name.lower() if isinstance(value, Recompute) else value
+            text = value.name.lower() if isinstance(value, IntEnum) else value
             return f"with --{name.replace('_', '-')} {text} it would fit ({layout})"
     return ""
 
@@ -57,11 +59,13 @@ def _wider(space: Space, whole: Space) -> Iterator[tuple[str, Space]]:
     """Yield the space without one limit, and that limit."""
     if space.recompute != whole.recompute:
         yield "recompute", replace(space, recompute=whole.recompute)
-    for name in ("micro_batch", "vpp", "ep", "tp", "pp"):
+    for name in ("micro_batch", "vpp", "ep", "etp", "tp", "pp"):
         if name in space.only and name not in whole.only:
             yield name, replace(space, only={key: value for key, value in space.only.items() if key != name})
     if space.zero != whole.zero:
         yield "zero", replace(space, zero=whole.zero)
+    if space.offload != whole.offload:
+        yield "offload", replace(space, offload=whole.offload)
 
 
 def _other_space(training: Training, machine: Machine, gpus: int, whole: Space) -> str:
@@ -126,7 +130,7 @@ def _no_layout(training: Training, machine: Machine, gpus: int, node_gpus: int) 
         return f"pp {space.only['pp']} is more than the {model.layers} layers"
     if space.cp and not context_degrees(model, space):
         return f"cp {space.cp[0]}: {2 * space.cp[0]} pieces do not divide sequences of {model.seq} tokens"
-    if space.only.get("pp", 1) > 1 and min(space.zero) >= 2 and not space.sharded_pipeline:
+    if space.only.get("pp", 1) > 1 and not set(space.zero) & set(space.pipeline_zero):
         return "ZeRO stages 2 and 3 do not go with a pipeline, which keeps its gradients: --pp 1, or another stage"
     if space.only.get("vpp", 1) > 1:
         return (

@@ -9,7 +9,7 @@ from resilio_hpc.autoparallel.base.hardware import machine
 from resilio_hpc.autoparallel.base.shapes import Shape
 from resilio_hpc.autoparallel.search.choice import PART, Offer
 from resilio_hpc.autoparallel.search.inventory import Inventory, Pool
-from resilio_hpc.autoparallel.search.search import divisors
+from resilio_hpc.autoparallel.search.layout_space import divisors
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 

@@ -20,8 +20,9 @@ from resilio_hpc.autoparallel.cost.stage_times import stage_times
 from resilio_hpc.autoparallel.model.transformer import Transformers
 from resilio_hpc.autoparallel.search.choice import Offer
 from resilio_hpc.autoparallel.search.failures import Reliability
+from resilio_hpc.autoparallel.search.layout_space import divisors
 from resilio_hpc.autoparallel.search.ranking import Searched, Training, at_shape, choices_of
-from resilio_hpc.autoparallel.search.search import Found, divisors
+from resilio_hpc.autoparallel.search.search import Found
 
 STATE_BYTES = 16  # per parameter: weights and gradients in half precision, fp32 weights, two moments
 

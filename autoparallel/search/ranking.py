@@ -17,7 +17,8 @@ from resilio_hpc.autoparallel.measure.predict import half_width
 from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.failures import Reliability, overhead, run_s
-from resilio_hpc.autoparallel.search.search import Found, Space, search
+from resilio_hpc.autoparallel.search.layout_space import Space
+from resilio_hpc.autoparallel.search.search import Found, search
 
 BEST = 5  # layouts of a shape that are shown beside one another
 STEP_OF_MEMORY = 0.05  # of a GPU: additional free memory that makes another layout of a shape a choice of its own

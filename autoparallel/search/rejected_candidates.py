@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resilio_hpc.autoparallel.base.hardware import Machine
-from resilio_hpc.autoparallel.base.layout import TITLES, Layout
+from resilio_hpc.autoparallel.base.layout import TITLES, Layout, Layouts
 from resilio_hpc.autoparallel.cost.cost import Cost
-from resilio_hpc.autoparallel.search.ranking import Training, find
+from resilio_hpc.autoparallel.cost.memory import Memory
+from resilio_hpc.autoparallel.search.ranking import Training, find, rows_of
 from resilio_hpc.autoparallel.search.search import Found
 
 Rows: TypeAlias = NDArray[np.intp]
@@ -26,6 +27,7 @@ _PARTS = {
     "data_parallel": "data parallel traffic",
     "optimizer": "optimizer step",
     "host": "launching of kernels",
+    "offload": "copies to the host's memory",
 }
 
 
@@ -57,13 +59,29 @@ class Loser:
 
 def rejected_candidates(training: Training, machine: Machine, gpus: int) -> list[Loser]:
     """Return, for so many GPUs, layouts that do not fit, and those that differ from the best one, by degree."""
-    every = find(training, replace(machine, memory_gb=1e9), gpus)
+    every = _with_offload(find(training, replace(machine, memory_gb=1e9), gpus), training, machine, gpus)
     over = every.memory.device - machine.memory_gb * 1e9 * (1 - training.headroom)
     fitting = np.flatnonzero(over <= 0)
     if not fitting.size:
         return []
     best = int(fitting[0])
     return [*_too_large(every, over, best), *_slower(every, best, fitting)]
+
+
+def _with_offload(every: Found, training: Training, machine: Machine, gpus: int) -> Found:
+    """Return these with the layouts that fit since something is in the host's memory, the fastest first."""
+    if len(training.space.offload) == 1:
+        return every
+    real = find(training, machine, gpus)
+    moved = np.flatnonzero(real.layouts.offload > 0) if real.cost.iteration.size else np.zeros(0, dtype=np.intp)
+    if not moved.size:
+        return every
+    some = rows_of(real, moved.tolist())
+    cost = Cost.joined([every.cost, some.cost])
+    order = np.argsort(cost.iteration, kind="stable")
+    layouts = Layouts.joined([one.layouts.full(len(one.layouts)) for one in (every, some)]).take(order)
+    held = Memory.joined([every.memory, some.memory]).take(order)
+    return replace(every, cost=cost.take(order), layouts=layouts, memory=held)
 
 
 def _too_large(every: Found, over: NDArray[np.float64], best: int) -> list[Loser]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,39 +12,16 @@ from numpy.typing import NDArray
 from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency, shipped
 from resilio_hpc.autoparallel.base.hardware import Machine, Machines
-from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute, Schedule
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Offload
 from resilio_hpc.autoparallel.base.stack import Stack, Stacks
 from resilio_hpc.autoparallel.cost.cost import Cost, Problem
 from resilio_hpc.autoparallel.cost.memory import Memory, memory
+from resilio_hpc.autoparallel.cost.offload import HOST_SHARE
 from resilio_hpc.autoparallel.measure.nearby import Nearby, costed
 from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
+from resilio_hpc.autoparallel.search.layout_space import Space, enumerate_layouts, may_offload
 
 CHUNK = 16_384  # rows at once: the columns of a chunk stay in the processor's cache
-
-
-@dataclass(frozen=True)
-class Space:
-    """The layouts to look at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values (no cp: all).
-
-    ``sharded_pipeline``: ZeRO-3 may be combined with pipeline parallelism. ``replicas``: ZeRO-3 may shard within groups
-    of whole nodes (HSDP). ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp).
-    """
-
-    micro_batch: int = 16
-    tp: int = 64
-    cp: tuple[int, ...] = ()
-    zero: tuple[int, ...] = (0, 1, 2, 3)
-    recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-    interleaving: bool = True
-    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
-    sharded_pipeline: bool = False
-    replicas: bool = False
-    sequence_parallel: bool = True
-    only: Mapping[str, int] = field(default_factory=dict)
-
-    def may(self, name: str, value: int) -> bool:
-        """Return whether the degree of this name may have this value."""
-        return self.only.get(name, value) == value
 
 
 @dataclass(frozen=True)
@@ -62,103 +40,6 @@ class Found:
     smallest: Layout | None
 
 
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
-
-
-SHORTEST = 4096  # tokens of a sequence on one rank, below which cutting it further is not looked at
-
-
-def context_degrees(model: Transformer, space: Space) -> list[int]:
-    """Return context-parallel degrees: those that are given, or powers of two with long enough pieces.
-
-    A rank has two pieces of a sequence, from both ends, so that causal masks leave all ranks equal work.
-    """
-    if space.cp:
-        return [d for d in space.cp if d == 1 or model.seq % (2 * d) == 0]
-    most = max(1, model.seq // SHORTEST)
-    return [1 << k for k in range(most.bit_length()) if k == 0 or model.seq % (2 << k) == 0]
-
-
-def _chunks(layers: int, pp: int, space: Space) -> list[int]:
-    """Return numbers of chunks per stage; embedding and loss head may count as a layer each (``cost.stage_layers``)."""
-    if pp == 1 or not space.interleaving:
-        return [1]
-    whole = [count // pp for count in (layers, layers + 2) if count % pp == 0]
-    found = {d for inside in whole for d in divisors(inside) if pp * d <= layers}
-    return sorted(found or {d for d in (1, 2, 4) if pp * d <= layers})
-
-
-def _replicas(dp: int, inside: int, node_gpus: int) -> list[int]:
-    """Return the numbers of groups that shard for themselves, each on whole nodes."""
-    return [d for d in divisors(dp) if d == 1 or (dp // d * inside) % node_gpus == 0]
-
-
-def tensor_degrees(model: Transformer, gpus: int, space: Space, largest: int) -> list[int]:
-    """Return tensor-parallel degrees that divide heads, groups of keys and MLP, as frameworks want."""
-    keys = model.kv_heads or model.heads
-    return [
-        d
-        for d in divisors(gpus)
-        if d <= min(space.tp, largest)
-        and model.heads % d == 0
-        and (keys == 1 or keys % d == 0)
-        and model.ffn % d == 0
-        and space.may("tp", d)
-    ]
-
-
-def _grids(
-    model: Transformer, gpus: int, global_batch: int, space: Space, machine: Machine
-) -> Iterator[dict[str, Column]]:
-    """Yield the columns of all layouts of one (tp, cp, pp), by name; the global batch is the same for all."""
-    node_gpus = machine.node_gpus
-    for tp in tensor_degrees(model, gpus, space, machine.domain_gpus):
-        for cp in (d for d in context_degrees(model, space) if (gpus // tp) % d == 0):
-            for pp in (d for d in divisors(gpus // tp // cp) if d <= model.layers and space.may("pp", d)):
-                dp = gpus // tp // cp // pp
-                if global_batch % dp:
-                    continue
-                each = global_batch // dp
-                micro = [d for d in divisors(each) if d <= space.micro_batch and space.may("micro_batch", d)]
-                chunks = [d for d in _chunks(model.layers, pp, space) if space.may("vpp", d)]
-                experts = [d for d in divisors(dp * cp * tp) if model.experts % d == 0] if model.experts else [1]
-                experts = [d for d in experts if space.may("ep", d)]
-                copies = _replicas(dp, tp * cp, node_gpus) if space.replicas else [1]
-                axes = {
-                    "micro_batch": micro,
-                    "vpp": chunks,
-                    "ep": experts,
-                    "sequence_parallel": [0, 1] if tp > 1 and space.sequence_parallel else [0],
-                    "recompute": list(space.recompute),
-                    "zero": list(space.zero) if dp * cp > 1 else [0],
-                    "replicas": copies,
-                    "schedule": list(space.schedules) if pp > 1 else [Schedule.ONE_F_ONE_B],
-                }
-                mesh: tuple[NDArray[np.int64], ...] = np.meshgrid(*axes.values(), indexing="ij")
-                grid = {name: axis.ravel().astype(float) for name, axis in zip(axes, mesh, strict=True)}
-                # interleaving needs whole rounds
-                legal = (grid["vpp"] == 1) | (np.mod(each / grid["micro_batch"], pp) == 0)
-                legal &= (grid["schedule"] == Schedule.ONE_F_ONE_B) | (grid["vpp"] == 1)
-                # a pipeline keeps its gradients over all micro-batches
-                legal &= (grid["zero"] < 2) | (pp == 1) | (space.sharded_pipeline & (grid["zero"] == 3))
-                legal &= (grid["replicas"] == 1) | (grid["zero"] == 3)
-                kept = {name: axis[legal] for name, axis in grid.items()}
-                same = {"tp": tp, "pp": pp, "dp": dp, "cp": cp}
-                yield kept | {name: np.full(kept["vpp"].size, float(value)) for name, value in same.items()}
-
-
-def enumerate_layouts(model: Transformer, machine: Machine, gpus: int, global_batch: int, space: Space) -> Layouts:
-    """Return every layout of the space, as columns."""
-    grids = list(_grids(model, gpus, global_batch, space, machine))
-    if not grids:
-        return Layouts.of([])
-    columns = {name: np.concatenate([grid[name] for grid in grids]) for name in grids[0]}
-    return Layouts(**columns, global_batch=np.array([float(global_batch)]))
-
-
 def search(
     model: Transformer,
     machine: Machine,
@@ -174,37 +55,106 @@ def search(
 
     ``headroom``: part of a GPU's memory that must stay free.
     """
-    models, machines = Transformers.of([model]), Machines.of([machine])
-    stacks, known = Stacks.of([stack or Stack()]), efficiency or shipped()
-    layouts = enumerate_layouts(model, machine, gpus, global_batch, space or Space())
-    count = layouts.tp.size
-    costs: list[Cost] = []
-    memories: list[Memory] = []
-    kept: list[NDArray[np.intp]] = []
-    excess, smallest = np.inf, None
-    for start in range(0, count, CHUNK):
-        asked = Problem(models, _slice(layouts, slice(start, start + CHUNK)), machines, stacks)
-        held = memory(asked)
-        over = held.device - machines.memory * (1 - headroom)
-        if over.size and over.min() < excess:
-            excess, smallest = float(over.min()), start + int(over.argmin())
-        fits = np.flatnonzero(over <= 0)
-        if fits.size:
-            some = replace(asked, layouts=_slice(asked.layouts, fits))
-            costs.append(costed(some, known, nearby).full(fits.size))
-            memories.append(held.take(fits))
-            kept.append(fits + start)
-    cost = Cost.joined(costs)
-    order = np.argsort(cost.iteration, kind="stable")
-    return Found(
-        layouts=_slice(layouts, np.concatenate([np.zeros(0, dtype=np.intp), *kept])[order]),
-        cost=cost.take(order),
-        memory=Memory.joined(memories).take(order),
-        looked_at=count,
-        too_large=count - order.size,
-        least_excess=0.0 if kept else max(excess, 0.0),
-        smallest=layouts.row(smallest) if smallest is not None else None,
-    )
+    asked = space or Space()
+    known = efficiency or shipped()
+    layouts = enumerate_layouts(model, machine, gpus, global_batch, asked)
+    setting = Problem(Transformers.of([model]), layouts, Machines.of([machine]), Stacks.of([stack or Stack()]))
+    looking = _Looking(setting, known, nearby, 1 - headroom)
+    large = looking.look(layouts)
+    kinds = [kind for kind in asked.offload if kind and Offload.NONE in asked.offload]
+    if kinds and (asked.offload_ranked or looking.empty):
+        looking.offloaded(_slice(layouts, large), kinds, asked)
+    return looking.found()
+
+
+class _Looking:
+    """The layouts that were looked at, with the costs of those that fit. ``room``: part of a GPU's memory."""
+
+    def __init__(self, setting: Problem, known: Efficiency, nearby: Nearby | None, room: float) -> None:
+        self._setting, self._known, self._nearby = setting, known, nearby
+        self._room = setting.machines.memory * room
+        self._layouts: list[Layouts] = []
+        self._costs: list[Cost] = []
+        self._memories: list[Memory] = []
+        self._count, self._excess = 0, math.inf
+        self._smallest: tuple[Layouts, int] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Return whether nothing fits so far."""
+        return not self._costs
+
+    def look(self, layouts: Layouts) -> NDArray[np.intp]:
+        """Keep those that fit, and return the places of the others."""
+        others = [np.zeros(0, dtype=np.intp)]
+        for start in range(0, layouts.tp.size, CHUNK):
+            some = _slice(layouts, slice(start, start + CHUNK))
+            held = memory(replace(self._setting, layouts=some))
+            over = self._over(held)
+            least = int(over.argmin())
+            if over[least] < self._excess:
+                self._excess, self._smallest = float(over[least]), (some, least)
+            fits = np.flatnonzero(over <= 0)
+            if fits.size:
+                self._keep(_slice(some, fits), held.take(fits))
+            others.append(np.flatnonzero(over > 0) + start)
+        self._count += layouts.tp.size
+        return np.concatenate(others)
+
+    def offloaded(self, layouts: Layouts, kinds: Sequence[Offload], space: Space) -> None:
+        """Look at layouts that do not fit as they are, with something in the host's memory.
+
+        Nothing of that makes an iteration shorter. So the best needs no offload unless a layout that is too large would
+        be faster; only such ones are looked at, once it is seen that they can be made to fit.
+        """
+        best = min((float(cost.iteration.min()) for cost in self._costs), default=math.inf)
+        for start in range(0, layouts.tp.size, CHUNK):
+            some = _slice(layouts, slice(start, start + CHUNK))
+            ways = [self._legal(some, kind, space) for kind in kinds]
+            able = np.zeros(some.tp.size, dtype=bool)
+            for way, rows in ways:
+                able[rows] |= self._over(memory(replace(self._setting, layouts=way))) <= 0
+            rest = np.flatnonzero(able)
+            if rest.size and best < math.inf:
+                without = costed(replace(self._setting, layouts=_slice(some, rest)), self._known, self._nearby)
+                rest = rest[without.iteration < best]
+            for way, rows in ways:
+                wanted = np.isin(rows, rest) if best < math.inf else np.ones(rows.size, dtype=bool)
+                if np.any(wanted):
+                    self.look(_slice(way, np.flatnonzero(wanted)))
+
+    def found(self) -> Found:
+        """Return what was kept, the fastest first."""
+        cost = Cost.joined(self._costs)
+        order = np.argsort(cost.iteration, kind="stable")
+        kept = [one.full(len(one)) for one in self._layouts]
+        layouts = Layouts.joined(kept) if kept else _slice(self._setting.layouts, order)
+        return Found(
+            layouts=layouts.take(order) if kept else layouts,
+            cost=cost.take(order),
+            memory=Memory.joined(self._memories).take(order),
+            looked_at=self._count,
+            too_large=self._count - order.size,
+            least_excess=0.0 if kept else max(self._excess, 0.0),
+            smallest=self._smallest[0].row(self._smallest[1]) if self._smallest else None,
+        )
+
+    def _over(self, held: Memory) -> Column:
+        """Return the bytes by which layouts miss the GPU, or the host, where that is more; below 0 where they fit."""
+        return np.maximum(held.device - self._room, held.host - self._setting.machines.host_memory * HOST_SHARE)
+
+    def _legal(self, layouts: Layouts, kind: Offload, space: Space) -> tuple[Layouts, NDArray[np.intp]]:
+        """Return those of the layouts that may have this kind of offload, with it; and their places."""
+        offload = np.full(layouts.tp.size, float(kind))
+        rows = np.flatnonzero(may_offload(offload, layouts.zero, layouts.recompute, space))
+        return replace(_slice(layouts, rows), offload=offload[rows]), rows
+
+    def _keep(self, layouts: Layouts, held: Memory) -> None:
+        count = layouts.tp.size
+        asked = replace(self._setting, layouts=layouts)
+        self._layouts.append(layouts)
+        self._costs.append(costed(asked, self._known, self._nearby).full(count))
+        self._memories.append(held)
 
 
 def _slice(layouts: Layouts, rows: slice | NDArray[np.intp]) -> Layouts:

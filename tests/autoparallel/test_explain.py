@@ -10,7 +10,7 @@ import pytest
 
 from resilio_hpc.autoparallel.base.efficiency import shipped
 from resilio_hpc.autoparallel.base.hardware import Machines, machine
-from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute, parse_layout
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Offload, Recompute, parse_layout
 from resilio_hpc.autoparallel.base.stack import Stacks
 from resilio_hpc.autoparallel.cost.cost import Problem
 from resilio_hpc.autoparallel.cost.memory import memory
@@ -19,8 +19,8 @@ from resilio_hpc.autoparallel.model.presets import preset
 from resilio_hpc.autoparallel.model.transformer import Transformers
 from resilio_hpc.autoparallel.report.explain import explain
 from resilio_hpc.autoparallel.report.timeline import html, svg, text_lines
+from resilio_hpc.autoparallel.search.layout_space import enumerate_layouts
 from resilio_hpc.autoparallel.search.ranking import Training, find
-from resilio_hpc.autoparallel.search.search import enumerate_layouts
 from resilio_hpc.core.errors import UsageError
 
 A100 = machine("A100")
@@ -33,10 +33,14 @@ def test_a_layout_is_read_as_it_is_written() -> None:
     layouts = enumerate_layouts(TRAINING.model, A100, 64, 64, TRAINING.space)
     rows = [layouts.row(number) for number in range(0, len(layouts), 7)]
     assert rows and all(parse_layout(str(row), 64) == row for row in rows)
+    more = replace(rows[0], etp=2, head_layers=3, offload=Offload.BOTH)
+    assert parse_layout(str(more), 64) == more
     assert parse_layout("tp=8,pp=2, sp", 16) == Layout(tp=8, pp=2, global_batch=16, sequence_parallel=True)
 
 
-@pytest.mark.parametrize("text", ["tp8-xx2", "tp8-tp4", "tp0", "zero4", "recompute-some", "mb", "full", "tp8.5"])
+@pytest.mark.parametrize(
+    "text", ["tp8-xx2", "tp8-tp4", "tp0", "zero4", "recompute-some", "offload-all", "mb", "full", "tp8.5"]
+)
 def test_what_is_no_layout_is_a_mistake(text: str) -> None:
     with pytest.raises(UsageError, match="layout"):
         parse_layout(text, 8)
@@ -79,7 +83,7 @@ def test_the_ends_of_the_pipeline_hold_what_the_memory_model_says() -> None:
         ({"pp": 200}, "at most 128 stages"),
         ({"pp": 97}, "of 96 layers"),
         ({"dp": 3}, "cannot be split over dp 3"),
-        ({"vpp": 2, "global_batch": 12}, "no multiple of 8 stages"),
+        ({"vpp": 2, "global_batch": 17}, "no multiple of 2 rounds of 8 stages"),
         ({"ep": 2}, "does not divide 0 experts"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 
 from resilio_hpc.autoparallel.base.efficiency import shipped
@@ -34,8 +35,8 @@ class Published:
     tokens: float = 0.0
     tflops: float = 0.0
     only: Mapping[str, int] = field(default_factory=dict)
-    masked: bool = True
-    """Whether the published FLOPs count attention to masked keys."""
+    offered: bool = False
+    """Whether the layout fits with 5 % of the memory left free, as ``resilio plan`` wants it."""
 
 
 RUNS = {
@@ -46,15 +47,16 @@ RUNS = {
                                    "tp8-pp12-dp4-mb1-recompute-full", seconds=76.78, only={"tp": 8, "micro_batch": 1}),
     "GPT-3 175B on 768": Published("gpt3-175b", "a100", "Megatron-LM 2021", "fp16", 1536, 2048,
                                    "tp8-pp12-dp8-mb1-recompute-full", seconds=39.42, only={"tp": 8, "micro_batch": 1}),
-    # arXiv:2407.21783, table 4: 8,192 and 16,384 H100, 430 and 400 TFLOP/s; nothing recomputed (3.3.2)
-    "Llama 3 405B on 8,192": Published("llama3-405b", "h100", "Megatron-Core", "bf16", 2048, 8192,
+    # arXiv:2407.21783, table 4: 8,192 and 16,384 H100, 430 and 400 TFLOP/s; nothing recomputed (3.3.2). The first chunk
+    # holds the embedding alone, the last one the loss head alone: chunks are of one layer, 8 of them on a GPU. MFU as
+    # in arXiv:2204.02311, whose FLOPs count masked keys. On 8,192 GPUs twice as many micro-batches wait: 88 GB
+    "Llama 3 405B on 8,192": Published("llama3-405b", "h100", "Meta-Llama-3", "bf16", 2048, 8192,
                                        "tp8-pp16-dp64-mb1-vpp8-sp-zero2", tflops=430),
-    "Llama 3 405B on 16,384": Published("llama3-405b", "h100", "Megatron-Core", "bf16", 2048, 8192,
-                                        "tp8-pp16-dp128-mb1-vpp8-sp-zero2", tflops=400),
-    # the same, 131,072 tokens, 380 TFLOP/s, context parallel 16. With masked keys counted, the run would do 27 % of the
-    # peak without them, far below the 40 % of short sequences
-    "Llama 3 405B, 131,072 tokens": Published("llama3-405b", "h100", "Megatron-Core", "bf16", 128, 131072,
-                                              "tp8-pp16-cp16-dp8-mb1-vpp8-sp-zero2", tflops=380, masked=False),
+    "Llama 3 405B on 16,384": Published("llama3-405b", "h100", "Meta-Llama-3", "bf16", 2048, 8192,
+                                        "tp8-pp16-dp128-mb1-vpp8-sp-zero2", tflops=400, offered=True),
+    # the same, 131,072 tokens, 380 TFLOP/s, context parallel 16
+    "Llama 3 405B, 131,072 tokens": Published("llama3-405b", "h100", "Meta-Llama-3", "bf16", 128, 131072,
+                                              "tp8-pp16-cp16-dp8-mb1-vpp8-sp-zero2", tflops=380, offered=True),
     # NVIDIA/NeMo docs/source/performance/performance_summary.md @070a0bb1, NeMo 24.07
     "Llama 2 70B": Published("llama2-70b", "h100", "NeMo", "fp8", 128, 4096, "tp4-pp4-dp4-mb1-vpp20-sp-zero1",
                              tokens=1707),
@@ -66,6 +68,7 @@ RUNS = {
                              seconds=2.664e6 * 3600 / 14.8e12 * 15360 * 4096 / 2048),
 }  # fmt: skip
 WITHIN = 0.15
+HEADROOM = 0.05
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -82,8 +85,10 @@ def test_a_published_layout_takes_the_published_time_and_is_among_the_best(name:
     space = replace(space, only={**space.only, **run.only})
     if layout.recompute == Recompute.FULL:  # as all runs of that paper
         space = replace(space, recompute=(Recompute.FULL,))
-    found = search(model, machine, layout.num_gpus, run.batch, stack, space)
+    found = search(model, machine, layout.num_gpus, run.batch, stack, space, headroom=HEADROOM * run.offered)
     assert predicted <= 1.05 * float(found.cost.iteration[0])
+    near = np.flatnonzero(found.cost.iteration <= 1.05 * found.cost.iteration[0])
+    assert not run.offered or layout in [found.layouts.row(int(row)) for row in near]
 
 
 def _seconds(run: Published, models: Transformers, gpus: int) -> float:
@@ -92,7 +97,4 @@ def _seconds(run: Published, models: Transformers, gpus: int) -> float:
         return run.seconds
     if run.tokens:
         return tokens / run.tokens / gpus
-    flops = float(models.flops_per_token[0])
-    if not run.masked:
-        flops -= 6 * run.seq * float((models.layers * models.attention_width)[0])
-    return flops * tokens / run.tflops / 1e12 / gpus
+    return float(models.flops_per_token[0]) * tokens / run.tflops / 1e12 / gpus

@@ -70,6 +70,21 @@ def test_what_a_stage_sent_is_kept_until_its_backward_pass() -> None:
     assert last[0] == last[1]  # the last stage sends nothing
 
 
+def test_what_a_stage_received_is_freed_where_the_framework_does_so() -> None:
+    layout = Layout(pp=2, dp=2, vpp=2, global_batch=16)
+    less = kept(layout) - kept(layout, frees_inputs=True)
+    assert less == 5 * 2 * TOKENS * HIDDEN  # so many chunks are in flight
+    again = replace(layout, recompute=Recompute.FULL)  # which starts from it
+    assert kept(again) == kept(again, frees_inputs=True)
+
+
+def test_zero_2_beside_a_pipeline_holds_the_gradients_of_a_chunk() -> None:
+    chunk = 12 * HIDDEN**2 * 4  # of one layer, in fp32
+    for batch, chunks in ((4, 1), (16, 2)):  # one round of micro-batches, and several
+        two, one = (kept(Layout(pp=2, dp=2, vpp=2, global_batch=batch, zero=zero)) for zero in (2, 1))
+        assert two - one == pytest.approx(chunks * chunk)
+
+
 def test_gathered_inputs_of_attention_and_mlp_are_kept_in_the_layer_that_is_worked_on() -> None:
     layout = Layout(tp=2, pp=2, sequence_parallel=True, global_batch=8, recompute=Recompute.FULL)
     more = kept(layout, keeps_gathered=True) - kept(layout)

@@ -13,8 +13,9 @@ from resilio_hpc.autoparallel.measure.calibrate import calibrate
 from resilio_hpc.autoparallel.measure.predict import predict, read
 from resilio_hpc.autoparallel.measure.unstated import problem
 from resilio_hpc.autoparallel.report.explain import explain
+from resilio_hpc.autoparallel.search.layout_space import Space
 from resilio_hpc.autoparallel.search.ranking import Training
-from resilio_hpc.autoparallel.search.search import Space, search
+from resilio_hpc.autoparallel.search.search import search
 from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 

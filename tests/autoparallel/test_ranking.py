@@ -24,10 +24,10 @@ from resilio_hpc.autoparallel.search import infeasible, paper
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.failures import Reliability, interval_s, overhead, run_s
 from resilio_hpc.autoparallel.search.inventory_file import assumed
+from resilio_hpc.autoparallel.search.layout_space import Space
 from resilio_hpc.autoparallel.search.offers import OfferRequest, offers
 from resilio_hpc.autoparallel.search.ranking import Searched, Training, at_shape, find, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
-from resilio_hpc.autoparallel.search.search import Space
 
 H100 = machine("H100")
 TRAINING = Training(uniform(preset("llama2-7b")), 256, shipped())

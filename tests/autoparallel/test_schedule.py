@@ -44,6 +44,17 @@ def test_interleaving_divides_the_bubble(stages: int, chunks: int, rounds: int) 
     assert end == pytest.approx(closed(3.0, 3.0 * stages, count, chunks))
 
 
+@pytest.mark.parametrize(
+    ("stages", "chunks", "count"), [(4, 2, 6), (4, 3, 10), (8, 2, 12), (4, 3, 2), (4, 2, 3), (8, 3, 5)]
+)
+def test_longer_rounds_cost_nothing_and_shorter_ones_wait(stages: int, chunks: int, count: int) -> None:
+    orders = [interleaved_order(stage, stages, count, chunks) for stage in range(stages)]
+    end = max(one.end_s for one in simulate(orders, [1.0 / chunks] * stages, [2.0 / chunks] * stages))
+    assert end == pytest.approx(closed(3.0, 3.0 * stages, count, chunks))
+    waiting = 3.0 * (chunks - 1) * max(stages - count, 0) / chunks
+    assert end == pytest.approx(3.0 * count + 3.0 * (stages - 1) / chunks + waiting)
+
+
 @pytest.mark.parametrize("slow", range(4))
 def test_one_slow_stage_sets_the_pace(slow: int) -> None:
     forward = [2.0 if stage == slow else 1.0 for stage in range(4)]
@@ -77,7 +88,7 @@ def test_orders_that_wait_for_each_other_are_refused() -> None:
 
 def test_interleaving_wants_whole_rounds() -> None:
     with pytest.raises(ValueError, match="multiple"):
-        interleaved_order(0, 4, 6, 2)
+        interleaved_order(0, 4, 9, 2)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +134,9 @@ def test_every_stage_holds_as_many_micro_batches_as_its_schedule_warms_up_with(
     assert list(np.broadcast_to(in_flight(after, *rest), 8)) == held
 
 
-@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(16, 8, 16), (16, 8, 32), (4, 2, 8), (8, 3, 8)])
+@pytest.mark.parametrize(
+    ("stages", "chunks", "micro_batches"), [(16, 8, 16), (16, 8, 32), (4, 2, 8), (8, 3, 8), (4, 2, 7)]
+)
 def test_an_interleaved_stage_holds_what_its_order_of_passes_leaves_open(
     stages: int, chunks: int, micro_batches: int
 ) -> None:

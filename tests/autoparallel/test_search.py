@@ -11,7 +11,8 @@ from resilio_hpc.autoparallel.base.stack import Stack, Stacks
 from resilio_hpc.autoparallel.cost.cost import Problem, iteration
 from resilio_hpc.autoparallel.cost.memory import memory
 from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
-from resilio_hpc.autoparallel.search.search import Space, divisors, enumerate_layouts, search
+from resilio_hpc.autoparallel.search.layout_space import Space, divisors, enumerate_layouts
+from resilio_hpc.autoparallel.search.search import search
 
 SMALL = Transformer(24, 2048, 16, 8192, 51200, 2048, tied=True, name="small")
 MOE = Transformer(16, 2048, 16, 8192, 51200, 2048, experts=8, topk=2, expert_ffn=4096, gated=True, name="moe")
@@ -29,7 +30,7 @@ def test_every_layout_uses_all_gpus_and_the_whole_batch() -> None:
         rows = [layouts.row(i) for i in range(0, layouts.tp.size, 1 + layouts.tp.size // 200)]
         assert len(set(rows)) == len(rows)
         assert all(row.num_gpus == 8 and 8 % (row.micro_batch * row.dp) == 0 for row in rows)
-        assert all(row.pp * row.vpp <= model.layers and row.tp <= 8 for row in rows)
+        assert all(row.pp * row.vpp <= model.layers + 2 and row.tp <= 8 for row in rows)
         assert all(row.micro_batches % row.pp == 0 for row in rows if row.vpp > 1)
         assert all(max(model.experts, 1) % row.ep == 0 for row in rows)
 
@@ -85,7 +86,17 @@ def test_tensor_parallelism_divides_heads_groups_of_keys_and_mlp() -> None:
 def test_layers_that_no_number_of_stages_divides_are_interleaved_with_both_ends_counted() -> None:
     layouts = enumerate_layouts(replace(LLAMA, layers=126), H100, 256, 256, Space())
     pairs = {(int(pp), int(vpp)) for pp, vpp in zip(layouts.pp, layouts.vpp, strict=True)}
-    assert {(16, 1), (16, 2), (16, 4), (2, 63), (32, 2)} <= pairs and (16, 3) not in pairs
+    assert {(16, 1), (16, 2), (16, 4), (16, 8), (2, 63), (32, 2)} <= pairs and (16, 3) not in pairs
+
+
+def test_micro_batches_that_are_no_multiple_of_the_stages_are_interleaved_where_the_framework_can() -> None:
+    def row_sizes(rounds: str, batch: int) -> set[tuple[float, float]]:
+        found = enumerate_layouts(SMALL, A100, 8, batch, Space(rounds=rounds, only={"tp": 1, "pp": 4}))
+        return set(zip(found.vpp[found.micro_batch == 1], found.micro_batches[found.micro_batch == 1], strict=True))
+
+    assert (2.0, 6.0) not in row_sizes("whole", 12) and (2.0, 6.0) in row_sizes("longer", 12)
+    assert (2.0, 3.0) not in row_sizes("longer", 6) and (2.0, 3.0) in row_sizes("any", 6)
+    assert (2.0, 9.0) not in row_sizes("any", 18)  # nine do not make two equal rounds
 
 
 def test_shards_within_groups_of_whole_nodes() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from resilio_hpc.autoparallel.base.efficiency import shipped
-from resilio_hpc.autoparallel.base.layout import Layout, Recompute, Schedule
+from resilio_hpc.autoparallel.base.layout import Layout, Offload, Recompute, Schedule
 from resilio_hpc.autoparallel.base.shapes import Shape
 from resilio_hpc.autoparallel.measure.calibrate import calibrate, choose_runs
 from resilio_hpc.autoparallel.measure.predict import predict, read
@@ -103,6 +103,7 @@ def test_every_model_is_read_as_it_was_written(name: str) -> None:
         ),
         ("torchtitan", Layout(8, 4, 2, 1, 64, vpp=2, zero=3, sequence_parallel=True)),
         ("DeepSpeed", Layout(1, 2, 32, 2, 128, zero=1)),
+        ("Megatron-Core", Layout(2, 4, 8, 1, 64, zero=1, etp=2, head_layers=2, offload=Offload.BOTH)),
         ("Megatron-Core", Layout(1, 8, 8, 1, 64, schedule=Schedule.DUALPIPE)),
         ("Megatron-Core", Layout(1, 8, 8, 1, 64, schedule=Schedule.ZBV)),
     ],

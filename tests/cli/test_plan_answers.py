@@ -165,7 +165,7 @@ def test_one_limit_less_is_named_by_how_much_it_is_missed_and_it_helps(
 
 
 def test_the_smallest_number_of_gpus_that_is_named_is_the_smallest(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("llama2-70b", "--gpu", "a100", "--global-batch", "512", "--gpus")
+    words = ("llama2-70b", "--gpu", "a100", "--global-batch", "512", "--offload", "none", "--gpus")
     found = re.search(r"the smallest number of GPUs that fits is (\d+)", answer(capsys, *words, "16", code=3))
     assert found is not None
     assert works(capsys, *words, found[1])

@@ -22,16 +22,20 @@ from resilio_hpc.core.errors import UsageError
 MEGATRON = """
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split add-qkv-bias bf16
     context-parallel-size disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size
+    fine-grained-activation-offloading
     fp16 fp4-format fp4-recipe fp8-format fp8-recipe global-batch-size group-query-attention hidden-size kv-channels
-    kv-lora-rank max-position-embeddings micro-batch-size moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq
+    kv-lora-rank max-position-embeddings micro-batch-size
+    microbatch-group-size-per-virtual-pipeline-stage moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq
     moe-router-enable-expert-bias moe-router-score-function moe-router-topk moe-shared-expert-gate
     moe-shared-expert-intermediate-size
     moe-token-dispatcher-type multi-latent-attention normalization num-attention-heads num-experts num-layers
-    num-query-groups num-virtual-stages-per-pipeline-rank overlap-grad-reduce overlap-param-gather
+    num-query-groups num-virtual-stages-per-pipeline-rank offload-modules optimizer-cpu-offload
+    optimizer-offload-fraction overlap-cpu-optimizer-d2h-h2d overlap-grad-reduce overlap-param-gather
     pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim
     qk-layernorm qk-pos-emb-head-dim recompute-granularity recompute-method recompute-num-layers seq-length
     sequence-parallel swiglu tensor-model-parallel-size tokenizer-type tp-comm-overlap
-    untie-embeddings-and-output-weights use-distributed-optimizer v-head-dim vocab-size
+    untie-embeddings-and-output-weights use-distributed-optimizer use-precision-aware-optimizer
+    v-head-dim vocab-size
 """
 # of torchtitan 0.3.0 (PyPI), torchtitan/config/configs.py, manager.py and distributed/activation_checkpoint.py; its own
 # parser reads whole commands in tests/frameworks/test_emitted_options.py
@@ -42,8 +46,8 @@ TORCHTITAN = """
     parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_first_stage_less_layers
     parallelism.pipeline_parallel_last_stage_less_layers parallelism.pipeline_parallel_layers_per_stage
     parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_schedule
-    parallelism.tensor_parallel_degree training.disable_cuda_graphs training.global_batch_size
-    training.local_batch_size training.seq_len
+    parallelism.tensor_parallel_degree training.disable_cuda_graphs training.enable_cpu_offload
+    training.global_batch_size training.local_batch_size training.seq_len
 """
 DESCRIBED = ("gpt3-175b", "llama2-70b", "llama3.2-1b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b",
              "qwen1.5-moe-a2.7b", "deepseek-v3", "deepseek-v2-lite", "phi4")  # fmt: skip
@@ -91,18 +95,29 @@ def test_every_emitted_option_is_one_of_the_framework_s(
         assert names(shlex.split(capsys.readouterr().out)) - set(TORCHTITAN.split()) == set()
 
 
-@pytest.mark.parametrize(("layers", "pp", "vpp"), [(61, 16, 2), (61, 8, 4), (126, 16, 1), (70, 12, 1), (94, 8, 4)])
-def test_megatron_gets_the_stages_that_were_costed(layers: int, pp: int, vpp: int) -> None:
-    chunks = pipeline_layout(Layout(pp=pp, vpp=vpp), layers).split("|")
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "head"),
+    [(61, 16, 2, 0), (61, 8, 4, 0), (126, 16, 1, 0), (70, 12, 1, 0), (94, 8, 4, 0), (32, 8, 1, 2), (30, 4, 4, 2)],
+)
+def test_megatron_gets_the_stages_that_were_costed(layers: int, pp: int, vpp: int, head: int) -> None:
+    chunks = pipeline_layout(Layout(pp=pp, vpp=vpp, head_layers=head), layers).split("|")
     held = [chunk.count("t") for chunk in chunks]
     assert chunks[0].startswith("E") and chunks[-1].endswith("L") and len(chunks) == pp * vpp
-    assert [sum(held[stage::pp]) for stage in range(pp)] == layers_of(layers, pp)
+    assert [sum(held[stage::pp]) for stage in range(pp)] == layers_of(layers, pp, head)
 
 
 def test_ends_that_count_as_layers_are_told_to_megatron() -> None:
     words = megatron(parse_layout("tp8-pp16-dp1-mb1-vpp8-sp", 16), uniform(preset("llama3-405b")))
     assert "--account-for-embedding-in-pipeline-split" in words and "--account-for-loss-in-pipeline-split" in words
     assert "--num-virtual-stages-per-pipeline-rank=8" in words
+
+
+def test_rounds_longer_than_the_pipeline_are_told_to_megatron() -> None:
+    model, group = uniform(preset("llama3-70b")), "--microbatch-group-size-per-virtual-pipeline-stage"
+    assert f"{group}=6" in megatron(parse_layout("tp8-pp4-dp1-mb1-vpp5-sp", 6), model)
+    assert not any(group in word for word in megatron(parse_layout("tp8-pp4-dp1-mb1-vpp5-sp", 8), model))
+    with pytest.raises(UsageError, match="does not run"):
+        megatron(parse_layout("tp8-pp4-dp1-mb1-vpp5-sp", 3), model)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +137,8 @@ def test_a_precision_is_told_to_megatron(precision: str, words: list[str]) -> No
         (126, "pp16-dp2-mb1-vpp8-fsdp", (1, 1, 1)),
         (127, "pp16-dp2-mb1-fsdp", (0, 1, 8)),
         (61, "pp16-dp2-mb1-fsdp", None),
+        (30, "pp8-dp2-mb1-head2-fsdp", (0, 2, 4)),
+        (32, "pp8-dp2-mb1-head2-fsdp", (0, 2)),
     ],
 )
 def test_torchtitan_gets_the_stages_that_were_costed(layers: int, layout: str, stages: tuple[int, ...] | None) -> None:

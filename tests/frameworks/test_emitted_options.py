@@ -27,6 +27,7 @@ TITAN_LAYOUTS = (
     "tp2-dp32-mb1-hsdp4-recompute-alternate",
     "tp8-cp2-dp4-mb1-sp-fsdp-recompute-none",
     "tp4-pp4-dp2-mb1-vpp2-sp-fsdp-recompute-full",
+    "dp32-mb1-fsdp-offload-optimizer-recompute-full",
 )
 
 
@@ -53,7 +54,7 @@ def test_torchtitans_parser_reads_every_layout_of_every_model_that_it_has() -> N
         assert degrees == tuple(one[key] for key in ("tp", "pp", "cp", "shards", "replicas")), (name, layout)
         local = layout.micro_batch * (layout.micro_batches if layout.pp > 1 else 1)
         assert (one["local_batch"], one["global_batch"], one["seq"]) == (local, 64, 4096)
-        assert one["recompute"] == kinds[layout.recompute]
+        assert (one["recompute"], one["offload"]) == (kinds[layout.recompute], layout.offload > 0)
         assert one["layers"] == preset(name).layers
 
 
@@ -65,7 +66,11 @@ def test_megatron_core_takes_every_model_and_layout() -> None:
               ("gpt3-175b", parse_layout("tp8-pp8-dp2-mb1-vpp3-sp", 64)),
               ("qwen2.5-7b", parse_layout("tp4-pp2-dp2-mb1-sp-zero1", 64))]  # fmt: skip
     asked += [(name, parse_layout("pp1-ep8-dp16-mb1-zero1-recompute-selective", 64)) for name in EXPERTS]
-    asked += [("deepseek-v3", parse_layout("tp2-pp16-ep8-dp4-mb1-sp-zero1-recompute-full", 64))]
+    asked += [("deepseek-v3", parse_layout("tp2-pp16-ep8-dp4-mb1-sp-zero1-recompute-full", 64)),
+              ("mixtral-8x7b", parse_layout("tp4-ep4-etp1-dp4-mb1-sp-zero1-offload-both", 64)),
+              ("mixtral-8x7b", parse_layout("tp4-ep4-etp2-dp4-mb1-sp-zero1-offload-activations", 64)),
+              ("llama3-8b", parse_layout("tp2-pp4-dp2-mb1-head2-sp-zero1-offload-optimizer-recompute-full", 64)),
+              ("llama3-8b", parse_layout("pp4-dp2-mb1-vpp8-zero1", 12))]
     commands = []
     for name, layout in asked:
         model = preset(name)
@@ -76,13 +81,16 @@ def test_megatron_core_takes_every_model_and_layout() -> None:
         assert (one["layers"], one["hidden"]) == (preset(name).layers, preset(name).hidden)
         assert one["recompute"] == layout.recompute.name.lower()
         assert one["pp"] == layout.pp
+        assert one["optimizer_moved"] == layout.offload % 2 and bool(one["moved"]) == (layout.offload >= 2)
+        assert not layout.etp or one["etp"] == layout.etp
 
 
 def test_deepspeed_takes_every_layout() -> None:
     layouts = [
         parse_layout(text, 128)
         for text in ("dp16-mb2-zero1", "tp4-dp8-mb1-zero2", "dp32-mb4-zero3-recompute-full", "pp4-dp8-mb2-zero1",
-                     "pp8-tp2-dp4-mb1-zero1-recompute-full", "dp8-mb2")
+                     "pp8-tp2-dp4-mb1-zero1-recompute-full", "dp8-mb2", "dp8-mb2-zero3-offload-both-recompute-full",
+                     "dp8-mb2-zero1-offload-optimizer")
     ]  # fmt: skip
     found = parsed("parse_deepspeed.py", ("deepspeed",), [(deepspeed(layout), layout.dp) for layout in layouts])
     for layout, one in zip(layouts, found, strict=True):
@@ -91,6 +99,8 @@ def test_deepspeed_takes_every_layout() -> None:
         assert (one["zero"], one["stages"]) == (layout.zero, layout.pp if layout.pp > 1 else "auto")
         assert one["interval"] == int(layout.pp > 1 and layout.recompute == Recompute.FULL)
         assert one["tp"] == (layout.tp if layout.tp > 1 else 0)
+        moved = one["optimizer_on"] == "cpu", one["checkpoints_on_host"]
+        assert moved == (layout.offload % 2 == 1, layout.offload > 1)
 
 
 def test_what_the_command_prints_is_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:

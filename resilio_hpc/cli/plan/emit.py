@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resilio_hpc.autoparallel.base.layout import Layout, Recompute, Schedule
+from resilio_hpc.autoparallel.base.layout import Layout, Offload, Recompute, Schedule
+from resilio_hpc.autoparallel.cost.stage_times import layers_of
 from resilio_hpc.autoparallel.model.model_description import TransformerModel
 from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.autoparallel.search.choice import Choice
@@ -63,7 +64,10 @@ def emit(kind: str, choice: Choice, asked: Emitted) -> str:
 
 def megatron(layout: Layout, model: Transformer) -> list[str]:
     """Return arguments of Megatron-LM for a layout."""
-    if layout.zero > 1 or layout.schedule != Schedule.ONE_F_ONE_B or layout.recompute == Recompute.ALTERNATE:
+    fewer = layout.vpp > 1 and layout.micro_batches < layout.pp
+    other = layout.schedule != Schedule.ONE_F_ONE_B or layout.recompute == Recompute.ALTERNATE
+    full = layout.offload >= Offload.ACTIVATIONS and layout.recompute == Recompute.FULL
+    if layout.zero > 1 or other or fewer or full or (layout.offload % 2 and not layout.zero):
         raise UsageError(f"Megatron-LM does not run {layout}: plan with --framework Megatron-Core")
     words = [
         f"--tensor-model-parallel-size={layout.tp}",
@@ -76,13 +80,28 @@ def megatron(layout: Layout, model: Transformer) -> list[str]:
     ]
     if model.experts:
         words += [f"--expert-model-parallel-size={layout.ep}", "--moe-token-dispatcher-type=alltoall"]
-        words += [f"--expert-tensor-parallel-size={min(layout.tp, layout.num_gpus // layout.pp // layout.ep)}"]
+        split = layout.etp or min(layout.tp, layout.num_gpus // layout.pp // layout.ep)
+        words += [f"--expert-tensor-parallel-size={split}"]
     if layout.sequence_parallel:
         words += ["--sequence-parallel", "--tp-comm-overlap"]
     words += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"] * (layout.zero == 1)
+    words += _offload(layout, model)
     if layout.recompute == Recompute.FULL:
         return [*words, "--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1"]
     return words + ["--recompute-granularity=selective"] * (layout.recompute == Recompute.SELECTIVE)
+
+
+def _offload(layout: Layout, model: Transformer) -> list[str]:
+    """Return what lies in the host's memory: optimizer, and the inputs of modules (``activations.movable``)."""
+    words = []
+    if layout.offload % 2:
+        words += ["--optimizer-cpu-offload", "--optimizer-offload-fraction=1.0", "--overlap-cpu-optimizer-d2h-h2d"]
+        words += ["--use-precision-aware-optimizer"]
+    if layout.offload >= Offload.ACTIVATIONS:
+        modules = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"]
+        modules += ["expert_fc1", "moe_act"] * (model.experts > 0)
+        words += ["--fine-grained-activation-offloading", "--offload-modules", *modules]
+    return words
 
 
 def _stages(layout: Layout, model: Transformer) -> list[str]:
@@ -91,6 +110,11 @@ def _stages(layout: Layout, model: Transformer) -> list[str]:
     if layout.pp == 1:
         return []
     chunks = [f"--num-virtual-stages-per-pipeline-rank={layout.vpp}"] * (layout.vpp > 1)
+    row = layout.micro_batches // layout.rounds
+    if layout.vpp > 1 and row != layout.pp:
+        chunks.append(f"--microbatch-group-size-per-virtual-pipeline-stage={row}")
+    if layout.head_layers:
+        return [*chunks, f"--pipeline-model-parallel-layout={pipeline_layout(layout, model.layers)}"]
     if model.layers % parts == 0:
         return chunks
     if (model.layers + 2) % parts == 0:
@@ -103,10 +127,7 @@ def pipeline_layout(layout: Layout, layers: int) -> str:
 
     A stage has the layers of ``cost.stage_layers``; within it, earlier chunks have one more.
     """
-    most = -(-layers // layout.pp)
-    missing = most * layout.pp - layers
-    fewer = [layout.pp - 1, 0, *range(1, layout.pp - 1)][:missing]
-    held = [most - (stage in fewer) for stage in range(layout.pp)]
+    held = layers_of(layers, layout.pp, layout.head_layers)
     chunks = [
         held[stage] // layout.vpp + (chunk < held[stage] % layout.vpp)
         for chunk in range(layout.vpp)
@@ -136,7 +157,8 @@ def torchtitan(layout: Layout, model: Transformer, precision: str = "") -> list[
     Raises UsageError for a layout that it does not run, and for a precision that no --config of this model has.
     """
     modes = {Recompute.NONE: "none", Recompute.FULL: "full", Recompute.ALTERNATE: "selective"}
-    if layout.zero < 2 or layout.schedule != Schedule.ONE_F_ONE_B or layout.recompute not in modes:
+    moved = layout.offload >= Offload.ACTIVATIONS or (layout.offload and layout.zero < 3)
+    if layout.zero < 2 or layout.schedule != Schedule.ONE_F_ONE_B or layout.recompute not in modes or moved:
         raise UsageError(f"torchtitan does not run {layout}: plan with --framework torchtitan")
     parallel: dict[str, object] = {
         "data_parallel_replicate_degree": layout.replicas,
@@ -160,6 +182,7 @@ def torchtitan(layout: Layout, model: Transformer, precision: str = "") -> list[
     ]
     batch = {"local_batch_size": local, "global_batch_size": layout.global_batch, "seq_len": model.seq}
     words += [f"--training.{name}={value}" for name, value in batch.items()]
+    words += ["--training.enable_cpu_offload"] * (layout.offload > 0)
     words += ["--training.disable_cuda_graphs"] * (layout.pp > 1 or layout.ep > 1)  # torchtitan refuses them there
     return [*words, f"activation-checkpoint:{modes[layout.recompute]}"]
 
@@ -167,14 +190,17 @@ def torchtitan(layout: Layout, model: Transformer, precision: str = "") -> list[
 def _titan_stages(layout: Layout, layers: int) -> dict[str, int]:
     """Return how layers are spread; nothing where torchtitan's own way is as even."""
     parts = layout.pp * layout.vpp
-    for first, last in ((0, 0), (1, 1), (0, 1)):
+    head = layout.head_layers
+    for first, last in ((0, head), (1, head + 1), (0, head + 1)):
         if (layers + first + last) % parts == 0:
             return {
                 "pipeline_parallel_first_stage_less_layers": first,
                 "pipeline_parallel_last_stage_less_layers": last,
                 "pipeline_parallel_layers_per_stage": (layers + first + last) // parts,
             }
-    return {}
+    # layers that are left over go to the first stages
+    less = {"pipeline_parallel_first_stage_less_layers": 0, "pipeline_parallel_last_stage_less_layers": head}
+    return less if head else {}
 
 
 def _titan_model(name: str, precision: str) -> list[str]:
@@ -198,7 +224,9 @@ def deepspeed(layout: Layout, precision: str = "") -> dict[str, object]:
     Tensor parallelism is DeepSpeed's own (autotp), stages are those of its PipelineModule; without a pipeline, what is
     recomputed is up to the model. Raises UsageError for a layout or a precision that it does not have.
     """
-    if layout.vpp > 1 or layout.cp > 1 or layout.schedule != Schedule.ONE_F_ONE_B or layout.replicas > 1:
+    stays = layout.offload >= Offload.ACTIVATIONS and layout.recompute != Recompute.FULL
+    other = layout.cp > 1 or layout.replicas > 1 or layout.etp > 1 or layout.head_layers or stays
+    if layout.vpp > 1 or layout.schedule != Schedule.ONE_F_ONE_B or other or (layout.offload % 2 and not layout.zero):
         raise UsageError(f"DeepSpeed does not run {layout}: plan with --framework DeepSpeed")
     if precision not in ("", "bf16", "fp16", "fp32"):
         raise UsageError(f"--emit deepspeed: its configuration has no {precision}: bf16, fp16 or fp32")
@@ -208,6 +236,10 @@ def deepspeed(layout: Layout, precision: str = "") -> dict[str, object]:
         "gradient_accumulation_steps": layout.micro_batches,
         "zero_optimization": {"stage": layout.zero},
     }
+    if layout.offload % 2:
+        found["zero_optimization"] = {"stage": layout.zero, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    if layout.offload >= Offload.ACTIVATIONS:
+        found["activation_checkpointing"] = {"cpu_checkpointing": True}
     if precision != "fp32":
         found["fp16" if precision == "fp16" else "bf16"] = {"enabled": True}
     if layout.tp > 1:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from resilio_hpc.autoparallel.base.layout import Layout, Recompute
+from resilio_hpc.autoparallel.base.layout import Layout, Offload, Recompute
 from resilio_hpc.autoparallel.measure.row_of import row_of
 from resilio_hpc.autoparallel.search.frameworks import machine_and_stack
 from resilio_hpc.cli.common.parser import Parser
@@ -20,7 +20,7 @@ from resilio_hpc.launch.config.rank_layout import model_parallel
 from resilio_hpc.report.step_times import SteadyPace, paces
 from resilio_hpc.slurm.runs import run_names
 
-_WORDS = ("micro_batch", "global_batch", "cp", "ep", "vpp", "zero", "replicas")
+_WORDS = ("micro_batch", "global_batch", "cp", "ep", "etp", "vpp", "zero", "replicas", "head_layers")
 
 
 def filled_rows(rows: Sequence[Mapping[str, str]], is_measured: Sequence[bool]) -> list[dict[str, str]]:
@@ -114,6 +114,7 @@ def _layout(pace: SteadyPace, options: argparse.Namespace) -> Layout:
     if inside < 1 or pace.ranks % inside:
         raise UsageError(f"tp x pp x cp = {inside} does not divide the {pace.ranks} ranks of the run")
     recompute = Recompute.__members__.get(kind, Recompute.NONE)
-    layout = Layout(**numbers, dp=pace.ranks // inside, recompute=recompute)  # type: ignore[arg-type]
+    offload = Offload.__members__.get((options.offload or recorded.get("offload", "none")).upper(), Offload.NONE)
+    layout = Layout(**numbers, dp=pace.ranks // inside, recompute=recompute, offload=offload)  # type: ignore[arg-type]
     parallel = recorded.get("sequence_parallel", "1") in ("1", "True") and layout.tp > 1
     return replace(layout, sequence_parallel=parallel)

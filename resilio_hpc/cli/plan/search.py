@@ -153,7 +153,7 @@ def choice_json(one: Choice) -> dict[str, Any]:
     numbers = ("iteration_s", "low_s", "high_s", "mfu", "bubble", "communication", "memory_bytes", "gpu_bytes",
                "tokens_s", "flops_s",
                "overhead", "run_s", "gpu_hours", "finish_s")  # fmt: skip
-    named = ("recompute", "schedule")
+    named = ("recompute", "schedule", "offload")
     layout = {name: int(value) for name, value in asdict(one.layout).items() if name not in named}
     return {
         **_offer_json(one.offer),

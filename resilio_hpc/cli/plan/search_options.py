@@ -6,10 +6,10 @@ import argparse
 import math
 from pathlib import Path
 
-from resilio_hpc.autoparallel.base.layout import Recompute
+from resilio_hpc.autoparallel.base.layout import Offload, Recompute
 from resilio_hpc.autoparallel.search.frameworks import DEFAULT
 
-PINS = ("tp", "pp", "ep", "micro_batch", "vpp")
+PINS = ("tp", "pp", "ep", "etp", "micro_batch", "vpp")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +43,9 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{flag}", type=int, default=0, metavar="N", help=f"only layouts with this {flag}")
     parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="only layouts with this ZeRO stage")
     parser.add_argument("--recompute", choices=[kind.name.lower() for kind in Recompute], help="only with this kind")
+    parser.add_argument("--offload", choices=[*(kind.name.lower() for kind in Offload), "any"],
+                        help="only layouts with this in the host's memory (none: nothing; any: all of these, ranked "
+                        "together; without it, only where nothing fits otherwise)")  # fmt: skip
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

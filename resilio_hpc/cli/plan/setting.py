@@ -13,7 +13,7 @@ from pathlib import Path
 from resilio_hpc.autoparallel.base.hardware import Arch, Machine
 from resilio_hpc.autoparallel.base.hardware import machine as known_machine
 from resilio_hpc.autoparallel.base.known_words import known_framework, known_interconnect, known_precision
-from resilio_hpc.autoparallel.base.layout import Recompute
+from resilio_hpc.autoparallel.base.layout import Offload, Recompute
 from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.measure.measured import apply_each
 from resilio_hpc.autoparallel.measure.profile import Profile
@@ -26,9 +26,9 @@ from resilio_hpc.autoparallel.search.failures import Reliability
 from resilio_hpc.autoparallel.search.frameworks import machine_and_stack, space_of
 from resilio_hpc.autoparallel.search.inventory import Inventory, take_inventory
 from resilio_hpc.autoparallel.search.inventory_file import assumed, read_inventory
+from resilio_hpc.autoparallel.search.layout_space import Space
 from resilio_hpc.autoparallel.search.offers import OfferRequest, same_kind
 from resilio_hpc.autoparallel.search.ranking import Searched, Training
-from resilio_hpc.autoparallel.search.search import Space
 from resilio_hpc.cli.plan.module_file import function_of, is_module
 from resilio_hpc.cli.plan.predict import calibration_of, file_text, profile_of
 from resilio_hpc.cli.plan.search_options import PINS
@@ -235,6 +235,10 @@ def _space(options: argparse.Namespace) -> Space:
         stages = ", ".join(map(str, space.zero))
         raise UsageError(f"--zero {options.zero}: {options.framework} has stages {stages} here (--framework any: all)")
     kind = Recompute[options.recompute.upper()] if options.recompute else None
+    place = Offload[options.offload.upper()] if options.offload not in (None, "any") else None
+    if place is not None and place not in space.offload:
+        known = ", ".join(one.name.lower() for one in space.offload)
+        raise UsageError(f"--offload {options.offload}: {options.framework} has {known} here (--framework any: all)")
     return replace(
         space,
         only={**space.only, **only},
@@ -242,6 +246,8 @@ def _space(options: argparse.Namespace) -> Space:
         micro_batch=max(space.micro_batch, options.micro_batch),
         zero=space.zero if options.zero is None else (options.zero,),
         recompute=space.recompute if kind is None else (kind,),
+        offload=space.offload if place is None else (place,),
+        offload_ranked=options.offload == "any",
     )
 
 

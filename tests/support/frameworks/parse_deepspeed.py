@@ -31,6 +31,8 @@ for settings, ranks in json.load(sys.stdin):
         "batch": config.train_batch_size, "micro_batch": config.train_micro_batch_size_per_gpu,
         "accumulation": config.gradient_accumulation_steps, "zero": int(config.zero_config.stage),
         "stages": config.pipeline["stages"], "interval": config.pipeline["activation_checkpoint_interval"],
+        "optimizer_on": "cpu" if "cpu" in str(getattr(config.zero_config.offload_optimizer, "device", "")) else "gpu",
+        "checkpoints_on_host": config.activation_checkpointing_config.cpu_checkpointing,
         "tp": config.tensor_parallel_config.autotp_size, "bf16": config.bfloat16_config.enabled,
     })  # fmt: skip
 print(json.dumps(found))

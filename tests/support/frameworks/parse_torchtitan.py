@@ -18,6 +18,7 @@ for words in json.load(sys.stdin):
         "tp": parallel.tensor_parallel_degree, "pp": parallel.pipeline_parallel_degree,
         "cp": parallel.context_parallel_degree, "shards": parallel.data_parallel_shard_degree,
         "replicas": parallel.data_parallel_replicate_degree, "ep": parallel.expert_parallel_degree,
+        "offload": batch.enable_cpu_offload,
         "local_batch": batch.local_batch_size, "global_batch": batch.global_batch_size, "seq": batch.seq_len,
         "recompute": type(config.activation_checkpoint).__qualname__, "layers": len(config.model_spec.model.layers),
     })  # fmt: skip
