@@ -14,6 +14,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from resilio_hpc.ckpt.format.extents import in_order
 from resilio_hpc.ckpt.format.files import NewFile, ReadFile
 
 _LEFT_BYTES = 1 << 20
@@ -128,7 +129,7 @@ class Store(abc.ABC):
 
         Raises the error of the first of them that fails, once none is at work.
         """
-        return [call() for call in calls]
+        return in_order(*calls)
 
     def size_of(self, path: Path, follow: bool = True) -> int:
         """Return the size of a file; -1 where no file has that name, or it cannot be read. Raises nothing."""

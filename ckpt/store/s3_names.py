@@ -146,6 +146,7 @@ class S3Names:
             self._seen[key] = before, time.monotonic()
         else:
             self._seen.pop(key, None)
+        if found is None:
             self._steps.discard(key)
         return found is not None
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Segment
-from resilio_hpc.ckpt.format.extents import hash_gaps
+from resilio_hpc.ckpt.format.extents import Together, hash_gaps
 from resilio_hpc.ckpt.format.manifest import Manifest, RankRecord, RankTable
 from resilio_hpc.ckpt.format.source import Progress
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.store.view import why_wrong
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -67,7 +68,7 @@ def verify_files(
     for shard in manifest.shards:
         try:
             with ShardReader(path, shard) as reader:
-                damages += _verify_shard(reader, room, progress, room_bytes)
+                damages += _verify_shard(reader, room, progress, room_bytes, store_of(path).together)
         except CorruptCheckpoint as error:
             damages.append(Damage(shard.file, str(error)))
     if why := why_wrong(path, manifest):
@@ -76,7 +77,9 @@ def verify_files(
     return damages
 
 
-def _verify_shard(reader: ShardReader, room: memoryview, progress: Progress, room_bytes: int) -> list[Damage]:
+def _verify_shard(
+    reader: ShardReader, room: memoryview, progress: Progress, room_bytes: int, together: Together
+) -> list[Damage]:
     shard, damages = reader.shard, list[Damage]()
     parts: list[_Part] = []
     used: list[tuple[int, int]] = []
@@ -93,7 +96,9 @@ def _verify_shard(reader: ShardReader, room: memoryview, progress: Progress, roo
     batches = _batches(sorted(parts, key=lambda part: part.offset), room_bytes)
     damages += _verify_parts(reader, batches, room, progress)
     used += [(part.offset, part.size) for part in parts]
-    if whole and shard.metadata_sha256 and hash_gaps(reader.file, used, shard.size_bytes) != shard.metadata_sha256:
+    if not whole or not shard.metadata_sha256:
+        return damages
+    if hash_gaps(reader.file, used, shard.size_bytes, together) != shard.metadata_sha256:
         what = "the HDF5 metadata does not match its checksum; a restore does not need it, HDF5 programs do"
         damages.append(Damage(shard.file, what))
     return damages

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
+import numpy as np
 import pytest
 
-from resilio_hpc.ckpt.saver.messages import Committed, SaverFailed
-from tests.support.ckpt.object_looks import data_of, keys_of
+from resilio_hpc.ckpt import Checkpointer, Slab
+from resilio_hpc.ckpt.saver import saver
+from resilio_hpc.ckpt.saver.messages import Commit, Committed, Persist, Persisted, SaverFailed
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
+from tests.support.ckpt.object_looks import data_of, forget, keys_of, url_of
 from tests.support.ckpt.object_server import Answer, Asked, Proxy
 from tests.support.ckpt.stores import Place
 
@@ -143,3 +154,61 @@ def test_a_refusing_fence_is_told_before_what_went_wrong_beside_it(place: Place,
     answer = place.save(2, epoch=1)
     assert isinstance(answer, SaverFailed)
     assert "epoch 1 may not commit any more: epoch 5 has taken over" in answer.error
+
+
+def test_steps_are_listed_side_by_side(place: Place, proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first answer of each kind waits until all steps have been asked for."""
+    for step in (1, 2, 3):
+        assert isinstance(place.save(step, keep_last=9), Committed)
+    kinds = [r"GET \S*/step-0+(\d)$", r"HEAD \S*/data/0+(\d)-\S*/node-0.h5", r"GET \S*/data/0+(\d)-\S*/damaged"]
+    begun = {kind: set[str]() for kind in kinds}
+    all_begun = {kind: threading.Event() for kind in kinds}
+    in_time: list[bool] = []
+
+    def instead(asked: Asked) -> Answer | None:
+        for kind in kinds:
+            if found := re.search(kind, text(asked)):
+                begun[kind].add(found[1])
+                if len(begun[kind]) == 3:
+                    all_begun[kind].set()
+                in_time.append(all_begun[kind].wait(30))
+        return None
+
+    forget()
+    proxy.seen.clear()
+    proxy.instead = instead
+    assert resilio_ckpt(["ls", url_of(place), "--json"]) == 0
+    assert [one["step"] for one in json.loads(capsys.readouterr().out)["steps"]] == [1, 2, 3]
+    assert in_time == [True] * 9
+    assert len(proxy.seen) == 3 + 9
+
+
+def test_a_restore_opens_files_side_by_side(place: Place, proxy: Proxy) -> None:
+    """Each of three nodes has written a part of the tensor, and all parts are wanted."""
+    url, parts = url_of(place), np.arange(3000, dtype=np.int64).reshape(3, 1000)
+    shards = []
+    for node in range(3):
+        owner = Owner(node, node, 3, 3, 0, "own", "run")
+        with closing(ArenaPair(None, owner, place.scratch)) as arenas, ThreadPoolExecutor(1) as pool:
+            state = {"x": Slab(parts[node], (3000,), (1000 * node,))}
+            path = Snapshot(arenas, 1, flatten(state), pool).finish()[0]
+            written = saver.serve(Persist(1, 1, 0, 3, node, [str(path)], str(place.directory)))
+        assert isinstance(written, Persisted)
+        shards.append(written.record)
+    assert isinstance(saver.serve(Commit(1, 1, 0, 3, str(place.directory), shards, Retention(keep_last=1))), Committed)
+    begun, both, in_time = set[str](), threading.Event(), list[bool]()
+
+    def instead(asked: Asked) -> Answer | None:
+        found = re.search(r"HEAD \S*/node-([12]).h5", text(asked))  # node 0's is read first: this rank's own tensors
+        if found:
+            begun.add(found[1])
+            if len(begun) == 2:
+                both.set()
+            in_time.append(both.wait(30))
+        return None
+
+    proxy.instead = instead
+    whole = np.zeros(3000, dtype=np.int64)
+    assert Checkpointer(url).restore({"x": Slab(whole, whole.shape, (0,))}) is not None
+    assert np.array_equal(whole, parts.reshape(-1))
+    assert in_time == [True, True]
