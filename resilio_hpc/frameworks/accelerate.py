@@ -54,6 +54,7 @@ class AcceleratedSteps(EpochSteps):
             )
         self._accelerator = accelerator
         super().__init__(loader, every, directory, REPLICATED, options)
+        self._see_loss(accelerator)
 
     def parts(self) -> dict[str, Any]:
         """Return what is saved and restored: torch's objects themselves, and one object for all that is small."""

@@ -72,7 +72,7 @@ class LoaderPosition:
         self._pending = None if between else (state["taken"], state["begun"], state["before"])
 
     def _load_own(self, state: dict[str, Any], between: bool) -> None:
-        """Have the loader take its own state. Between two epochs that is the end of an iteration, which is not begun."""
+        """Have the loader take its own state. Between two epochs it has none that an iteration could go on from."""
         if state.get("own") is not None and not (between and _index_place(self.loader)):
             self.loader.load_state_dict(state["own"])
             self._of_own = self._begun = state.get("begun")
@@ -85,7 +85,7 @@ class LoaderPosition:
 
     def _state_of_data(self) -> Any:
         """Return the state of a data set that has one, and is read in this process."""
-        data = getattr(self.loader, "dataset", None)
+        data: Any = getattr(self.loader, "dataset", None)
         return data.state_dict() if _has_state(data) and getattr(self.loader, "num_workers", 1) == 0 else None
 
     def begin(self, iteration: Callable[[], Iterator[Any]]) -> Iterator[Any]:
