@@ -18,8 +18,7 @@ class LoaderPosition:
     """The position in one loader, for loops that iterate over it themselves, as ``iter(loader)``.
 
     A loader with ``state_dict()`` and ``load_state_dict()`` of its own (torchdata's StatefulDataLoader) keeps its
-    position itself, within an epoch. Where batches are fetched ahead it is taken for the DataLoader that it is. Loaders
-    of other kinds begin in no known state: their batches are counted alone.
+    position itself, within an epoch. Loaders of other kinds begin in no known state: their batches are counted alone.
     """
 
     def __init__(self, loader: Any, looks_ahead: bool = False) -> None:
@@ -30,7 +29,7 @@ class LoaderPosition:
         self.loader = loader
         self._looks_ahead = looks_ahead
         self._before_last: Any = None  # the global generators before the last batch was fetched
-        self.is_own = _has_state(loader) and not (looks_ahead and _index_place(loader))
+        self.is_own = _has_state(loader)
         self._goes_on = False  # the iteration that begins next goes on from the loader's own state
         self._is_persistent = bool(getattr(loader, "persistent_workers", False))
         self._had_workers = False  # a life before had workers that stay, when the iteration that begins next began
