@@ -60,7 +60,6 @@ def main() -> None:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-            steps.log(loss=loss)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--every", type=int, default=10, help="save a checkpoint every so many steps")
+    parser.add_argument("--width", type=int, default=32, help="of the hidden layer")
     parser.add_argument("--stage", type=int, default=3, help="of ZeRO: 1, 2 or 3")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--offload", action="store_true", help="have DeepSpeed's Adam in memory of the host")
@@ -59,7 +60,8 @@ def main() -> None:
         settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     deepspeed.init_distributed("gloo")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(1, 32), nn.LayerNorm(32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 1))
+    layers = nn.Linear(1, args.width), nn.LayerNorm(args.width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(args.width, 1)
+    model = nn.Sequential(*layers)
     kind = deepspeed.ops.adam.DeepSpeedCPUAdam if args.offload else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=1e-2, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
@@ -83,7 +85,6 @@ def main() -> None:
             loss = nn.functional.mse_loss(engine(x.to(dtype)), y.to(dtype))
             engine.backward(loss)
             engine.step()
-            steps.log(loss=loss)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--every", type=int, default=5, help="save a checkpoint every so many steps")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step")
+    parser.add_argument("--replicas", type=int, default=1, help="groups of ranks that each hold the whole model (HSDP)")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=20)
     parser.add_argument("--overflow-every", type=int, default=7, help="every so many steps a gradient overflows")
@@ -127,7 +128,10 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     run = train.attach()  # <-
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (run.world_size,))
+    shape = (args.replicas, run.world_size // args.replicas)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    if args.replicas == 1:
+        mesh = mesh["shard"]
     torch.manual_seed(0)
     model = Transformer(50, args.width, args.layers)
     for layer in model.layers:

@@ -32,7 +32,8 @@ class AcceleratedSteps(EpochSteps):
 
     What is saved: all that was prepared, or given to ``register_for_checkpointing``. ``every``: save after so many
     steps (0: only at the end, at a stop, and when ranks cannot go on). ``directory`` and ``options`` are the
-    Checkpointer's. Raises UsageError for FSDP, DeepSpeed and Megatron, whose state is not known here.
+    Checkpointer's. Raises UsageError for FSDP, DeepSpeed and Megatron, whose state is not known here, and for
+    a StatefulDataLoader.
     """
 
     _looks_ahead = True
@@ -52,8 +53,14 @@ class AcceleratedSteps(EpochSteps):
             raise UsageError(
                 f"AcceleratedSteps takes a loader that accelerator.prepare made, not {type(loader).__name__}"
             )
+        if hasattr(loader.base_dataloader, "load_state_dict"):
+            raise UsageError(
+                "AcceleratedSteps keeps the position of torch's DataLoader: leave use_stateful_dataloader out, since "
+                "Accelerate fetches a batch ahead of the state that such a loader has"
+            )
         self._accelerator = accelerator
         super().__init__(loader, every, directory, REPLICATED, options)
+        self._see_loss(accelerator)
 
     def parts(self) -> dict[str, Any]:
         """Return what is saved and restored: torch's objects themselves, and one object for all that is small."""

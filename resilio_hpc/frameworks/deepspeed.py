@@ -40,6 +40,7 @@ class DeepSpeedSteps(EpochSteps):
         self._engine, self._state = engine, ZeroState(engine)
         self._plain = _plain_loader_of(loader)
         super().__init__(loader, every, directory, None, options)
+        self._see_loss(engine)
 
     def parts(self) -> dict[str, Any]:
         """Return what is saved and restored: parts of parameters, and objects for all that is small."""
@@ -68,7 +69,7 @@ class DeepSpeedSteps(EpochSteps):
 
 
 def _plain_loader_of(loader: Any) -> Any:
-    """Return torch's DataLoader. DeepSpeed's own loader makes another one for each epoch: from here on, it keeps one."""
+    """Return torch's DataLoader. DeepSpeed's own loader makes one for each epoch: from here on, it keeps one."""
     if type(loader).__name__ != "DeepSpeedDataLoader":
         return loader
     if loader.curriculum_learning_enabled:

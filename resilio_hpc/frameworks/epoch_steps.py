@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from resilio_hpc.ckpt import Checkpointer, rng_state, set_rng_state
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.frameworks.call_through import call_through
 from resilio_hpc.train.loader_position import LoaderPosition
 from resilio_hpc.train.run import Run, attach
 from resilio_hpc.train.step_loop import StepLoop
@@ -157,6 +158,15 @@ class EpochSteps:
     def log(self, **values: object) -> None:
         """Tell the launcher of numbers of the step under way, as ``run.log``."""
         self.run.log(self.completed + 1, **values)
+
+    def _see_loss(self, owner: Any) -> None:
+        """Tell the launcher of each loss that ``owner.backward`` takes."""
+
+        def through(call: Callable[..., Any], loss: Any, *arguments: Any, **words: Any) -> Any:
+            self.log(loss=loss)
+            return call(loss, *arguments, **words)
+
+        call_through(owner, "backward", through)
 
     def _boundary(self, is_last: bool) -> None:
         self._is_due = False

@@ -50,7 +50,7 @@ class LightningState:
         trainer = self.trainer
         taken = 0 if self._is_epoch_end else trainer.fit_loop.epoch_loop.batch_progress.current.completed
         loops = trainer.fit_loop.state_dict()
-        loops["state_dict"].pop("combined_loader", None)  # Lightning begins such loaders before the sampler's epoch is set
+        loops["state_dict"].pop("combined_loader", None)  # Lightning loads it before the sampler knows its epoch
         return {
             "completed": self.completed,
             "global_step": trainer.global_step,
@@ -134,8 +134,8 @@ class LightningState:
                 self._positions.append(LoaderPosition(made))
                 if self._positions[-1].is_own and _length_of(made) is None:
                     raise UsageError(
-                        f"ResilioCallback: this {type(made).__name__} has no length, so Lightning fetches a batch ahead "
-                        "of the state that it has: give its data set a __len__, or use torch's DataLoader"
+                        f"ResilioCallback: this {type(made).__name__} has no length, so Lightning fetches a batch "
+                        "ahead of the state that it has: give its data set a __len__, or use torch's DataLoader"
                     )
             return made
 

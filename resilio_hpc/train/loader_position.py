@@ -18,8 +18,7 @@ class LoaderPosition:
     """The position in one loader, for loops that iterate over it themselves, as ``iter(loader)``.
 
     A loader with ``state_dict()`` and ``load_state_dict()`` of its own (torchdata's StatefulDataLoader) keeps its
-    position itself, within an epoch. Where batches are fetched ahead it is taken for the DataLoader that it is. Loaders
-    of other kinds begin in no known state: their batches are counted alone.
+    position itself, within an epoch. Loaders of other kinds begin in no known state: their batches are counted alone.
     """
 
     def __init__(self, loader: Any, looks_ahead: bool = False) -> None:
@@ -30,7 +29,7 @@ class LoaderPosition:
         self.loader = loader
         self._looks_ahead = looks_ahead
         self._before_last: Any = None  # the global generators before the last batch was fetched
-        self.is_own = _has_state(loader) and not (looks_ahead and _index_place(loader))
+        self.is_own = _has_state(loader)
         self._goes_on = False  # the iteration that begins next goes on from the loader's own state
         self._is_persistent = bool(getattr(loader, "persistent_workers", False))
         self._had_workers = False  # a life before had workers that stay, when the iteration that begins next began
@@ -72,7 +71,7 @@ class LoaderPosition:
         self._pending = None if between else (state["taken"], state["begun"], state["before"])
 
     def _load_own(self, state: dict[str, Any], between: bool) -> None:
-        """Have the loader take its own state. Between two epochs that is the end of an iteration, which is not begun."""
+        """Have the loader take its own state. Between two epochs it has none that an iteration could go on from."""
         if state.get("own") is not None and not (between and _index_place(self.loader)):
             self.loader.load_state_dict(state["own"])
             self._of_own = self._begun = state.get("begun")
@@ -85,7 +84,7 @@ class LoaderPosition:
 
     def _state_of_data(self) -> Any:
         """Return the state of a data set that has one, and is read in this process."""
-        data = getattr(self.loader, "dataset", None)
+        data: Any = getattr(self.loader, "dataset", None)
         return data.state_dict() if _has_state(data) and getattr(self.loader, "num_workers", 1) == 0 else None
 
     def begin(self, iteration: Callable[[], Iterator[Any]]) -> Iterator[Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from tests.support.environments import ROOT, scrubbed
+from tests.support.environments import ROOT, SUPPORT, scrubbed
 from tests.support.frameworks.runs import FrameworkRun
 from tests.support.waiting import PATIENCE_S
 
@@ -34,6 +35,10 @@ EXAMPLES = {
     "tensor and pipeline parallel": Example("train_megatron_style.py", ("--tensor", "2", "--pipeline", "2"), 4, 10),
     "FSDP2, dcp": Example("train_torchtitan_style.py", (), 3, -1),
     "FSDP2, Checkpointer": Example("train_torchtitan_style.py", ("--checkpointer",), 3, 15),
+    "HSDP, dcp": Example("train_torchtitan_style.py", ("--replicas", "2"), 4, -1),
+    "HSDP, Checkpointer": Example("train_torchtitan_style.py", ("--checkpointer", "--replicas", "2"), 4, 15),
+    "FSDP1": Example("train_fsdp1.py", (), 3, 10),
+    "FSDP1, another wrapping": Example("train_fsdp1.py", ("--wrap", "linears"), 3, 10),
 }
 
 
@@ -86,3 +91,27 @@ def test_another_layout_trains_on(tmp_path: Path, words: tuple[str, ...], same: 
             assert torch.equal(value, undisturbed[name]), name
         else:
             assert torch.allclose(value.float(), undisturbed[name].float(), rtol=0.1, atol=0.02), name
+
+
+def test_two_ranks_of_fsdp1_go_on_from_three_with_other_flat_parameters(tmp_path: Path) -> None:
+    """What torch gathers of two is what it gathers of three, at once, and the wrapping makes no difference later."""
+
+    def ended(checkpoints: str, ranks: int, steps: int, wrap: str) -> dict[str, Any]:
+        path = tmp_path / f"{checkpoints}-{ranks}-{steps}"
+        script = [str(SUPPORT / "frameworks" / "fsdp1_whole.py"), "whole.pt", str(ROOT / "examples" / "train_fsdp1.py")]
+        where = ("--checkpoint-dir", str(tmp_path / checkpoints))
+        run = FrameworkRun(
+            path, ranks, [*script, "--steps", str(steps), "--wrap", wrap], is_watched=False,
+            python=Path(sys.executable), options=where, PYTHONPATH=str(ROOT),
+        )  # fmt: skip
+        run.launch()
+        found: dict[str, Any] = torch.load(path / "whole.pt")
+        return found
+
+    saved = ended("same", 3, 12, "blocks")
+    shutil.copytree(tmp_path / "same", tmp_path / "other")
+    restored = ended("other", 2, 12, "linears")
+    torch.testing.assert_close(restored, saved, rtol=0, atol=0)
+    same, other = ended("same", 2, 24, "blocks"), ended("other", 2, 24, "whole")
+    torch.testing.assert_close(other, same, rtol=0, atol=0)
+    assert not torch.equal(same["model"]["0.weight"], saved["model"]["0.weight"])

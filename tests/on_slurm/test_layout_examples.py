@@ -1,4 +1,4 @@
-"""Examples of plain-tensor layouts and FSDP2 in a chain of real jobs: over a time limit, to the same bits."""
+"""Examples of plain-tensor layouts, FSDP1 and FSDP2 in a chain of real jobs: over a time limit, to the same bits."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ exec {python} -m resilio_hpc.cli.resilio_launch --chain --run-dir /shared/{name}
 EXAMPLES = {
     "megatron": ("train_megatron_style.py --tensor 2", 4),
     "torchtitan": ("train_torchtitan_style.py", 3),
+    "hsdp": ("train_torchtitan_style.py --replicas 2", 4),
+    "fsdp1": ("train_fsdp1.py", 3),
 }
 
 

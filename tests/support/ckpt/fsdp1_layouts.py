@@ -105,17 +105,21 @@ class Training:
         return {"training": fsdp_state(self.model, self.optimizer), "random": rng_state()}
 
     def everything(self) -> dict[str, Any]:
-        """As torch gathers it. One kind of state after another: torch 2.13 has one buffer on the CPU for all kinds."""
-        with warnings.catch_warnings(), FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT):
-            warnings.simplefilter("ignore")
-            found: dict[str, Any] = {}
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                own = self.optimizer.state_dict()
-                own["state"] = {number: {key: value[key]} for number, value in own["state"].items()}
-                gathered = FSDP.optim_state_dict(self.model, self.optimizer, own, self.group)
-                for name, values in copy.deepcopy(gathered["state"]).items():
-                    found.setdefault(name, {}).update(values)
-            return {"model": copy.deepcopy(self.model.state_dict()), "optimizer": found}
+        return gathered(self.model, self.optimizer, self.group)
+
+
+def gathered(model: Any, optimizer: Any, group: Any = None) -> dict[str, Any]:
+    """As torch gathers it. One kind of state after another: torch 2.13 has one buffer on the CPU for all kinds."""
+    with warnings.catch_warnings(), FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        warnings.simplefilter("ignore")
+        found: dict[str, Any] = {}
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            own = optimizer.state_dict()
+            own["state"] = {number: {key: value[key]} for number, value in own["state"].items()}
+            whole = FSDP.optim_state_dict(model, optimizer, own, group)
+            for name, values in copy.deepcopy(whole["state"]).items():
+                found.setdefault(name, {}).update(values)
+        return {"model": copy.deepcopy(model.state_dict()), "optimizer": found}
 
 
 def main(rank: int, directory: Path) -> None:
