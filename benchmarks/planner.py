@@ -3,7 +3,7 @@
 usage: planner.py [--times 3]
 
 Every layout is looked at: its memory is computed, and its time if it fits. Nothing else is pruned but offload, where
-something fits without. Megatron-Core: the layouts of ``resilio plan``. Prints layouts that were looked at, how many fit,
+something fits without. Megatron-Core: the layouts of ``resilio plan``. Prints layouts looked at, how many of them fit,
 wall and CPU seconds, CPU time per layout beside that of Calculon, and the best layout.
 """
 
