@@ -53,6 +53,10 @@ def case(row: Mapping[str, str]) -> Case:
     layout, unstated = _layout(cells, model, framework)
     if layout.pp * layout.vpp > model.layers + 2:  # embedding and head may count as layers
         raise UsageError(f"pp * vpp = {layout.pp * layout.vpp} stages, but the model has {model.layers} layers")
+    if layout.etp and layout.tp % layout.etp:
+        raise UsageError(f"etp = {layout.etp} does not divide tp = {layout.tp}")
+    if layout.head_layers and layout.pp * layout.head_layers > model.layers + layout.head_layers:
+        raise UsageError(f"head_layers = {layout.head_layers} leaves the last of {layout.pp} stages less than nothing")
     if layout.tp > model.heads:
         raise UsageError(f"tp = {layout.tp} does not divide {model.heads} heads")
     machine, stack = _machine(cells), _stack(cells, framework)

@@ -77,6 +77,11 @@ def check(training: Training, layout: Layout, machine: Machine) -> None:
         (layout.vpp > 1 and layout.micro_batches % layout.rounds,
          f"vpp {layout.vpp}: {layout.micro_batches} micro-batches are no multiple of {layout.rounds} rounds of "
          f"{layout.pp} stages"),
+        (layout.etp and layout.tp % layout.etp, f"etp {layout.etp} does not divide tp {layout.tp}"),
+        (layout.etp and layout.tp * layout.dp * layout.cp % (layout.ep * layout.etp),
+         f"ep x etp = {layout.ep * layout.etp} does not divide tp x dp x cp"),
+        (layout.head_layers and min(layers_of(model.layers, layout.pp, layout.head_layers)) < 0,
+         f"head {layout.head_layers} leaves the last of {layout.pp} stages less than nothing"),
         (layout.ep > 1 and (not model.experts or model.experts % layout.ep),
          f"ep {layout.ep} does not divide {model.experts} experts"),
     ):  # fmt: skip

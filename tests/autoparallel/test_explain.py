@@ -85,6 +85,9 @@ def test_the_ends_of_the_pipeline_hold_what_the_memory_model_says() -> None:
         ({"dp": 3}, "cannot be split over dp 3"),
         ({"vpp": 2, "global_batch": 17}, "no multiple of 2 rounds of 8 stages"),
         ({"ep": 2}, "does not divide 0 experts"),
+        ({"etp": 3}, "etp 3 does not divide tp 8"),
+        ({"etp": 8, "ep": 2}, "ep x etp = 16 does not divide"),
+        ({"head_layers": 40}, "less than nothing"),
     ],
 )
 def test_an_impossible_layout_is_a_mistake(changes: dict[str, int], why: str) -> None:

@@ -172,6 +172,21 @@ def test_the_smallest_number_of_gpus_that_is_named_is_the_smallest(capsys: pytes
     assert "GB more per GPU" in answer(capsys, *words, str(int(found[1]) - 8), code=3)
 
 
+def test_what_lies_in_the_host_s_memory_is_the_way_out_and_the_reasons_speak_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("plan", "llama2-70b", "--gpus", "16", "--gpu", "a100", "--global-batch", "512")
+    assert "with --offload both it would fit" in answer(capsys, *words[1:], "--offload", "none", code=3)
+    for more in ((), ("--offload", "both"), ("--offload", "any")):
+        assert main([*words, *more, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        best = found["choices"][0]
+        assert best["degrees"]["offload"] == "both" and best["environment"]["RESILIO_OFFLOAD"] == "both"
+        assert found["rejected_candidates"] and best["memory_bytes"] < best["gpu_bytes"]
+    assert main([*words, "--emit", "megatron"]) == 0
+    assert "--optimizer-cpu-offload" in capsys.readouterr().out
+
+
 def test_a_gpu_with_more_memory_is_named_where_it_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("llama2-7b", "--gpus", "1", "--global-batch", "8", "--gpu")
     found = re.search(r"so would (\S+) \(|(\S+) \(\d+ GB each\) would do", answer(capsys, *words, "h100", code=3))

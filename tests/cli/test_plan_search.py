@@ -158,6 +158,7 @@ def test_the_job_script_leaves_to_the_launcher_what_a_resize_changes(capsys: pyt
         (SMALL[:-2], 2, "--global-batch …"),
         ((*SMALL, "--seq", "-4"), 2, "--seq -4"),
         ((*SMALL, "--zero", "3"), 2, "Megatron-Core has stages 0, 1 here"),
+        ((*SMALL, "--framework", "torchtitan", "--offload", "both"), 2, "torchtitan has none, optimizer here"),
         ((*SMALL, "--mtbf", "-3"), 2, "--mtbf -3"),
         ((*SMALL, "--steps", "3", "--tokens", "7"), 2, "one of --steps and --tokens"),
         ((*SMALL, "--restart-s", "inf"), 2, "--restart-s inf"),

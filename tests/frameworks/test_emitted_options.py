@@ -66,11 +66,13 @@ def test_megatron_core_takes_every_model_and_layout() -> None:
               ("gpt3-175b", parse_layout("tp8-pp8-dp2-mb1-vpp3-sp", 64)),
               ("qwen2.5-7b", parse_layout("tp4-pp2-dp2-mb1-sp-zero1", 64))]  # fmt: skip
     asked += [(name, parse_layout("pp1-ep8-dp16-mb1-zero1-recompute-selective", 64)) for name in EXPERTS]
-    asked += [("deepseek-v3", parse_layout("tp2-pp16-ep8-dp4-mb1-sp-zero1-recompute-full", 64)),
-              ("mixtral-8x7b", parse_layout("tp4-ep4-etp1-dp4-mb1-sp-zero1-offload-both", 64)),
-              ("mixtral-8x7b", parse_layout("tp4-ep4-etp2-dp4-mb1-sp-zero1-offload-activations", 64)),
-              ("llama3-8b", parse_layout("tp2-pp4-dp2-mb1-head2-sp-zero1-offload-optimizer-recompute-full", 64)),
-              ("llama3-8b", parse_layout("pp4-dp2-mb1-vpp8-zero1", 12))]
+    asked += [
+        ("deepseek-v3", parse_layout("tp2-pp16-ep8-dp4-mb1-sp-zero1-recompute-full", 64)),
+        ("mixtral-8x7b", parse_layout("tp4-ep4-etp1-dp4-mb1-sp-zero1-offload-both", 64)),
+        ("mixtral-8x7b", parse_layout("tp4-ep4-etp2-dp4-mb1-sp-zero1-offload-activations", 64)),
+        ("llama3-8b", parse_layout("tp2-pp4-dp2-mb1-head2-sp-zero1-offload-optimizer-recompute-full", 64)),
+        ("llama3-8b", parse_layout("pp4-dp2-mb1-vpp8-zero1", 12)),
+    ]
     commands = []
     for name, layout in asked:
         model = preset(name)

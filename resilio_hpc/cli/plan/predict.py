@@ -22,7 +22,8 @@ from resilio_hpc.core.errors import UsageError
 LARGEST_BYTES = 256 * 2**20
 _HELP = """columns read (others are kept; an empty cell takes the default, which pred_note names):
   model layers hidden heads kv_heads ffn mlp vocab experts topk seq global_batch micro_batch gpu gpus_per_node
-  interconnect num_gpus tp pp vpp dp cp ep sequence_parallel recompute zero schedule precision attn_kernel framework
+  interconnect num_gpus tp pp vpp dp cp ep etp head_layers replicas sequence_parallel recompute zero schedule offload
+  precision attn_kernel framework
   Needed: layers, hidden, seq, gpu, and num_gpus or dp.
 
 columns added:

@@ -121,7 +121,7 @@ def checkpoint_pins(division: Division | None, before: PlannedLayout | None) -> 
     if division != "own" or before is None:
         return (), ""
     values = dict(before.values)
-    names = ("tp", "pp", "ep", "cp", "vpp")
+    names = ("tp", "pp", "ep", "etp", "cp", "vpp")
     words = tuple(f"--{name}={values[name]}" for name in names if name in values)
     return words, "the checkpoint holds tensors of each process's own: tensor and pipeline parallel stay"
 

@@ -25,7 +25,8 @@ RENAMED = {
 TRAINING = {
     "max_position_embeddings", "position_embedding_type", "vocab_size", "tokenizer_type", "micro_batch_size",
     "global_batch_size", "seq_length", "untie_embeddings_and_output_weights", "group_query_attention",
-    "multi_latent_attention", "use_precision_aware_optimizer", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
+    "multi_latent_attention", "use_precision_aware_optimizer", "use_distributed_optimizer",
+    "overlap_grad_reduce", "overlap_param_gather",
 }  # fmt: skip
 # one of its fields asks for the version of Transformer Engine, which is not here
 OPTIMIZER = {field.name for field in dataclasses.fields(OptimizerConfig)} - {"use_precision_aware_optimizer"}
