@@ -197,16 +197,14 @@ def proxy_of(url: str) -> Iterator[Proxy]:
             self.wfile.write(data)
 
         def _passed_on(self, body: bytes) -> Answer:
-            link = http.client.HTTPConnection(host, timeout=60)
-            link.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in ("expect", "connection"):
-                    link.putheader(name, value)
-            link.endheaders(body)
-            answer = link.getresponse()
-            found = answer.status, dict(answer.getheaders()), answer.read()
-            link.close()
-            return found
+            with closing(http.client.HTTPConnection(host, timeout=60)) as link:  # a client may die within its body
+                link.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    if name.lower() not in ("expect", "connection"):
+                        link.putheader(name, value)
+                link.endheaders(body)
+                answer = link.getresponse()
+                return answer.status, dict(answer.getheaders()), answer.read()
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = serve
 
