@@ -37,20 +37,24 @@ def test_other_numbers_of_ranks_and_other_stages_find_their_parts(tmp_path: Path
     [
         (1, "fp16", ("--own-loader",)),
         (2, "fp16", ("--own-loader", "--offload", "--accumulate", "2")),
-        (3, "bf16", ("--offload", "--width", "1024")),  # enough weights for a power of a beta that is rounded otherwise
+        (3, "bf16", ("--offload", "--width", "1024")),
         (3, "fp16", ("--own-loader", "--offload")),
     ],
 )
 def test_loss_scale_offloaded_optimizer_and_own_loader_go_on(
     tmp_path: Path, stage: int, precision: str, words: tuple[str, ...]
 ) -> None:
-    """A rank is killed in the second epoch, which DeepSpeed's own loader reads with workers."""
-    words = (*words, "--epochs", "3", "--every", "4")
+    """A rank is killed in the second epoch, which DeepSpeed's own loader reads with workers.
+
+    Without steps that are skipped, step 28 is the first one again: powers of the betas are not the products of factors.
+    """
+    every, struck = (4, 13) if precision == "fp16" else (9, 29)
+    words = (*words, "--epochs", "3", "--every", str(every))
     whole, killed = (of_stage(stage, precision, tmp_path / name, 2, *words) for name in ("whole", "killed"))
     whole.launch()
-    killed.launch("13", "1", "kill")
+    killed.launch(str(struck), "1", "kill")
     first, restored = killed.restored()
-    assert first == -1 and restored > 0 and restored % 4 == 0
+    assert first == -1 and restored > 0 and restored % every == 0
     assert killed.end == whole.end
     if precision == "fp16":
         last = whole.end[0].splitlines()[-1].split()
