@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -55,7 +56,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         pids = [event.fields["pid"] for event in events_of(folder, "agent")]
         for pid in (first.pid, *pids):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # an agent ends with its launcher
+                os.kill(pid, signal.SIGKILL)
         first.wait(PATIENCE_S)
     assert launch(folder).wait(PATIENCE_S) == 0
     return folder / "run"
