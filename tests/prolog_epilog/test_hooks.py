@@ -88,6 +88,7 @@ def test_a_run_that_hangs_is_named_and_not_joined_by_another(hook: Hook) -> None
     hook.directory.mkdir()
     hangs = subprocess.Popen(["sleep", "3600"])
     try:
+        until(lambda: "State:\tS" in Path(f"/proc/{hangs.pid}/status").read_text(), "a process that sleeps")
         (hook.directory / "run").write_text(f"{hangs.pid} {int(uptime_s()) - 400}\n")
         assert hook.run("health_check") == 0
         assert hook.starts() == []
