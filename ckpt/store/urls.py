@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from resilio_hpc.core.directories import directory_path
+from resilio_hpc.core.errors import UsageError
 
 _S3_URL = re.compile(r"/?s3:/{1,2}([a-z0-9][a-z0-9.-]{1,62})(?:/(.*))?")
 S3 = "s3:"
@@ -24,5 +25,11 @@ def store_url(text: str) -> str:
 
 def checkpoints_path(given: str | os.PathLike[str], name: str) -> Path:
     """Return the absolute path of a directory of checkpoints, which may be in an object store. Raises UsageError."""
-    url = store_url(str(given))
-    return Path("/", S3, *url.removeprefix("s3://").split("/")) if url else directory_path(given, name)
+    if url := store_url(str(given)):
+        return Path("/", S3, *url.removeprefix("s3://").split("/"))
+    try:
+        return directory_path(given, name)
+    except UsageError as error:
+        if ":/" not in str(given):
+            raise
+        raise UsageError(f"{error}. Checkpoints may also go to s3://BUCKET/PREFIX") from None

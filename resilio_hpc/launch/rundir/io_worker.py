@@ -45,6 +45,7 @@ def main() -> int:
     die_with_parent(parent)
     outlive_warnings()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # a process opens a file of the spool just when it is removed
     drain = Drain(spool, run_path)
     pulse: Pulse | None = None
     buffer = b""

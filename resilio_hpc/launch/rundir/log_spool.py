@@ -15,7 +15,6 @@ import ctypes
 import fcntl
 import itertools
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -29,6 +28,8 @@ REMOVED_AT_ONCE = 16  # files of one pass: each waits until the shared file syst
 HOLE_BYTES = 64 << 20  # of a file that is still written, freed at once
 KEPT_BYTES = 16 << 20  # at its end, for a console that is behind
 _PUNCH_HOLE_KEEP_SIZE = 3  # fallocate(2)
+_libc = ctypes.CDLL(None)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Drain:
@@ -46,7 +47,6 @@ class Drain:
         self._files: dict[Path, Path] = {}  # file of the spool → its copy
         self._copied: dict[Path, int] = {}  # bytes that are known to have arrived
         self._freed: dict[Path, int] = {}  # the first bytes of a file that the spool no longer has
-        signal.signal(signal.SIGIO, signal.SIG_IGN)  # a process that opens a file of which this one holds the lease
 
     def run(self) -> str:
         """Copy once. Return why something was left for the next pass, or ""."""
@@ -154,10 +154,6 @@ class Drain:
                 (self._notes / folder).rmdir()
                 (self._spool / folder).rmdir()
         return True
-
-
-_libc = ctypes.CDLL(None)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 def _round(path: Path) -> int:
