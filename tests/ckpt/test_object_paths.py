@@ -40,7 +40,7 @@ def test_a_url_is_known_by_its_text_and_by_its_path(given: str, url: str) -> Non
 
 
 def test_other_urls_are_refused() -> None:
-    with pytest.raises(UsageError, match="mount what is behind that URL.*Checkpoints may also go to s3:"):
+    with pytest.raises(UsageError, match=r"mount what is behind that URL.*Checkpoints may also go to s3:"):
         checkpoints_path("gs://bucket/x", "x")
 
 
