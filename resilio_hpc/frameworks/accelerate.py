@@ -55,8 +55,8 @@ class AcceleratedSteps(EpochSteps):
             )
         if hasattr(loader.base_dataloader, "load_state_dict"):
             raise UsageError(
-                "AcceleratedSteps keeps the position of torch's DataLoader: leave use_stateful_dataloader out, since "
-                "Accelerate fetches a batch ahead of the state that such a loader has"
+                "AcceleratedSteps keeps the position of torch's DataLoader: leave use_stateful_dataloader out; with "
+                "it, a run did not go on with the same bits"
             )
         self._accelerator = accelerator
         super().__init__(loader, every, directory, REPLICATED, options)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_stateful_loaders_are_refused(tmp_path: Path) -> None:
-    """Accelerate has fetched a batch ahead of the state that they have."""
+    """With them, a run did not go on with the same bits."""
     for one in (FRAMEWORKS["accelerate"], VARIANTS["lightning-stateful"]):
         one.need()
     script = [str(SUPPORT / "frameworks" / "stateful.py"), *FRAMEWORKS["accelerate"].command]
