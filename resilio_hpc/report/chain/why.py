@@ -23,7 +23,7 @@ from resilio_hpc.report.chain.recoveries import ChainRecovery, RecoveryOutcome, 
 from resilio_hpc.report.chain.report_json import recovery_object
 from resilio_hpc.report.chain.run_report import KINDS as REPORT_KINDS
 from resilio_hpc.report.overview import find_run, read_identity
-from resilio_hpc.report.present import RunNow, facts_of, parse_verdict, present
+from resilio_hpc.report.present import RunNow, RunVerdict, facts_of, parse_verdict, present
 from resilio_hpc.report.progress import progress
 from resilio_hpc.report.screen_tables import fault_words
 from resilio_hpc.report.status import parse_status
@@ -78,7 +78,9 @@ def explain(path: Path, run_id: str, events: Sequence[Event], state: RunNow, now
     facts = facts_of(events)
     is_complete = state.verdict is not None and state.verdict.verdict == "completed"
     total = progress(events, None, now).total if is_complete else None
-    steps = (state.status.step if state.status else None, facts.committed)
+    steps = [state.status.step if state.status else None, facts.committed]
+    if state.verdict is not None and not is_complete:
+        steps.append(_heard(state.verdict))  # a status is written at times only: it may know of no step of a short run
     step = max((one for one in steps if one is not None), default=total)
     is_last = total is None or step == total  # a script may end early, and need not save its last step
     to_do = _to_do(broke, state)
@@ -97,6 +99,12 @@ def explain(path: Path, run_id: str, events: Sequence[Event], state: RunNow, now
     if to_do:
         sentences.append(f"To do: {to_do}.")
     return RunWhy(path, run_id, now, state, step, broke, len(found), len(same), tuple(sentences), to_do)
+
+
+def _heard(verdict: RunVerdict) -> int | None:
+    """Return the furthest step that the controller knew of at the end."""
+    step = Fields(verdict.fields).whole("step")
+    return step if step is not None and step >= 0 else None
 
 
 def _alike(one: ChainRecovery) -> tuple[object, ...]:

@@ -66,6 +66,12 @@ def test_the_step_of_a_run_that_ended_before_its_planned_steps_is_not_made_up() 
     assert whole.startswith("The run is complete at step 1000")
 
 
+@pytest.mark.parametrize(("step", "last"), [(48, 48), (-1, 40), ("x", 40)])
+def test_the_step_at_the_end_is_the_furthest_that_is_known(step: object, last: int) -> None:
+    found = said(KILLED, GIVEN_UP, verdict="no_progress", reason="", exit_code=1, step=step)  # the status knows of 40
+    assert found.text.startswith(f"The run ended at step {last} with the verdict no progress")
+
+
 def test_a_fault_that_was_overcome() -> None:
     found = said(BUG, ECHO, ORIGIN, ECHOES, AGAIN, BACK)
     assert found.text.startswith("The run trains at step 40")

@@ -54,9 +54,10 @@ class Shutdown:
 
     def _fields(self) -> dict[str, Any]:
         run = self._run
+        furthest = max(run.max_step, run.recovery.at_step if run.recovery is not None else -1)
         return {
             "round": run.round, "restarts": run.restarts, "committed": run.committed, "epoch": run.epoch,
-            "steps_reported": run.steps_reported, "trained": self._has_trained(),
+            "step": furthest, "steps_reported": run.steps_reported, "trained": self._has_trained(),
         }  # fmt: skip
 
     def _has_trained(self) -> bool:
