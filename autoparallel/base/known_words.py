@@ -11,13 +11,13 @@ from resilio_hpc.core.json_fields import printable
 
 FRAMEWORKS = (
     "Megatron-Core", "Megatron-LM", "Megatron-LM 2021", "Megatron-DeepSpeed", "NeMo", "NeMo-Megatron", "torchtitan",
-    "torchtitan+compile", "torchtitan+compile+loss", "DeepSpeed", "DeepSpeed ZeRO-3", "FSDP", "llm-foundry", "HAI-LLM",
-    "Meta-Llama-3", "any",
+    "torchtitan+compile", "torchtitan+compile+loss", "DeepSpeed", "DeepSpeed ZeRO-3", "FSDP", "PyTorch", "llm-foundry",
+    "HAI-LLM", "Meta-Llama-3", "any",
 )  # fmt: skip
 # other names of the same, and parts that may follow
 # "Megatron-LM" in a table is a release before Megatron-Core; who plans a job has today's, whose core that is
 _FRAMEWORK_ALIASES = {"megatron": "Megatron-Core", "mcore": "Megatron-Core", "megatron-lm": "Megatron-Core",
-                      "fsdp2": "FSDP", "foundry": "llm-foundry"}  # fmt: skip
+                      "fsdp2": "FSDP", "torch": "PyTorch", "foundry": "llm-foundry"}  # fmt: skip
 _RELEASE = re.compile(r"\d\d\.\d\d(\.\d+)? nemo container", re.IGNORECASE)  # its kernels differ by release
 _ASYNC = re.compile(r"\+async-?tp\Z", re.IGNORECASE)
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8 rowwise", "mxfp8", "nvfp4", "fp4")

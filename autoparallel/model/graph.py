@@ -25,13 +25,21 @@ _BLOCK = re.compile(r"^(?:.*?\.)??\d+(?=[. ]|$)")
 class Operator:
     """One operator. ``name``: the module that runs it, a space, its operation.
 
-    ``parameters``: indices into the graph's.
+    ``parameters``: indices into the graph's. Of attention: ``masked``: it leaves out what a causal mask hides, which
+    its FLOPs count; ``head_size``: numbers of a head.
     """
 
     name: str
     forward_flops: int = 0
     backward_flops: int = 0
     parameters: tuple[int, ...] = ()
+    masked: bool = False
+    head_size: int = 0
+
+    @property
+    def module(self) -> str:
+        """Return the path of the module that runs it; empty for the model itself."""
+        return self.name.rpartition(" ")[0]
 
     @property
     def block(self) -> str:
@@ -109,6 +117,28 @@ class OperatorGraph:
     def flops(self) -> NDArray[np.int64]:
         """Return the FLOPs of each operator, forward and backward, shape (operators,)."""
         return np.array([op.forward_flops + op.backward_flops for op in self.operators], dtype=np.int64)
+
+    @cached_property
+    def made_bytes(self) -> NDArray[np.int64]:
+        """Return the bytes that each operator writes, of values that others read, shape (operators,)."""
+        made = np.zeros(len(self.operators), dtype=np.int64)
+        for value in self.values:
+            made[value.producer] += value.size_bytes
+        return made
+
+    @cached_property
+    def read_bytes(self) -> NDArray[np.int64]:
+        """Return the bytes of values that each operator reads, shape (operators,)."""
+        read = np.zeros(len(self.operators), dtype=np.int64)
+        for value in self.values:
+            read[list(value.readers)] += value.size_bytes
+        return read
+
+    @cached_property
+    def parameter_bytes(self) -> NDArray[np.int64]:
+        """Return the bytes of the parameters that each operator uses, shape (operators,)."""
+        sizes = np.array([one.size_bytes for one in self.parameters], dtype=np.int64)
+        return np.array([sizes[list(op.parameters)].sum() for op in self.operators], dtype=np.int64)
 
     @cached_property
     def cut_bytes(self) -> NDArray[np.int64]:

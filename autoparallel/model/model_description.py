@@ -16,6 +16,10 @@ LARGEST = {"layers": 100_000, "hidden": 2**20, "ffn": 2**24, "vocab": 2**28, "se
 """Far above any model: what is larger is a mistake."""
 
 
+class NotUniform(UsageError):
+    """A model is no decoder of equal layers."""
+
+
 @dataclass(frozen=True)
 class TransformerModel:
     """``ffn``: width of a dense MLP, ``expert_ffn`` of one expert, ``shared_ffn`` of all shared experts together.

@@ -12,27 +12,27 @@ from typing import Any
 import torch
 
 from resilio_hpc.autoparallel.model.graph import OperatorGraph
-from resilio_hpc.autoparallel.model.model_description import TransformerModel
+from resilio_hpc.autoparallel.model.model_description import NotUniform, TransformerModel
 from resilio_hpc.autoparallel.model.trace import made_module, trace
-from resilio_hpc.core.errors import UsageError
 
 Shapes = tuple[tuple[int, ...], ...]
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead", "heads")
 WITHIN = 0.1  # of the module's parameters, what the description may miss
-INSTEAD = "describe it by a preset, config.json or Megatron's arguments; resilio plan model --module counts any module"
+INSTEAD = "describe it by a preset, config.json or Megatron's arguments; resilio plan FILE.py:NAME costs any module"
 
 
 def described_module(make: Callable[[], Any], where: str) -> TransformerModel:
     """Return the decoder that ``make()`` builds, as ``trace_made`` takes it. ``where``: for errors.
 
-    Raises UsageError where it is no stack of equal layers of attention and MLP.
+    Raises NotUniform where it is no stack of equal layers of attention and MLP, UsageError where it cannot be traced.
     """
     module, inputs, keywords = made_module(make, where)
     graph = trace(module, inputs, keywords)
     tokens, seq = _tokens((*inputs, *keywords.values()), where)
-    layers, shapes = _layers(module, where)
+    layers, shapes, inside = _layers(module, where)
     hidden = _hidden(shapes, where)
-    embeddings = [tuple(p.shape) for p in module.parameters() if p.dim() == 2 and p.shape[1] == hidden]
+    outside = [tuple(p.shape) for p in module.parameters() if id(p) not in inside]
+    embeddings = [shape for shape in outside if len(shape) == 2 and shape[1] == hidden]
     vocab = max((shape[0] for shape in embeddings), default=0)
     ffn, gated, width, keys = _widths(shapes, hidden, _attention(graph, layers, tokens, seq) or hidden, where)
     heads = _heads(module, width)
@@ -47,8 +47,8 @@ def described_module(make: Callable[[], Any], where: str) -> TransformerModel:
     return model
 
 
-def _refused(where: str, why: str) -> UsageError:
-    return UsageError(f"{where} is no decoder of equal layers: {why}: {INSTEAD}")
+def _refused(where: str, why: str) -> NotUniform:
+    return NotUniform(f"{where} is no decoder of equal layers: {why}: {INSTEAD}")
 
 
 def _tokens(inputs: Sequence[Any], where: str) -> tuple[int, int]:
@@ -59,15 +59,16 @@ def _tokens(inputs: Sequence[Any], where: str) -> tuple[int, int]:
     raise _refused(where, "none of its inputs is a tensor of sequences (micro-batch, tokens)")
 
 
-def _layers(module: torch.nn.Module, where: str) -> tuple[int, Shapes]:
-    """Return how often the part that repeats most does so, and the shapes of its parameters."""
-    best: tuple[int, Shapes] = 0, ()
+def _layers(module: torch.nn.Module, where: str) -> tuple[int, Shapes, set[int]]:
+    """Return how often the part that repeats most does so, the shapes of its parameters, and all these parameters."""
+    best: tuple[int, Shapes, set[int]] = 0, (), set()
     for part in module.modules():
-        children = [tuple(tuple(p.shape) for p in child.parameters()) for child in part.children()]
-        common = Counter(shapes for shapes in children if sum(len(shape) == 2 for shape in shapes) > 2)
+        children = [(tuple(tuple(p.shape) for p in child.parameters()), child) for child in part.children()]
+        common = Counter(shapes for shapes, _ in children if sum(len(shape) == 2 for shape in shapes) > 2)
         for shapes, times in common.items():
             if times > 1 and times * _count(shapes) > best[0] * _count(best[1]):
-                best = times, shapes
+                layers = [child for own, child in children if own == shapes]
+                best = times, shapes, {id(p) for layer in layers for p in layer.parameters()}
     if best[0] < 2:
         raise _refused(where, "no part with matrices repeats in it")
     return best
@@ -97,16 +98,19 @@ def _attention(graph: OperatorGraph, layers: int, tokens: int, seq: int) -> int:
 
 
 def _widths(shapes: Shapes, hidden: int, width: int, where: str) -> tuple[int, bool, int, int]:
-    """Return the MLP's width, whether it is gated, and the widths of queries and of keys."""
-    others = sorted(out * into // hidden for out, into in _matrices(shapes))  # of each matrix, its other side
-    whole, down = sum(others), 0
-    for gated, into in ((True, 2), (False, 1)):
-        # 2 w + 2 k + (into + 1) f are all other sides; the largest is f, or both parts of a gated MLP in one matrix
-        for down in dict.fromkeys((others[-1], others[-1] // 2)):
-            keys, rest = divmod(whole - 2 * width - (into + 1) * down, 2)
-            if not rest and 0 < keys <= width and others.count(down) in (1, into + 1):
-                return down, gated, width, keys
-    sizes = ", ".join(map(str, others))
+    """Return the MLP's width, whether it is gated, and the widths of queries and of keys.
+
+    Without the MLP's matrices and the one behind attention, those of queries, keys and values are left.
+    """
+    others = Counter(out * into // hidden for out, into in _matrices(shapes))  # of each matrix, its other side
+    for down in sorted(others, reverse=True):
+        for gated, mlp in ((True, (2 * down, down)), (True, (down,) * 3), (False, (down,) * 2)):
+            if all(others[side] >= times for side, times in Counter([*mlp, width]).items()):
+                left = others - Counter([*mlp, width])
+                keys, rest = divmod(sum(left.elements()) - width, 2)
+                if not rest and 0 < keys <= width:
+                    return down, gated, width, keys
+    sizes = ", ".join(map(str, sorted(others.elements())))
     raise _refused(where, f"its matrices, of {sizes} by {hidden}, are not those of attention and MLP")
 
 

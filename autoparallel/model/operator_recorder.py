@@ -21,7 +21,7 @@ class RecordedOperator:
     """One traced operator. ``operands``: keys of the matrices that its FLOPs multiply.
 
     ``outputs``: key and size in bytes, and whether it may need a gradient. ``view``: outputs look at the first input.
-    ``writes``: keys of inputs that are changed in place.
+    ``writes``: keys of inputs that are changed in place. ``masked``, ``head_size``: as in ``Operator``.
     """
 
     module: str
@@ -32,6 +32,8 @@ class RecordedOperator:
     operands: Sequence[Hashable] = ()
     view: bool = False
     writes: Sequence[Hashable] = ()
+    masked: bool = False
+    head_size: int = 0
 
 
 @dataclass
@@ -110,7 +112,8 @@ class Recorder:
             self._readers[value or 0].append(index)
         used = sorted(frozenset[int]().union(*(tensor.parameters for tensor in inputs)))
         name = f"{seen.module} {seen.kind}".strip()
-        self._operators.append(Operator(name, seen.flops, self._backward(seen), tuple(used)))
+        about = (seen.masked, seen.head_size)
+        self._operators.append(Operator(name, seen.flops, self._backward(seen), tuple(used), *about))
         gradient = any(tensor.gradient for tensor in inputs)
         for key, size, may in seen.outputs:
             self._tensors[key] = _Tensor(size, self._value(index, size), gradient=gradient and may)

@@ -38,7 +38,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class _Rates:
+class Rates:
     """Rates that this software reaches on this machine.
 
     ``gradient``: bytes that a product moves per gradient of a weight.
@@ -60,7 +60,8 @@ def _by_arch(machines: Machines, *by_arch: float) -> Column:
     return np.asarray(values[machines.arch.astype(int)])
 
 
-def _rates(machines: Machines, layouts: Layouts, stacks: Stacks, efficiency: Efficiency) -> _Rates:
+def rates_of(machines: Machines, layouts: Layouts, stacks: Stacks, efficiency: Efficiency) -> Rates:
+    """Return the rates, as columns."""
     part = _by_arch(
         machines, efficiency.gemm_volta, efficiency.gemm_ampere, efficiency.gemm_hopper, efficiency.gemm_blackwell,
         efficiency.gemm_cdna,
@@ -83,7 +84,7 @@ def _rates(machines: Machines, layouts: Layouts, stacks: Stacks, efficiency: Eff
     newer = _by_arch(machines, 0.0, 0.0, efficiency.cudnn_hopper, 0.0, 0.0)
     flash = np.where(stacks.flash >= 3, np.maximum(flash, newer), flash)
     flash = np.where(stacks.flash <= 1, flash * efficiency.flash_one, flash)
-    return _Rates(
+    return Rates(
         products=products,
         attention=machines.bf16 * flash * clocks,
         plain=plain,
@@ -97,7 +98,7 @@ def _rates(machines: Machines, layouts: Layouts, stacks: Stacks, efficiency: Eff
 
 
 def _product(
-    m: Column, n: Column, k: Column, count: Column | float, rates: _Rates, result: Column | float = 2
+    m: Column, n: Column, k: Column, count: Column | float, rates: Rates, result: Column | float = 2
 ) -> Column:
     """Return the seconds of ``count`` products of (m, k) by (k, n) in one kernel. ``result``: bytes moved per entry."""
     waves = count * np.ceil(m / TILE) * np.ceil(n / WIDE_TILE) / rates.sms
@@ -112,14 +113,19 @@ def _product(
 _Linear: TypeAlias = tuple[Column, Column, Column]
 
 
-def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> _Linear:
+def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: Rates) -> _Linear:
     """Return the seconds of a linear layer: forward, gradients of its input, gradients of its weights."""
     weights = _product(k, n, m, count, rates, rates.gradient)
     return _product(m, n, k, count, rates), _product(m, k, n, count, rates), weights
 
 
+def head_reach(size: Column) -> Column:
+    """Return what fused attention reaches with heads of this size, of the rate with 128: 64 fill half of a tile."""
+    return np.minimum(size / (size + 32) * 1.25, 1.1)
+
+
 def _attention(
-    models: Transformers, layouts: Layouts, stacks: Stacks, rates: _Rates, efficiency: Efficiency
+    models: Transformers, layouts: Layouts, stacks: Stacks, rates: Rates, efficiency: Efficiency
 ) -> tuple[Column, Column]:
     """Return the seconds of the attention core: forward and backward."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
@@ -127,9 +133,7 @@ def _attention(
     scores = tokens * models.seen_keys * heads
     seen = np.where(stacks.causal > 0, 0.5, 1.0)
     flops = 4 * scores * models.head_dim
-    # a head of 64 fills half of a tile of 128
-    width = models.head_dim / (models.head_dim + 32) * 1.25
-    fused = flops * seen / (rates.attention * np.minimum(width, 1.1)) + KERNEL_S
+    fused = flops * seen / (rates.attention * head_reach(models.head_dim)) + KERNEL_S
     rounded = np.ceil(models.head_dim / TILE) * TILE
     ragged = np.where(np.mod(models.head_dim, 8) == 0, 1.0, 0.25)
     products = 4 * scores * (models.head_dim + rounded) / 2 / (rates.plain * 0.6 * ragged)
@@ -167,7 +171,7 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
 
 
 def _layer_products(
-    models: Transformers, layouts: Layouts, stacks: Stacks, rates: _Rates, efficiency: Efficiency
+    models: Transformers, layouts: Layouts, stacks: Stacks, rates: Rates, efficiency: Efficiency
 ) -> _Linear:
     """Return the seconds of all linear layers of an average layer, as ``_linear``."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
@@ -213,7 +217,7 @@ def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Col
 
 def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency) -> Work:
     """Return the seconds of one layer and of embedding, head and loss for one micro-batch on one GPU."""
-    rates = _rates(machines, layouts, stacks, efficiency)
+    rates = rates_of(machines, layouts, stacks, efficiency)
     forward, inputs, weights = _layer_products(models, layouts, stacks, rates, efficiency)
     backward = inputs + weights
     core, core_back = _attention(models, layouts, stacks, rates, efficiency)

@@ -48,6 +48,17 @@ def operator_name(operator: Any) -> str:
     return name if own in BUILT_IN else f"{own}::{name}"
 
 
+def attention_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``masked`` and ``head_size`` of attention; nothing for another operator."""
+    queries = tensors_in(args[:1])
+    if "attention" not in operator_name(operator) or not queries or queries[0].dim() < 3:
+        return {}
+    schema = getattr(operator, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema else []
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return {"masked": bool(given.get("is_causal", False)), "head_size": int(queries[0].shape[-1])}
+
+
 def packet_of(operator: Any) -> Any:
     return getattr(operator, "overloadpacket", operator)
 
@@ -111,7 +122,7 @@ def from_dispatch(
         recorder.constant(watch.key(buffer))
     for tensor in tensors_in(args, kwargs):
         recorder.batch(watch.key(tensor), tensor.requires_grad)
-    with _paths(module, watch), mode, watch:
+    with module_paths(module, watch.path), mode, watch:
         result = module(*args, **kwargs)
     return recorder.graph(name, [watch.key(tensor) for tensor in tensors_in(result)], watch.uncounted)
 
@@ -161,19 +172,20 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             [(self.key(tensor), tensor.nbytes, gradient and tensor.is_floating_point()) for tensor in fresh],
             operands=[id(tensor) for tensor in inputs if tensor.dim() >= 2], writes=writes,
             view=any(info is not None and not info.is_write for info in infos) or "_unsafe_view" in func.__name__,
+            **attention_of(func, args, kwargs),
         )  # fmt: skip
 
 
 @contextmanager
-def _paths(module: torch.nn.Module, watch: _Watch) -> Iterator[None]:
-    """Keep the path of the module that runs in ``watch.path``."""
+def module_paths(module: torch.nn.Module, running: list[str]) -> Iterator[None]:
+    """Keep the path of the module that runs at the end of ``running``."""
     names = {id(part): path for path, part in module.named_modules()}
 
     def enter(part: torch.nn.Module, inputs: Any) -> None:
-        watch.path.append(names.get(id(part), watch.path[-1] if watch.path else ""))
+        running.append(names.get(id(part), running[-1] if running else ""))
 
     def leave(part: torch.nn.Module, inputs: Any, output: Any) -> None:
-        watch.path.pop()
+        running.pop()
 
     handles = [
         torch.nn.modules.module.register_module_forward_pre_hook(enter),
@@ -247,6 +259,7 @@ def _seen(node: Node, flops: CompositeFlops) -> RecordedOperator:
         _module(node), operator_name(node.target), work, inputs, [_output(node, _makes_gradient(node))],
         operands=[i for i in inputs if _is_matrix(i)], writes=_arguments(node, schema, written),
         view=_is_view(schema) if schema else node.target.__name__ == "getitem",  # type: ignore[union-attr]
+        **attention_of(node.target, args, kwargs),
     )  # fmt: skip
 
 

@@ -36,7 +36,8 @@ class Choice:
     ``low_s`` to ``high_s``: the uncertainty band of ``iteration_s``. ``memory_bytes``: of the fullest GPU, of which it
     has ``gpu_bytes``. ``tokens_s``, ``flops_s``: of one GPU, per second, of the model's FLOPs alone. ``overhead``: part
     of the time that checkpoints, failures and restarts take; ``run_s``: the whole run with them, or 1,000 iterations
-    where its length is not known; infinite where failures never let it end.
+    where its length is not known; infinite where failures never let it end. ``stages``: of a traced module, the parts
+    with which the pipeline stages after the first begin.
     """
 
     offer: Offer
@@ -53,6 +54,7 @@ class Choice:
     run_s: float = 0.0
     tokens_s: float = 0.0
     flops_s: float = 0.0
+    stages: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -86,7 +88,8 @@ class Choice:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the training script reads."""
-        return {f"RESILIO_{name.upper()}": value for name, value in self.words().items()}
+        found = {f"RESILIO_{name.upper()}": value for name, value in self.words().items()}
+        return {**found, "RESILIO_STAGES": ",".join(self.stages)} if self.stages else found
 
     def launch_arguments(self) -> list[str]:
         """Of resilio-launch, which gives the ranks RESILIO_TP, RESILIO_PP and RESILIO_DP in each round."""

@@ -58,7 +58,8 @@ class Decoder(torch.nn.Module):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "groups", "ffn", "gated"), [(8, 8, 2048, False), (8, 2, 1376, True), (4, 1, 1024, True)]
+    ("heads", "groups", "ffn", "gated"),
+    [(8, 8, 2048, False), (8, 2, 1376, True), (4, 1, 1024, True), (8, 8, 1376, True), (8, 8, 1024, False)],
 )
 def test_a_decoder_has_the_numbers_it_was_made_with(
     tied: bool, fused: bool, heads: int, groups: int, ffn: int, gated: bool

@@ -224,6 +224,8 @@ cat > train.py <<'END'
 import torch
 def example():
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)), (torch.zeros(4, 8),)
+def unet():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.SiLU()), (torch.zeros(4, 3, 8, 8),)
 END
 printf '#!/bin/bash\\necho "$@"\\n' > job.sh
 python - layouts.csv <<'END' > measured.csv

@@ -43,20 +43,25 @@ def check(kind: str | None, framework: str) -> None:
 
 def emit(kind: str, choice: Choice, asked: Emitted) -> str:
     """Return the text with its line end. Raises UsageError where the framework cannot run the layout."""
-    if kind == "sbatch":
-        if not asked.command:
-            raise UsageError("--emit sbatch: the training command goes behind --: … -- train.py --tensor-parallel {tp}")
-        template = template_files.load("single-node" if choice.offer.shape.nodes == 1 else "multi-node")
-        exports = [f"export {name}={value}" for name, value in choice.environment().items()]
-        return JobOf(template, {}, tuple(asked.command), os.environ).rendered(choice, exports)[0].script
-    if kind == "env":
-        return "".join(f"export {name}={value}\n" for name, value in choice.environment().items())
+    if kind in ("env", "sbatch"):
+        return emit_job(kind, choice, asked.command)
     if kind == "megatron":
         words = [*model_flags(asked.description, asked.model), *precision_flags(asked.precision)]
         return shlex.join([*words, *megatron(choice.layout, asked.model)]) + "\n"
     if kind == "deepspeed":
         return json.dumps(deepspeed(choice.layout, asked.precision), indent=1) + "\n"
     return shlex.join(torchtitan(choice.layout, asked.model, asked.precision)) + "\n"
+
+
+def emit_job(kind: str, choice: Choice, command: Sequence[str]) -> str:
+    """Return ``env`` or ``sbatch``, which need no description of the model. Raises UsageError."""
+    exports = [f"export {name}={value}" for name, value in choice.environment().items()]
+    if kind == "env":
+        return "".join(f"{line}\n" for line in exports)
+    if not command:
+        raise UsageError("--emit sbatch: the training command goes behind --: … -- train.py --tensor-parallel {tp}")
+    template = template_files.load("single-node" if choice.offer.shape.nodes == 1 else "multi-node")
+    return JobOf(template, {}, tuple(command), os.environ).rendered(choice, exports)[0].script
 
 
 # -- Megatron-LM -------------------------------------------------------------------------------------------------------

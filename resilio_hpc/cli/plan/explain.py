@@ -17,7 +17,7 @@ from resilio_hpc.autoparallel.search.frameworks import machine_and_stack
 from resilio_hpc.autoparallel.search.ranking import Training, at_shape
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.common.steps import print_columns
-from resilio_hpc.cli.plan import search_options, setting
+from resilio_hpc.cli.plan import cluster_setting, search_options, setting
 from resilio_hpc.cli.plan.predict import calibration_of, profile_of
 from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import UsageError, os_error_text
@@ -38,7 +38,7 @@ TOO_LARGE = 3
 def main(argv: Sequence[str]) -> int:
     """Run the command. Exit codes: see the examples."""
     options = _parser().parse_args(argv)
-    setting.check_words(options)
+    cluster_setting.check_words(options)
     setting.check_model(options)
     description, model = setting.described(options)
     layout = parse_layout(options.layout, options.global_batch)

@@ -69,10 +69,11 @@ def main(argv: Sequence[str]) -> int:
     asked = setting.setting(options)
     for note in asked.notes:
         print(f"resilio: {note}", file=sys.stderr)
-    offered = offers(asked.inventory, asked.request, asked.now)
+    offered = offers(asked.cluster.inventory, asked.cluster.request, asked.cluster.now)
     runs = trial_runs.trial_runs(offered, asked.training, asked.machines, options.framework)
     if not runs:
-        why = "no layout fits (resilio plan says why)" if offered else why_none(asked.inventory, asked.request)
+        none = why_none(asked.cluster.inventory, asked.cluster.request)
+        why = "no layout fits (resilio plan says why)" if offered else none
         print(f"resilio: {asked.description.name}: {why}", file=sys.stderr)
         return NOTHING
     found = trial_runs.chosen(runs, asked.training, options.runs, options.at_most)

@@ -12,7 +12,7 @@ from resilio_hpc.autoparallel.base.layout import Layout, Offload, Recompute
 from resilio_hpc.autoparallel.measure.row_of import row_of
 from resilio_hpc.autoparallel.search.frameworks import machine_and_stack
 from resilio_hpc.cli.common.parser import Parser
-from resilio_hpc.cli.plan import search_options, setting
+from resilio_hpc.cli.plan import cluster_setting, search_options, setting
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.ledger import LedgerReader
@@ -64,7 +64,7 @@ def _row(pace: SteadyPace, words: Sequence[str]) -> dict[str, str]:
     if not gpu:
         raise UsageError("the run's ledger does not name the GPUs: --gpu TYPE")
     options.global_batch = options.global_batch or _whole(recorded.get("global_batch", ""))
-    setting.check_words(options)
+    cluster_setting.check_words(options)
     setting.check_model(options)
     _, model = setting.described(options)
     machine, _ = machine_and_stack(

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from resilio_hpc.autoparallel.base.known_words import known_framework
+from resilio_hpc.autoparallel.model.model_description import NotUniform
 from resilio_hpc.autoparallel.search import infeasible, paper
-from resilio_hpc.autoparallel.search.choice import Choice, Offer
+from resilio_hpc.autoparallel.search.frameworks import DEFAULT
 from resilio_hpc.autoparallel.search.offers import offers, why_none
 from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.cli.common.parser import Parser
-from resilio_hpc.cli.plan import emit, search_options, setting, submit, table
-from resilio_hpc.cli.plan.setting import PlanAnswer, PlanSetting
+from resilio_hpc.cli.plan import emit, module_search, search_options, setting, submit, table
+from resilio_hpc.cli.plan.answer import PlanAnswer, choice_json, lost_shape_json
+from resilio_hpc.cli.plan.setting import PlanSetting
 from resilio_hpc.core.errors import UsageError
 
 _EXAMPLES = """examples:
@@ -29,6 +30,7 @@ _EXAMPLES = """examples:
   resilio plan ./config.json --inventory cluster.toml --global-batch 512 --framework torchtitan --emit torchtitan
   resilio plan llama3-8b --gpus 16 --gpu h100 --global-batch 256 --emit sbatch -- train.py --tp {tp} --zero {zero}
   resilio plan gpt3-175b --gpus 64 --gpu h100 --global-batch 1536 --cost paper
+  resilio plan train.py:build --gpus 16 --gpu h100 --global-batch 256         any torch module
   resilio plan llama3-8b --partition gpu --gpus 16-64 --global-batch 256 --submit train.py --set time=8:00:00
 
 exit codes:
@@ -45,8 +47,18 @@ def main(argv: Sequence[str]) -> int:
     if command and options.emit != "sbatch" and options.submit is None:
         raise UsageError(f"-- {command[0]} …: a command is for --emit sbatch and --submit")
     submit.check_options(options)
-    emit.check(options.emit, known_framework(options.framework))
-    asked = setting.setting(options)
+    setting.check_model(options)
+    if options.cost == "operators":
+        return module_search.run(options, command)
+    emit.check(options.emit, known_framework(DEFAULT if options.framework is None else options.framework))
+    software = options.framework
+    try:
+        asked = setting.setting(options)
+    except NotUniform as error:
+        if options.cost != "full":
+            raise
+        options.framework = software
+        return module_search.run(options, command, str(error))
     for note in asked.notes:
         print(f"resilio: {note}", file=sys.stderr)
     found = answer(asked, options.cost, options.rank)
@@ -66,11 +78,11 @@ def main(argv: Sequence[str]) -> int:
 def answer(asked: PlanSetting, cost: str, rank: str) -> PlanAnswer:
     """Return the search, with the full cost model or the paper's."""
     start = time.perf_counter()
-    offered = offers(asked.inventory, asked.request, asked.now)
+    offered = offers(asked.cluster.inventory, asked.cluster.request, asked.cluster.now)
     if cost == "paper":
-        searched = paper.search_offers(offered, asked.training, asked.machines, asked.reliability)
+        searched = paper.search_offers(offered, asked.training, asked.machines, asked.cluster.reliability)
     else:
-        searched = search_offers(offered, asked.training, asked.machines, asked.reliability)
+        searched = search_offers(offered, asked.training, asked.machines, asked.cluster.reliability)
     choices = ranked(searched, rank)
     best = next((one.best for one in searched if choices and one.offer == choices[0].offer), ())
     return PlanAnswer(choices, pareto(searched), searched, time.perf_counter() - start, list(best))
@@ -79,14 +91,14 @@ def answer(asked: PlanSetting, cost: str, rank: str) -> PlanAnswer:
 def _in_the_way(asked: PlanSetting, searched: Sequence[Searched], cost: str) -> str:
     """Return why no answer exists."""
     if not searched:
-        return why_none(asked.inventory, asked.request)
+        return why_none(asked.cluster.inventory, asked.cluster.request)
     if cost == "paper":
         return f"{asked.description.name}: {paper.why_none(searched)}"
     nearest = min(searched, key=lambda one: (one.looked_at == 0, one.least_excess, one.offer.shape.nodes))
     shape = nearest.offer.shape
     node = asked.machines[nearest.offer.gpu]
     machine = at_shape(node, shape.ranks_per_node)
-    why = infeasible.why_none(asked.training, machine, shape.ranks, asked.whole, node.node_gpus)
+    why = infeasible.why_none(asked.training, machine, shape.ranks, asked.cluster.whole, node.node_gpus)
     return f"{asked.description.name} on {shape.nodes} x {shape.ranks_per_node} GPUs: {why}"
 
 
@@ -111,8 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     search_options.add_run(parser)
     parser.add_argument("--rank", choices=list(RANKS), default="time",
                         help="by iteration time (default), GPU-hours, or end: wait, failures and run")  # fmt: skip
-    parser.add_argument("--cost", choices=("full", "paper"), default="full",
-                        help="paper: algorithm 1 and formula (3) of the Resilio paper")  # fmt: skip
+    parser.add_argument("--cost", choices=("full", "paper", "operators"), default="full",
+                        help="paper: algorithm 1 and formula (3) of the Resilio paper; operators: of a module's traced "
+                        "operators, as for what is no decoder of equal layers")  # fmt: skip
     parser.add_argument("--top", type=int, default=8, metavar="N", help="shapes in the table (8)")
     parser.add_argument("--wide", action="store_true", help="every column, however narrow the terminal is")
     parser.add_argument("--pareto", action="store_true", help="show what no other choice beats in everything")
@@ -143,39 +156,6 @@ def as_json(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) 
         "choices": [choice_json(one) for one in found.choices],
         "pareto": [choice_json(one) for one in found.front],
         "best_of_first_shape": [choice_json(one) for one in found.best],
-        "none_fits": [_lost_shape(one) for one in found.searched if not one.choices],
+        "none_fits": [lost_shape_json(one) for one in found.searched if not one.choices],
         "rejected_candidates": [{**asdict(one), "layout": str(one.layout), "text": one.line()} for one in lost],
     }
-
-
-def choice_json(one: Choice) -> dict[str, Any]:
-    """Return a choice, with the arguments of its job."""
-    numbers = ("iteration_s", "low_s", "high_s", "mfu", "bubble", "communication", "memory_bytes", "gpu_bytes",
-               "tokens_s", "flops_s",
-               "overhead", "run_s", "gpu_hours", "finish_s")  # fmt: skip
-    named = ("recompute", "schedule", "offload")
-    layout = {name: int(value) for name, value in asdict(one.layout).items() if name not in named}
-    return {
-        **_offer_json(one.offer),
-        "gpus": one.gpus,
-        "layout": str(one.layout),
-        "degrees": {**layout, **{name: getattr(one.layout, name).name.lower() for name in named}},
-        **{name: _number(getattr(one, name)) for name in numbers},
-        "environment": one.environment(),
-        "sbatch": one.sbatch_options(),
-        "launch": one.launch_arguments(),
-    }
-
-
-def _offer_json(offer: Offer) -> Mapping[str, Any]:
-    shape = {"nodes": offer.shape.nodes, "gpus_per_node": offer.shape.ranks_per_node}
-    rest = {"partition": offer.partition, "gpu": offer.gpu, "start": offer.start, "wait_s": offer.wait_s}
-    return {**shape, **rest, "marks": list(offer.marks)}
-
-
-def _lost_shape(one: Searched) -> dict[str, Any]:
-    return {**_offer_json(one.offer), "looked_at": one.looked_at, "least_excess_bytes": _number(one.least_excess)}
-
-
-def _number(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 from resilio_hpc.autoparallel.base.layout import Offload, Recompute
-from resilio_hpc.autoparallel.search.frameworks import DEFAULT
 
 PINS = ("tp", "pp", "ep", "etp", "micro_batch", "vpp")
 
@@ -19,8 +18,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
                         help="a function that makes a torch module and its inputs, in place of MODEL")  # fmt: skip
     parser.add_argument("--seq", type=int, default=0, metavar="N", help="tokens of a sequence (the model's own)")
     parser.add_argument("--global-batch", type=int, default=0, metavar="N", help="sequences of an iteration (needed)")
-    parser.add_argument("--framework", default=DEFAULT, metavar="NAME",
-                        help="Megatron-Core (default), torchtitan, DeepSpeed, FSDP, NeMo, any")  # fmt: skip
+    parser.add_argument("--framework", metavar="NAME",
+                        help="Megatron-Core (default), torchtitan, DeepSpeed, FSDP, NeMo, PyTorch, any")  # fmt: skip
     parser.add_argument("--precision", default="", metavar="NAME",
                         help="bf16 (default; V100: fp16), fp16, fp8, mxfp8, nvfp4, fp32")  # fmt: skip
     parser.add_argument("--interconnect", default="", metavar="RATE", help="of a node: 8x400Gb/s, 400Gb/s per GPU")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from rich.text import Text
@@ -14,7 +14,8 @@ from resilio_hpc.autoparallel.base.layout import Layout
 from resilio_hpc.autoparallel.search.choice import Choice
 from resilio_hpc.autoparallel.search.ranking import Searched, at_shape, peak_flops
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
-from resilio_hpc.cli.plan.setting import PlanAnswer, PlanSetting
+from resilio_hpc.cli.plan.answer import PlanAnswer
+from resilio_hpc.cli.plan.setting import PlanSetting
 from resilio_hpc.core import terminal
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.events.phrases import plural, seconds
@@ -26,6 +27,15 @@ START_STYLE = {"now": "green", "soon": "yellow", "ever": "dim"}
 
 def show(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) -> None:
     """Print everything: as wide as the terminal, or with ``--wide`` and to files and pipes as wide as it is."""
+    shown = found.front if options.pareto else found.choices
+    after = _after(asked, found, shown, options)
+    show_table(_head(asked, found), found, after, asked.cluster.reliability.steps, options)
+
+
+def show_table(
+    head: Sequence[str], found: PlanAnswer, after: Iterable[str], steps: int, options: argparse.Namespace
+) -> None:
+    """Print the ranking between lines of text. ``steps``: of the run, 0 where they are not known."""
     console = terminal.console(highlight=False, soft_wrap=False)
     fits = console.is_terminal and not options.wide
     width = console.width if fits else WIDE
@@ -33,10 +43,10 @@ def show(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) -> 
     shown = found.front if options.pareto else found.choices
     alone = len(found.choices) == 1 and not options.pareto  # of one shape, its best layouts
     kept = (found.best or shown) if alone else shown[: max(options.top, 1)]
-    for line in [*_head(asked, found), *ranking(kept, options.rank, asked.reliability.steps, width, names_of(options))]:
+    for line in [*head, *ranking(kept, options.rank, steps, width, names_of(options))]:
         for piece in terminal.wrapped(line, width) if isinstance(line, str) else [line]:
             console.print(Text(piece) if isinstance(piece, str) else piece, soft_wrap=True)
-    for line in _after(asked, found, shown, options):
+    for line in after:
         for piece in terminal.wrapped(line, width) if fits else [line]:
             console.print(Text(piece), soft_wrap=True)
 
@@ -221,11 +231,7 @@ def _after(
     asked: PlanSetting, found: PlanAnswer, shown: Sequence[Choice], options: argparse.Namespace
 ) -> Iterator[str]:
     best = found.choices[0]
-    if options.pareto:
-        yield f"{plural(len(shown), 'choice')} that no other beats in time, GPUs, free memory and time lost to failures"
-    hidden = len(shown) - options.top
-    if hidden > 0:
-        yield f"and {plural(hidden, 'choice' if options.pareto else 'shape')} more: --top {len(shown)}, or --json"
+    yield from beside(shown, options)
     if options.cost == "paper":
         yield "Times are formula (3)'s, which counts neither the reduction of gradients nor the optimizer."
     else:
@@ -236,8 +242,20 @@ def _after(
     yield from (f"  {line}" for line in lost_shapes(found.searched))
 
 
-def lost_shapes(searched: Sequence[Searched]) -> list[str]:
-    """Return shapes without a layout: one line for those that are too small, one for those unfit for the batch."""
+def beside(shown: Sequence[Choice], options: argparse.Namespace) -> Iterator[str]:
+    """Yield what the table shows, where that is not the ranking, and how many it leaves out."""
+    if options.pareto:
+        yield f"{plural(len(shown), 'choice')} that no other beats in time, GPUs, free memory and time lost to failures"
+    hidden = len(shown) - options.top
+    if hidden > 0:
+        yield f"and {plural(hidden, 'choice' if options.pareto else 'shape')} more: --top {len(shown)}, or --json"
+
+
+def lost_shapes(searched: Sequence[Searched], whole: str = "layers, heads") -> list[str]:
+    """Return shapes without a layout: one line for those that are too small, one for those unfit for the batch.
+
+    ``whole``: parts of the model that a layout must divide.
+    """
     small = [one for one in searched if not one.choices and one.least_excess > 0]
     unshared = [one for one in searched if not one.choices and one.least_excess <= 0]
     lines = []
@@ -249,7 +267,7 @@ def lost_shapes(searched: Sequence[Searched]) -> list[str]:
         )
     if unshared:
         few = ", ".join(_shape(one) for one in unshared[:4]) + (" …" if len(unshared) > 4 else "")
-        lines.append(f"{plural(len(unshared), 'shape')}: no layout divides GPUs, layers, heads and batch ({few})")
+        lines.append(f"{plural(len(unshared), 'shape')}: no layout divides GPUs, {whole} and batch ({few})")
     return lines
 
 
