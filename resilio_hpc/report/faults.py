@@ -74,7 +74,7 @@ class _Reader:
         self._found: list[RunFault] = []
         self._failure = _Failure()
         self._drills = DrillMarks()
-        self._alone: dict[int, _Sign] = {}  # ranks that failed while the round goes on
+        self._alone: dict[int, list[_Sign]] = {}  # of ranks that failed while the round goes on
         self._members: Sequence[str] = ()
         self._stopping = False
         self._job = ""
@@ -115,16 +115,20 @@ class _Reader:
             return
         sign = _sign_of(event, f)
         if sign is not None and sign.rank is not None and f.data.get("alone") is True:
-            self._alone[sign.rank] = sign
+            self._alone.setdefault(sign.rank, []).append(sign)
         if sign is None or self._stopping or (sign.weak and node not in self._members):
             return
         self._failure.signs.append(sign)
 
     def _restarted(self, f: Fields) -> None:
-        """Take note of a rank that runs again alone: the run went on."""
-        sign = self._alone.pop(f.whole("rank") or 0, None)
-        if sign is None:
+        """Take note of a rank that runs again alone: the run went on.
+
+        A rank may fail again before it is on record that it runs, so the oldest failure is the one that is over.
+        """
+        waiting = self._alone.get(f.whole("rank") or 0)
+        if not waiting:
             return
+        sign = waiting.pop(0)
         if sign in self._failure.signs:
             self._failure.signs.remove(sign)
         self._found.append(

@@ -112,6 +112,17 @@ def test_faults(name: str) -> None:
     assert told(events) == expected
 
 
+@pytest.mark.parametrize("times", [(10, 11, 12, 13), (10, 12, 11, 13)], ids=["in turn", "before it is on record"])
+def test_a_rank_that_fails_and_starts_again_alone_twice(times: tuple[float, ...]) -> None:
+    kinds = ["rank_failed", "rank_restarted"] * 2
+    each = {"rank_failed": rank_failed(0, alone=True).fields, "rank_restarted": {"rank": 3, "seconds": 0.5}}
+    events = [event(at, kind, **each[kind]) for at, kind in zip(times, kinds, strict=True)]
+    events = sorted(events, key=lambda one: one.time)
+    found = faults([launch(0), ROUND, *events, event(20, "verdict", verdict="completed")])
+    assert [(one.kind, one.rank, one.plan) for one in found] == [("rank_killed", 3, "restart_rank")] * 2
+    assert all(one.recovered for one in found)
+
+
 def test_a_fault_tells_its_cost_and_what_was_done() -> None:
     (fault,) = faults([launch(0), ROUND, rank_failed(10), RESTART, recovered(10.5, "rank_killed", rank=3)])
     assert (fault.lost_steps, fault.plan, fault.round) == (2, "restart_ranks", 0)
