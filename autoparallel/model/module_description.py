@@ -27,10 +27,10 @@ def described_module(make: Callable[[], Any], where: str) -> TransformerModel:
     Raises NotUniform where it is no stack of equal layers of attention and MLP, UsageError where it cannot be traced.
     """
     module, inputs, keywords = made_module(make, where)
-    graph = trace(module, inputs, keywords)
     tokens, seq = _tokens((*inputs, *keywords.values()), where)
     layers, shapes, inside = _layers(module, where)
     hidden = _hidden(shapes, where)
+    graph = trace(module, inputs, keywords)  # takes longest, so it comes last
     outside = [tuple(p.shape) for p in module.parameters() if id(p) not in inside]
     embeddings = [shape for shape in outside if len(shape) == 2 and shape[1] == hidden]
     vocab = max((shape[0] for shape in embeddings), default=0)

@@ -37,7 +37,7 @@ class Choice:
     has ``gpu_bytes``. ``tokens_s``, ``flops_s``: of one GPU, per second, of the model's FLOPs alone. ``overhead``: part
     of the time that checkpoints, failures and restarts take; ``run_s``: the whole run with them, or 1,000 iterations
     where its length is not known; infinite where failures never let it end. ``stages``: of a traced module, the parts
-    with which the pipeline stages after the first begin.
+    with which the pipeline stages after the first begin; None of a described model.
     """
 
     offer: Offer
@@ -54,7 +54,7 @@ class Choice:
     run_s: float = 0.0
     tokens_s: float = 0.0
     flops_s: float = 0.0
-    stages: tuple[str, ...] = ()
+    stages: tuple[str, ...] | None = None
 
     @property
     def gpus(self) -> int:
@@ -89,7 +89,7 @@ class Choice:
     def environment(self) -> dict[str, str]:
         """Return the variables that the training script reads."""
         found = {f"RESILIO_{name.upper()}": value for name, value in self.words().items()}
-        return {**found, "RESILIO_STAGES": ",".join(self.stages)} if self.stages else found
+        return found if self.stages is None else {**found, "RESILIO_STAGES": ",".join(self.stages)}
 
     def launch_arguments(self) -> list[str]:
         """Of resilio-launch, which gives the ranks RESILIO_TP, RESILIO_PP and RESILIO_DP in each round."""

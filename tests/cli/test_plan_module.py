@@ -73,6 +73,11 @@ def test_for_programs(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["layouts_looked_at"] > 10 and found["pareto"] and found["best_of_first_shape"]
 
 
+def test_a_layout_without_stages_leaves_no_names_of_another_one(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = planned(capsys, f"{file}:widening", *ASKED, "--pp", "1", "--emit", "env")
+    assert "export RESILIO_STAGES=\n" in out
+
+
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch itself
 def test_torch_cuts_the_module_where_the_stages_begin(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = planned(capsys, f"{file}:widening", *ASKED, "--pp", "4", "--emit", "env")

@@ -28,6 +28,8 @@ TITAN_LAYOUTS = (
     "tp8-cp2-dp4-mb1-sp-fsdp-recompute-none",
     "tp4-pp4-dp2-mb1-vpp2-sp-fsdp-recompute-full",
     "dp32-mb1-fsdp-offload-optimizer-recompute-full",
+    "tp8-dp1-mb2-sp-recompute-none",
+    "tp4-pp4-dp1-mb1-sp-recompute-full",
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tests.support
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.ledger import Ledger, read_ledger
@@ -142,6 +143,33 @@ def test_the_plan_of_a_thousand_nodes_fits_on_a_command_line_and_comes_back_as_i
     text = made.to_json()
     assert LaunchOptions.from_json(text) == made
     assert len(text) < 110_000  # of 131,072 that Linux takes as one argument
+
+
+def test_the_parts_of_many_stages_fit_on_a_command_line(tmp_path: Path) -> None:
+    (choice,) = ask_planner(["llama3-8b", "--gpus=64", "--gpu=h100", "--global-batch=1024", "--json"])["choices"]
+    stages = ",".join(f"model.decoder.layers.{number}.block" for number in range(64))
+    choice = {**choice, "environment": {**choice["environment"], "RESILIO_STAGES": stages}}
+
+    def ask(given: Sequence[str]) -> Mapping[str, Any]:
+        return {"global_batch": 1024, "choices": [{**choice, "gpus": 8 * nodes} for nodes in range(1, 201)]}
+
+    large = options("--nproc-per-node", "8", "--nnodes", "1:200", "--layout", "auto", *ASKED, "train.py")
+    plan = plan_layouts(large, [f"n{number}" for number in range(200)], {}, ask)
+    assert 10 < len(plan.rows) < layout_planning.MOST_ROWS and plan.rows[-1].ranks == 1600
+    assert [one.ranks for one in plan.rows] == [1600 - 8 * back for back in reversed(range(len(plan.rows)))]
+    assert len(replace(large, planning=replace(large.planning, plan=plan)).to_json()) < 110_000
+
+
+def test_any_module_is_planned_and_its_ranks_hear_where_stages_begin(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "own.py").write_text(Path(tests.support.__file__).with_name("torch_modules.py").read_text())
+    module = f"{tmp_path}/own.py:widening --global-batch 96 --gpu h100"
+    asked = options(*AUTO, "--layout-options", module, "train.py")
+    plan = plan_layouts(asked, NODES, {}, ask_planner, (("--pp=4",), "as the checkpoint has it"))
+    assert plan.failed == "" and [one.ranks for one in plan.rows] == [8, 16, 24]
+    chosen = replace(asked, planning=replace(asked.planning, plan=plan))
+    said = round_layout(chosen, 16, "").variables()
+    assert said["RESILIO_PP"] == "4" and said["RESILIO_STAGES"].count("layers.") == 3
 
 
 @pytest.mark.parametrize("answer", [{}, {"choices": [{}]}, {"choices": None, "global_batch": 1}])

@@ -163,7 +163,9 @@ def torchtitan(layout: Layout, model: Transformer, precision: str = "") -> list[
     """
     modes = {Recompute.NONE: "none", Recompute.FULL: "full", Recompute.ALTERNATE: "selective"}
     moved = layout.offload >= Offload.ACTIVATIONS or (layout.offload and layout.zero < 3)
-    if layout.zero < 2 or layout.schedule != Schedule.ONE_F_ONE_B or layout.recompute not in modes or moved:
+    shares = layout.dp * layout.cp > 1  # without anything to share, FSDP of one rank casts alone
+    other = layout.schedule != Schedule.ONE_F_ONE_B or layout.recompute not in modes or moved
+    if other or (shares and layout.zero < 2):
         raise UsageError(f"torchtitan does not run {layout}: plan with --framework torchtitan")
     parallel: dict[str, object] = {
         "data_parallel_replicate_degree": layout.replicas,

@@ -148,7 +148,7 @@ def _as_json(training: TracedTraining, found: PlanAnswer, options: argparse.Name
     """Return numbers in seconds, bytes and shares of the iteration; null where nothing is known or nothing ends."""
 
     def choice(one: Choice) -> dict[str, Any]:
-        return {**choice_json(one), "stages": list(one.stages)}
+        return {**choice_json(one), "stages": list(one.stages or ())}
 
     graph = training.model.graph
     return {

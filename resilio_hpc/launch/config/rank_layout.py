@@ -22,7 +22,7 @@ from resilio_hpc.launch.config.planned_layouts import AUTO
 _ROW = re.compile(r"(?:([1-9]\d{0,8}):)?((?:tp|pp)=[1-9]\d{0,5}(?:,(?:tp|pp)=[1-9]\d{0,5})?)")
 PLANNED = (
     "micro_batch", "global_batch", "accumulation", "cp", "ep", "vpp", "zero", "replicas", "recompute",
-    "sequence_parallel", "etp", "head_layers", "offload",
+    "sequence_parallel", "etp", "head_layers", "offload", "stages",
 )  # fmt: skip
 """What the planner chooses besides degrees."""
 # {{name}} stands for {name}; ${name} belongs to the argument's reader (and ${local_rank} to torchrun's rule)

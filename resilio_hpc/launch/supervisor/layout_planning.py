@@ -34,6 +34,7 @@ from resilio_hpc.launch.process.announce import say
 PATIENCE_S = 120.0  # of one call of the planner
 LEADER_S, LOOK_S = 150.0, 0.5  # for the leading supervisor's plan, where srun has started one on each node
 MOST_ROWS = 192  # they are on the agents' command lines, each 0.3 KB: the kernel takes 128 KB
+MOST_BYTES = 80_000  # of their values and reasons, which are longer where they name the parts of pipeline stages
 _NAMES = ("tp", "pp", *PLANNED)
 
 
@@ -166,7 +167,7 @@ def plan_layouts(
         except (KeyError, TypeError, ValueError):
             failed = failed or "the planner's answer is not understood"
             continue
-        rows += [found[ranks] for ranks in wanted if ranks in found]
+        rows += _short([found[ranks] for ranks in wanted if ranks in found], MOST_BYTES // len(gpus))
     largest = max((row for row in rows if row.gpu == common_gpu), key=lambda row: row.ranks, default=None)
     return LayoutPlan(
         rows=tuple(rows), gpus=tuple(sorted(order, key=lambda gpu: order[gpu])),
@@ -174,6 +175,17 @@ def plan_layouts(
         common_gpu=common_gpu, global_batch=batch, standing=largest or max(rows, key=lambda r: r.ranks, default=None),
         failed="" if rows else failed or "no layout fits any size of this run",
     )  # fmt: skip
+
+
+def _short(rows: Sequence[PlannedLayout], most_bytes: int) -> list[PlannedLayout]:
+    """Return the largest sizes whose rows come to so many bytes; for the others, what stands holds."""
+    kept: list[PlannedLayout] = []
+    for row in reversed(rows):
+        most_bytes -= len(row.why) + sum(len(name) + len(value) + 8 for name, value in row.values)
+        if most_bytes < 0:
+            break
+        kept.insert(0, row)
+    return kept
 
 
 def _row(choice: Mapping[str, Any], gpu: str, pinned: str) -> PlannedLayout:
