@@ -28,6 +28,7 @@ def space_of(framework: str) -> Space:
     """Return the layouts that this software can run."""
     row = next(row for row in _spaces() if row["pattern"] in framework.lower())
     return Space(
+        cp=tuple(row.get("cp", ())),
         zero=tuple(row["zero"]),
         recompute=tuple(Recompute[kind.upper()] for kind in row["recompute"]),
         interleaving=row.get("interleaving", True),

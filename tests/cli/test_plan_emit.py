@@ -13,6 +13,8 @@ from resilio_hpc.autoparallel.cost.stage_times import layers_of
 from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model.model_description import uniform
 from resilio_hpc.autoparallel.model.presets import preset
+from resilio_hpc.autoparallel.search.frameworks import machine_and_stack, space_of
+from resilio_hpc.autoparallel.search.search import search
 from resilio_hpc.cli.main import main
 from resilio_hpc.cli.plan.emit import deepspeed, megatron, pipeline_layout, torchtitan
 from resilio_hpc.cli.plan.model_flags import model_flags, precision_flags
@@ -173,3 +175,19 @@ def test_deepspeed_gets_a_configuration(capsys: pytest.CaptureFixture[str]) -> N
 def test_what_deepspeed_has_not_is_said(text: str, precision: str) -> None:
     with pytest.raises(UsageError, match=r"DeepSpeed does not run|has no fp8"):
         deepspeed(parse_layout(text, 64), precision)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mixtral-8x7b", "deepseek-v2-lite"])
+@pytest.mark.parametrize(("gpu", "gpus", "batch"), [("h200", 8, 24), ("b200", 96, 288), ("gb200", 256, 4096)])
+@pytest.mark.parametrize("framework", ["Megatron-Core", "torchtitan", "DeepSpeed"])
+def test_every_layout_of_the_ranking_can_be_emitted(framework: str, gpu: str, gpus: int, batch: int, name: str) -> None:
+    model = uniform(preset(name), 8192)
+    machine, stack = machine_and_stack(gpu, 0, framework)
+    found = search(model, machine, gpus, batch, stack, space_of(framework), headroom=0.05)
+    every = found.layouts.full(len(found.layouts))
+    for row in range(0, found.cost.iteration.size, max(1, found.cost.iteration.size // 200)):
+        layout = every.row(row)
+        if framework == "DeepSpeed":
+            deepspeed(layout)
+        else:
+            (megatron if framework == "Megatron-Core" else torchtitan)(layout, model)

@@ -183,6 +183,10 @@ def _space(options: argparse.Namespace) -> Space:
             raise UsageError(f"--{name.replace('_', '-')} {value} is not possible, it must be 1 or more")
         if value and space.only.get(name, value) != value:
             raise UsageError(f"--{name} {value}: {options.framework} has {name} = {space.only[name]} alone")
+    if options.cp and space.cp and options.cp not in space.cp:
+        raise UsageError(
+            f"--cp {options.cp}: {options.framework} has no context parallelism here (--framework any: all)"
+        )
     if options.zero is not None and options.zero not in space.zero:
         stages = ", ".join(map(str, space.zero))
         raise UsageError(f"--zero {options.zero}: {options.framework} has stages {stages} here (--framework any: all)")
@@ -194,7 +198,7 @@ def _space(options: argparse.Namespace) -> Space:
     return replace(
         space,
         only={**space.only, **only},
-        cp=(options.cp,) if options.cp else (),
+        cp=(options.cp,) if options.cp else space.cp,
         micro_batch=max(space.micro_batch, options.micro_batch),
         zero=space.zero if options.zero is None else (options.zero,),
         recompute=space.recompute if kind is None else (kind,),
