@@ -67,7 +67,11 @@ def planned(page: Path) -> list[list[str]]:
     return [
         words
         for words in shown(page)
-        if words[0] == "plan" and "--global-batch" in words and "--gpu" in words and not needs & set(words)
+        if words[0] == "plan"
+        and "--global-batch" in words
+        and "--gpu" in words
+        and not needs & set(words)
+        and not any(".py:" in word for word in words)
     ]
 
 

@@ -247,7 +247,7 @@ def test_a_flood_does_not_starve_a_genuine_peer(listener: Listener, outside: Out
     sent = sum(wire.send(flood, [b"garbage"]) for _ in range(20_000))
     assert sent >= 1000
     genuine_works(listener, outside)
-    assert listener.counters.dropped > 0
+    listener.serve_until(lambda: listener.counters.dropped > 0)  # the genuine peer may be first
     assert len(list(wire.receive_all(listener.socket))) <= wire.MAX_PER_READ
 
 
