@@ -35,6 +35,7 @@ class Machine:
     ``host_gbytes_s``: link to the host's memory, one way. ``host_memory_gb``, ``host_memory_gbytes_s``: of that memory,
     one GPU's share. ``domain_gpus``: GPUs that reach each other over NVLink (more than a node's on NVL72).
     ``nic_gbytes_s``: network of a whole node. ``power``: board power limit relative to the data sheet's.
+    ``exponentials``: per clock, relative to others of its kind.
     """
 
     gpu: str
@@ -53,6 +54,7 @@ class Machine:
     fp8: float = 0.0
     fp4: float = 0.0
     power: float = 1.0
+    exponentials: float = 1.0
     source: str = ""
 
 
@@ -99,6 +101,7 @@ class Machines:
     fp8: Column
     fp4: Column
     power: Column
+    exponentials: Column
     memory: Column
     memory_bandwidth: Column
     sms: Column
@@ -115,7 +118,8 @@ class Machines:
         def column(name: str, scale: float = 1.0) -> Column:
             return np.array([getattr(row, name) * scale for row in rows], dtype=float)
 
-        names = {field.name for field in fields(cls)} & {"arch", "power", "sms", "node_gpus", "domain_gpus"}
+        plain = {"arch", "power", "exponentials", "sms", "node_gpus", "domain_gpus"}
+        names = {field.name for field in fields(cls)} & plain
         return cls(
             **{name: column(name) for name in names},
             bf16=column("bf16", 1e12),

@@ -47,6 +47,7 @@ class Settings(Generic[Number, Flag, Real]):
     ``expert_tp``: experts are split over tensor-parallel ranks as far as these suffice.
     ``keeps_gathered``: inputs gathered for tensor parallelism are kept for the backward pass, not gathered again.
     ``keeps_products``: recomputation is operator by operator, and every second matrix product is kept.
+    ``early_stop``: recomputation of a layer stops before its last product, whose result nothing needs.
     ``keeps_outputs``: what a pipeline stage sent is kept until its backward pass.
     ``frees_inputs``: what a pipeline stage received is freed: the first norm's backward pass works from its result.
     ``avoids_record_streams``: memory of a collective is free again as soon as its result is used, not when the
@@ -85,6 +86,7 @@ class Settings(Generic[Number, Flag, Real]):
     dropout: Flag = default(False)
     expert_tp: Flag = default(False)
     keeps_gathered: Flag = default(False)
+    early_stop: Flag = default(False)
     keeps_outputs: Flag = default(False)
     keeps_products: Flag = default(False)
     frees_inputs: Flag = default(False)

@@ -107,7 +107,9 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
     context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
     beside = (layouts.vpp > 1) | (layouts.schedule == Schedule.DUALPIPE)  # another micro-batch's compute
-    hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * beside
+    # inside of an NVLink domain the processors that compute make the copies, too
+    outside = group.ep.size > group.ep.local
+    hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * beside * outside
     return tensor * exposed, expert * (1 - hidden), context
 
 

@@ -51,7 +51,7 @@ def operator_seconds(
     results, moved = (made, read, np.where(held > 0, held, read)), made + read + held
     forward, inputs, gradient = (_product(flops, size / element, moved, rates) for size in results)
     backward = np.minimum(back, 1.0) * inputs + np.maximum(back - 1.0, 0.0) * gradient
-    head = head_reach(np.array([float(op.head_size or TILE) for op in of]))
+    head = head_reach(np.array([float(op.head_size or TILE) for op in of]), stack.flash)
     masked = np.where(np.array([op.masked and stack.causal for op in of]), 0.5, 1.0)
     attention = np.array(["attention" in op.name.rpartition(" ")[2] for op in of])
     scores = np.maximum(masked * flops / (rates.attention * head), (made + read) / rates.memory) + KERNEL_S

@@ -20,9 +20,9 @@ from resilio_hpc.core.compat import tomllib
 from resilio_hpc.core.errors import UsageError
 
 Matrix = NDArray[np.float64]
-CLUSTER = 0.1  # standard deviation of ln(time) from cluster to cluster, all else equal
-EXPERTS = 0.35  # the same from one mixture of experts to another: their kernels and fusions differ
-LAYOUT = 0.12  # the same from layout to layout of one cluster, after the model
+CLUSTER = 0.12  # standard deviation of ln(time) from cluster to cluster, all else equal
+EXPERTS = 0.5  # the same from one mixture of experts to another: their kernels and fusions differ
+LAYOUT = 0.1  # the same from layout to layout of one cluster, after the model
 NOISE = 0.03  # the same from run to run: BLOOM's logs differ by 3 % within a day, 6.5 % over four days
 
 # doublings after which two layouts have half the influence or less on each other; of the last five: per unit

@@ -86,7 +86,8 @@ def rates_of(machines: Machines, layouts: Layouts, stacks: Stacks, efficiency: E
     flash = np.where(stacks.flash <= 1, flash * efficiency.flash_one, flash)
     return Rates(
         products=products,
-        attention=machines.bf16 * flash * clocks,
+        # a score of a head of 128 is 512 FLOPs and an exponential; an SM of B200 has 8,192 and 16 of these a clock
+        attention=machines.bf16 * flash * clocks * 2 / (1 + 1 / machines.exponentials),
         plain=plain,
         memory=machines.memory_bandwidth * efficiency.memory,
         sms=machines.sms,
@@ -119,9 +120,12 @@ def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: Rates
     return _product(m, n, k, count, rates), _product(m, k, n, count, rates), weights
 
 
-def head_reach(size: Column) -> Column:
-    """Return what fused attention reaches with heads of this size, of the rate with 128: 64 fill half of a tile."""
-    return np.minimum(size / (size + 32) * 1.25, 1.1)
+def head_reach(size: Column, flash: Column | float) -> Column:
+    """Return what fused attention reaches with heads of this size, of the rate with 128: 64 fill half of a tile.
+
+    Version 1 halves its blocks for heads of 128, so it is as fast with 64.
+    """
+    return np.where(np.asarray(flash) <= 1, 1.0, np.minimum(size / (size + 32) * 1.25, 1.1))
 
 
 def _attention(
@@ -133,7 +137,7 @@ def _attention(
     scores = tokens * models.seen_keys * heads
     seen = np.where(stacks.causal > 0, 0.5, 1.0)
     flops = 4 * scores * models.head_dim
-    fused = flops * seen / (rates.attention * head_reach(models.head_dim)) + KERNEL_S
+    fused = flops * seen / (rates.attention * head_reach(models.head_dim, stacks.flash)) + KERNEL_S
     rounded = np.ceil(models.head_dim / TILE) * TILE
     ragged = np.where(np.mod(models.head_dim, 8) == 0, 1.0, 0.25)
     products = 4 * scores * (models.head_dim + rounded) / 2 / (rates.plain * 0.6 * ragged)
@@ -203,6 +207,11 @@ def _adds_in_product(layouts: Layouts, stacks: Stacks) -> NDArray[np.bool_]:
     return np.asarray((stacks.adds_in_product > 0) & (layouts.micro_batches > 1) & (layouts.zero < 3))
 
 
+def _loss_bytes(stacks: Stacks) -> Column:
+    """Return the bytes that the loss moves per logit: in place in half precision, by a few kernels, or all in fp32."""
+    return np.select([stacks.loss_bytes <= 4, stacks.loss_bytes >= 12], [8.0, 28.0], 20.0)
+
+
 def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Column:
     """Return the bytes to add one micro-batch's gradients of one layer to those of the others.
 
@@ -228,11 +237,13 @@ def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Sta
     layer = (1 + full) * (forward + passes + core) + selective * core + backward + core_back + 1.5 * passes
     layer = layer + (layouts.recompute == Recompute.ALTERNATE) * again
     layer = layer + (stacks.lean > 0) * passes
+    last = _product(layouts.micro_batch * models.seq / layouts.cp, models.hidden, models.ffn / layouts.tp, 1, rates)
+    layer = layer - full * (stacks.early_stop > 0) * last
     layer = layer + _accumulation(models, layouts, stacks) / rates.memory
     tokens = layouts.micro_batch * models.seq / layouts.cp
     vocab = models.vocab / layouts.tp
     logits, *logits_back = _linear(tokens, vocab, models.hidden, 1, rates)
-    loss = 2 * tokens * (vocab * 10 + models.hidden * 8) / rates.memory
+    loss = tokens * (vocab * _loss_bytes(stacks) + 16 * models.hidden) / rates.memory
     host = efficiency.host_us * np.where(stacks.fused > 0, 1.0, 1.3) * (1 + full / 3)
     # router, sorting there and back, quantising per expert: about as many launches again as a dense layer has
     host = host * (1 + models.moe_share)
