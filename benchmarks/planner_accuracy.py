@@ -54,6 +54,15 @@ class File:
 ASIDE = "seen_later.csv"
 
 
+def scorer(data: Path) -> ModuleType:
+    """Return the module score.py that lies beside the tables."""
+    spec = importlib.util.spec_from_file_location("score", data / "score.py")
+    assert spec is not None and spec.loader is not None
+    score = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(score)
+    return score
+
+
 def load(data: Path, score: ModuleType) -> list[File]:
     """Read all tables but the one that is kept aside."""
     files = []
@@ -207,10 +216,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("planner-accuracy-out"))
     parser.add_argument("--no-calibration", action="store_true")
     asked = parser.parse_args()
-    spec = importlib.util.spec_from_file_location("score", asked.data / "score.py")
-    assert spec is not None and spec.loader is not None
-    score = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(score)
+    score = scorer(asked.data)
     asked.out.mkdir(exist_ok=True)
     files = load(asked.data, score)
     if asked.fit:

@@ -11,7 +11,6 @@ from taking the odd rows out. ``best of draws``: the random six that did best, w
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import statistics
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_accuracy import File, fitted, load, others
+from planner_accuracy import File, fitted, load, others, scorer
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.measure.calibrate import calibrate, choose_runs
 from resilio_hpc.autoparallel.measure.predict import predict
@@ -93,11 +92,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=6)
     parser.add_argument("--draws", type=int, default=40)
     asked = parser.parse_args()
-    spec = importlib.util.spec_from_file_location("score", asked.data / "score.py")
-    assert spec is not None and spec.loader is not None
-    score = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(score)
-    files = load(asked.data, score)
+    files = load(asked.data, scorer(asked.data))
     for by_gpu in (False, True):
         print(f"{asked.rows} rows; a cluster is {'a kind of GPU of a table' if by_gpu else 'a table'}")
         rows = []

@@ -10,7 +10,6 @@ of the table's source is in the fit. Errors of the iteration time in %; memory b
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner_accuracy import File, fitted, load, others
+from planner_accuracy import File, fitted, load, others, scorer
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.base.layout import Recompute
 from resilio_hpc.autoparallel.cost.operator_times import operator_seconds
@@ -142,11 +141,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     asked = parser.parse_args()
-    spec = importlib.util.spec_from_file_location("score", asked.data / "score.py")
-    assert spec is not None and spec.loader is not None
-    score = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(score)
-    files = load(asked.data, score)
+    files = load(asked.data, scorer(asked.data))
     for file in files:
         if any(fits(case) for case in file.cases):
             judged(file, fitted(others(files, file)))

@@ -21,6 +21,7 @@ from resilio_hpc.autoparallel.cost.cost import norm
 from resilio_hpc.autoparallel.cost.memory import CACHED, CHANNELS, CONTEXT, FRAGMENTS, WORKSPACE
 from resilio_hpc.autoparallel.cost.operator_times import OperatorSeconds
 from resilio_hpc.autoparallel.cost.schedule import StageSeconds, in_flight, pipeline_time
+from resilio_hpc.autoparallel.model.operators import optimizer_time
 from resilio_hpc.autoparallel.model.traced_model import TracedModel
 
 Stages = NDArray[np.float64]
@@ -152,8 +153,7 @@ def _seconds(
     pipeline = pipeline_time(both, count[:, 0], rows.pp, rows.vpp, rows.schedule)
     exposed = _gradients(asked, one.dp, rows, held, stage, group, machines).max(1)
     waiting = 1 + known.straggler * np.log2(max(one.num_gpus / asked.machine.node_gpus, 1.0))
-    share = np.where(rows.zero >= 1, rows.dp, 1.0)
-    optimizer = held.counts.max() * (30 / share + 4 / np.where(rows.zero >= 2, share, 1.0)) / bandwidth
+    optimizer = optimizer_time(held.counts.max(keepdims=True), rows, machines, known)
     time = (pipeline + exposed) * waiting + optimizer + known.host_step_us * 1e-6
     slow = busy.argmax(1)[:, None]
     moving = count * (np.take_along_axis(busy, slow, 1) - np.take_along_axis(running, slow, 1))

@@ -26,6 +26,7 @@ from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
 from resilio_hpc.autoparallel.search.choice import Offer
 from resilio_hpc.autoparallel.search.failures import Reliability
 from resilio_hpc.autoparallel.search.frameworks import machine_and_stack, space_of
+from resilio_hpc.autoparallel.search.ranking import Searched
 from resilio_hpc.autoparallel.search.traced_search import TracedSearch, TracedTraining
 
 torch = pytest.importorskip("torch")
@@ -151,15 +152,20 @@ def test_a_model_of_twice_the_samples_is_the_same_model() -> None:
 
 
 def test_what_does_not_fit_is_no_choice_and_says_how_much_is_missing() -> None:
-    model = traced_model(lambda: widening(layers=12, hidden=8192), "here")
-    machines = {"v100": replace(machine_and_stack("v100", 8, "PyTorch")[0], memory_gb=8.0)}
+    searching = TracedSearch(
+        training(traced_model(lambda: widening(layers=12, hidden=8192), "here"), 512, headroom=0.1)
+    )
     offers = [Offer(Shape(nodes, 8), "", "v100") for nodes in (1, 64)]
-    small, large = TracedSearch(training(model, 512, headroom=0.1)).offers(offers, machines, Reliability())
-    assert small.too_large and large.choices
-    for one in large.choices:
-        assert one.memory_bytes <= 0.9 * 8e9
-    if not small.choices:
-        assert 0 < small.least_excess < math.inf
+
+    def found(memory_gb: float) -> list[Searched]:
+        machine = replace(machine_and_stack("v100", 8, "PyTorch")[0], memory_gb=memory_gb)
+        return searching.offers(offers, {"v100": machine}, Reliability())
+
+    small, large = found(3.4)
+    assert (small.choices, small.too_large) == ((), small.looked_at) and 0 < small.least_excess < math.inf
+    assert large.choices and all(one.memory_bytes <= 0.9 * 3.4e9 for one in large.choices)
+    just = 3.4 + small.least_excess / 0.9e9
+    assert found(just + 1e-6)[0].choices and not found(just - 1e-6)[0].choices
 
 
 def test_slower_choices_leave_more_memory_free() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
-from resilio_hpc.autoparallel.search.ranking import Searched
+from resilio_hpc.autoparallel.search.ranking import Searched, pareto, ranked
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,27 @@ class PlanAnswer:
     searched: list[Searched]
     took_s: float
     best: list[Choice] = field(default_factory=list)
+
+
+def answered(searched: list[Searched], rank: str, start_s: float) -> PlanAnswer:
+    """Return the answer of a search that began then (``time.perf_counter``)."""
+    choices = ranked(searched, rank)
+    best = next((one.best for one in searched if choices and one.offer == choices[0].offer), ())
+    return PlanAnswer(choices, pareto(searched), searched, time.perf_counter() - start_s, list(best))
+
+
+def answer_json(found: PlanAnswer, rank: str, cost: str) -> dict[str, Any]:
+    """Return numbers in seconds, bytes and shares of the iteration; null where nothing is known or nothing ends."""
+    return {
+        "rank": rank,
+        "cost": cost,
+        "layouts_looked_at": sum(one.looked_at for one in found.searched),
+        "search_s": round(found.took_s, 4),
+        "choices": [choice_json(one) for one in found.choices],
+        "pareto": [choice_json(one) for one in found.front],
+        "best_of_first_shape": [choice_json(one) for one in found.best],
+        "none_fits": [lost_shape_json(one) for one in found.searched if not one.choices],
+    }
 
 
 def choice_json(one: Choice) -> dict[str, Any]:
@@ -41,6 +63,7 @@ def choice_json(one: Choice) -> dict[str, Any]:
         "environment": one.environment(),
         "sbatch": one.sbatch_options(),
         "launch": one.launch_arguments(),
+        **({} if one.stages is None else {"stages": list(one.stages)}),
     }
 
 

@@ -9,12 +9,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from resilio_hpc.autoparallel.search.choice import Choice
 from resilio_hpc.autoparallel.search.offers import offers, why_none
-from resilio_hpc.autoparallel.search.ranking import pareto, peak_flops, ranked
+from resilio_hpc.autoparallel.search.ranking import peak_flops
 from resilio_hpc.autoparallel.search.traced_search import TracedSearch, TracedTraining
 from resilio_hpc.cli.plan import emit, submit, table
-from resilio_hpc.cli.plan.answer import PlanAnswer, choice_json, lost_shape_json
+from resilio_hpc.cli.plan.answer import PlanAnswer, answer_json, answered
 from resilio_hpc.cli.plan.cluster_setting import ClusterSetting, check_words, cluster_setting
 from resilio_hpc.cli.plan.module_file import function_of
 from resilio_hpc.core.errors import UsageError
@@ -40,7 +39,8 @@ def run(options: argparse.Namespace, command: Sequence[str], why: str = "") -> i
     cluster = cluster_setting(options, max(model.tokens, 1))
     if why:
         print(f"resilio: {why}: costed by its operators, with data and pipeline parallelism alone", file=sys.stderr)
-    for note in (*cluster.unknown, *cluster.notes):
+    dropped = ("of --calibration its parameters hold here, not its corrections for layouts like the measured ones",)
+    for note in (*cluster.unknown, *cluster.notes, *(dropped if cluster.nearby is not None else ())):
         print(f"resilio: {note}", file=sys.stderr)
     training = TracedTraining(
         model, options.global_batch, cluster.known, cluster.stack, cluster.space, cluster.measured, cluster.headroom
@@ -82,9 +82,7 @@ def _answer(training: TracedTraining, cluster: ClusterSetting, rank: str) -> Pla
     start = time.perf_counter()
     offered = offers(cluster.inventory, cluster.request, cluster.now)
     searched = TracedSearch(training).offers(offered, cluster.machines, cluster.reliability)
-    choices = ranked(searched, rank)
-    best = next((one.best for one in searched if choices and one.offer == choices[0].offer), ())
-    return PlanAnswer(choices, pareto(searched), searched, time.perf_counter() - start, list(best))
+    return answered(searched, rank, start)
 
 
 def _in_the_way(training: TracedTraining, cluster: ClusterSetting, found: PlanAnswer) -> str:
@@ -146,10 +144,6 @@ def _after(found: PlanAnswer, options: argparse.Namespace) -> Iterator[str]:
 
 def _as_json(training: TracedTraining, found: PlanAnswer, options: argparse.Namespace) -> dict[str, Any]:
     """Return numbers in seconds, bytes and shares of the iteration; null where nothing is known or nothing ends."""
-
-    def choice(one: Choice) -> dict[str, Any]:
-        return {**choice_json(one), "stages": list(one.stages or ())}
-
     graph = training.model.graph
     return {
         "model": graph.name,
@@ -158,12 +152,5 @@ def _as_json(training: TracedTraining, found: PlanAnswer, options: argparse.Name
         "uncounted": list(graph.uncounted),
         "global_batch": training.global_batch,
         "seq": training.model.tokens or None,
-        "rank": options.rank,
-        "cost": "operators",
-        "layouts_looked_at": sum(one.looked_at for one in found.searched),
-        "search_s": round(found.took_s, 4),
-        "choices": [choice(one) for one in found.choices],
-        "pareto": [choice(one) for one in found.front],
-        "best_of_first_shape": [choice(one) for one in found.best],
-        "none_fits": [lost_shape_json(one) for one in found.searched if not one.choices],
+        **answer_json(found, options.rank, "operators"),
     }

@@ -15,11 +15,11 @@ from resilio_hpc.autoparallel.model.model_description import NotUniform
 from resilio_hpc.autoparallel.search import infeasible, paper
 from resilio_hpc.autoparallel.search.frameworks import DEFAULT
 from resilio_hpc.autoparallel.search.offers import offers, why_none
-from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, pareto, ranked, search_offers
+from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, search_offers
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.plan import emit, module_search, search_options, setting, submit, table
-from resilio_hpc.cli.plan.answer import PlanAnswer, choice_json, lost_shape_json
+from resilio_hpc.cli.plan.answer import PlanAnswer, answer_json, answered
 from resilio_hpc.cli.plan.setting import PlanSetting
 from resilio_hpc.core.errors import UsageError
 
@@ -83,9 +83,7 @@ def answer(asked: PlanSetting, cost: str, rank: str) -> PlanAnswer:
         searched = paper.search_offers(offered, asked.training, asked.machines, asked.cluster.reliability)
     else:
         searched = search_offers(offered, asked.training, asked.machines, asked.cluster.reliability)
-    choices = ranked(searched, rank)
-    best = next((one.best for one in searched if choices and one.offer == choices[0].offer), ())
-    return PlanAnswer(choices, pareto(searched), searched, time.perf_counter() - start, list(best))
+    return answered(searched, rank, start)
 
 
 def _in_the_way(asked: PlanSetting, searched: Sequence[Searched], cost: str) -> str:
@@ -149,13 +147,6 @@ def as_json(asked: PlanSetting, found: PlanAnswer, options: argparse.Namespace) 
         "parameters": asked.description.parameters,
         "global_batch": asked.training.global_batch,
         "seq": asked.training.model.seq,
-        "rank": options.rank,
-        "cost": options.cost,
-        "layouts_looked_at": sum(one.looked_at for one in found.searched),
-        "search_s": round(found.took_s, 4),
-        "choices": [choice_json(one) for one in found.choices],
-        "pareto": [choice_json(one) for one in found.front],
-        "best_of_first_shape": [choice_json(one) for one in found.best],
-        "none_fits": [lost_shape_json(one) for one in found.searched if not one.choices],
+        **answer_json(found, options.rank, options.cost),
         "rejected_candidates": [{**asdict(one), "layout": str(one.layout), "text": one.line()} for one in lost],
     }
