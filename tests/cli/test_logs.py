@@ -17,12 +17,13 @@ from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S, until
 
 SCRIPT = """
-import sys, time
+import glob, sys, time
 from resilio_hpc.train import attach
 run = attach()
-print("rank", run.rank, "speaks in round", run.round, flush=True)
+print("rank", run.rank, "speaks in round", run.round, flush=True); open(f"spoke-{run.round}-{run.rank}", "w").close()
 sys.stdout.write("10%\\r50%\\r\\x1b[31mred\\x1b[0m and \\x1b]0;title\\x07 all\\n")
 for step in run.steps(0, 40):
+    while step == 20 and run.rank == 1 and len(glob.glob(f"spoke-{run.round}-*")) < 4: time.sleep(0.01)
     if step == 20 and run.rank == 1:
         raise ValueError(f"a <b>bad</b> \\x1b[31msample in round {run.round}")
     time.sleep(0.01)
@@ -52,17 +53,17 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
 def test_why_it_ended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(said(capsys, "why", str(run)).split())
     assert text.startswith("The run ended at step ") and "The same had happened 1 time before." in text
-    assert "rank 1 on local0 ended with exit code 1 at train.py:9: ValueError: a <b>bad</b>" in text
+    assert "rank 1 on local0 ended with exit code 1 at train.py:10: ValueError: a <b>bad</b>" in text
     assert "It is an error of the program." in text and "To do: mend the program" in text
     found = json.loads(said(capsys, "why", str(run), "--json"))
-    assert (found["v"], found["state"], found["broke"]["place"]) == (1, "ended", "train.py:9")
+    assert (found["v"], found["state"], found["broke"]["place"]) == (1, "ended", "train.py:10")
     assert found["verdict"]["verdict"] == "no_progress" and "\x1b" not in found["why"]
 
 
 def test_the_first_error_in_one_place(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "logs", str(run), "--first-error")
     assert text.startswith("rank 1 (local rank 1) on local0 in round ")
-    for words in ("exit code 1 at train.py:9", "Traceback (most recent call last):", "raise ValueError(f", "/1.log"):
+    for words in ("exit code 1 at train.py:10", "Traceback (most recent call last):", "raise ValueError(f", "/1.log"):
         assert words in text
     assert "\x1b" not in text
     found = json.loads(said(capsys, "logs", str(run), "--first-error", "--json"))
