@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from resilio_hpc.core.ledger import read_ledger
+from resilio_hpc.launch.config.mode import Mode
 from tests.support.environments import scrubbed
 from tests.support.virtual_cluster.world import World
 from tests.support.waiting import PATIENCE_S
 
 # Every rank but the origin waits for a byte of rank 0, whose connections the origin's end closes.
 RING = """
-import ctypes, os, signal, socket, sys, time
+import ctypes, os, signal, socket, sys, threading, time
 rank, world, how = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sys.argv[1]
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 print("rank", rank, "is up", flush=True)
@@ -31,7 +32,11 @@ if rank == 1:
     for peer in peers:
         peer.recv(1)
     print("before the end", flush=True)
-    if how == "raise":
+    if how == "slow":  # its connections break at once, and its process ends after those of its peers
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        for peer in peers:
+            peer.close()
+    if how in ("raise", "slow"):
         raise RuntimeError("no such data set")
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -156,6 +161,16 @@ def test_a_run_that_ends_names_the_origin_and_counts_the_echoes(tmp_path: Path) 
     assert (f"{echoes} peer" in done.stderr) == (echoes > 0)
 
 
+@pytest.mark.parametrize("mode", ["observe", "recover"])
+def test_an_origin_that_takes_long_to_end_is_named_though_its_echoes_end_first(tmp_path: Path, mode: str) -> None:
+    done = launch(tmp_path, "--mode", mode, "--nproc-per-node", "4", "ring.py", "slow")
+    assert done.returncode == (mode == "observe"), done.stderr
+    assert done.stdout.count("Traceback") == 1
+    assert "ConnectionError" not in done.stdout + done.stderr
+    failed = [entry for entry in entries(tmp_path, "rank_failed") if not entry.get("echo")]
+    assert [(entry["rank"], entry["message"]) for entry in failed] == [(1, "RuntimeError: no such data set")]
+
+
 @pytest.mark.slow
 def test_echoes_are_shown_on_demand(tmp_path: Path) -> None:
     done = launch(tmp_path, "--echoes", "show", "--nproc-per-node", "4", "ring.py", "kill")
@@ -178,6 +193,16 @@ def test_torchs_own_tracebacks_of_a_lost_connection_are_folded(tmp_path: Path) -
     assert "killed by SIGKILL" in done.stderr
     folded = logged(tmp_path).count("RuntimeError: ")
     assert sum(entry["count"] for entry in entries(tmp_path, "echoes")) >= folded
+
+
+def test_a_mode_that_ends_the_run_waits_for_the_failure_behind_an_echo() -> None:
+    world = World(nodes=3, mode=Mode.OBSERVE)
+    world.until_step(12)
+    world.fail_rank(2, exit_code=1, signal=None, message="RuntimeError: Connection closed by peer")
+    world.run(limit_s=0.5)
+    assert world.records("rank_failed") != []
+    world.fail_rank(0, signal=11)
+    assert world.until_over()["first_failure"]["rank"] == 0
 
 
 def test_every_node_hears_the_cause_with_the_next_start() -> None:

@@ -31,6 +31,7 @@ from resilio_hpc.launch.workers.rank_look import RankLook
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, RankEvents, StopHow, Surroundings
 from resilio_hpc.launch.workers.rank_reentry import RankReentry
 from resilio_hpc.launch.workers.rank_server import RankServer
+from resilio_hpc.launch.workers.slow_ends import tell_of_origin
 from resilio_hpc.launch.workers.spawner import Spawner
 from resilio_hpc.launch.workers.standby_ranks import StandbyRanks
 
@@ -149,9 +150,7 @@ class LocalRanks:
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
         """Start the local ranks of a round."""
-        self._round = local.number
-        self._start_began = time.monotonic()
-        self._starting = set(local.ranks)
+        self._round, self._start_began, self._starting = local.number, time.monotonic(), set(local.ranks)
         logs = (files := self._files).begin(local, self._commands.log_paths)
         world, nodes = sum(member.local_world_size for member in start.state.members), len(start.state.members)
         commands = []
@@ -265,6 +264,7 @@ class LocalRanks:
         self._pids.pop(local_rank, None)
         if failed:
             self._around.rank_failed(local_rank, error, self._files.error_logs.get(local_rank))
+        tell_of_origin(self._core, error[0], self._pids, self._files.errors, self._options.reentry.restart_policy)
         self._core.ends.exited(self._core.local, local_rank, how, at, error, evidence)
 
     def _evidence(self, local_rank: int, raised: bool) -> RankEvidence:

@@ -217,15 +217,24 @@ class Gathering:
     def _give_up(self, plan: RecoveryPlan) -> None:
         """End the run, since no restart helps, once its first failure is known."""
         run, recovery = self._run, self._run.recovery
-        if recovery is not None and recovery.awaits_cause(run.now()):
+        if self._awaits_cause():
             return
         spent = run.without_progress > run.config.max_without_progress
         first = recovery.first_failure if recovery is not None else None
         self._intend(EndRun("no_progress" if spent else "not_enough_nodes", 1, f"{plan.reason}{self._unfit()}", first))
 
+    def _awaits_cause(self) -> bool:
+        run, recovery = self._run, self._run.recovery
+        return recovery is not None and recovery.awaits_cause(run.now())
+
     def _end_unrecovered(self, plan: RecoveryPlan) -> None:
-        """End the run for its failure, as --mode observe and checkpoint do. The ledger has what recover would do."""
+        """End the run for its failure, as --mode observe and checkpoint do, once its first failure is known.
+
+        The ledger has what recover would do.
+        """
         run = self._run
+        if self._awaits_cause():
+            return
         first = run.recovery.first_failure if run.recovery is not None else None
         code = first.exit_code if first is not None and first.exit_code else 1
         mode = run.config.mode
