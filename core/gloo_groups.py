@@ -5,6 +5,9 @@ its destructor waits for its own thread; that thread may be freeing the last col
 Seen with four ranks of a small DDP script whose model lives in a function: forked again and again without any launcher,
 one hung within three lives; the rank then never ends. So one reference is never given back; the process's end frees
 everything anyway. A process that goes on without its groups (``train.restartable``) frees them when their threads rest.
+
+A kept group still answers at its address, which torch leaves in the store under the key of the next default group, too:
+a rank that looks there early would meet the former group. So each default group of a round has keys of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MODULE = "torch.distributed.distributed_c10d"
+_ROUND = "TORCHELASTIC_RESTART_COUNT"
+_STORE = 4  # which argument of torch's function is the store
 _REST_S = 0.012  # Python's lock is asked for each 5 ms
 
 
@@ -34,6 +39,7 @@ class MadeGroup(NamedTuple):
 
 _made: list[MadeGroup] = []
 _before: list[dict[int, str]] = []  # the descriptors that were open before a group that is being made
+_default_groups: dict[str, int] = {}  # round → how many default groups were made in it
 
 
 def keep_alive() -> None:
@@ -48,6 +54,21 @@ def keep_alive() -> None:
 
     @functools.wraps(create)
     def create_and_keep(*arguments: Any, **options: Any) -> Any:
+        if options.get("group_desc") == "default_pg":
+            return create_default(*arguments, **options)
+        return create_one(*arguments, **options)
+
+    def create_default(*arguments: Any, **options: Any) -> Any:
+        here = os.environ.get(_ROUND, "")
+        number = _default_groups.get(here, 0)
+        if number and len(arguments) > _STORE:
+            store = module.PrefixStore(f"resilio/{number}", arguments[_STORE])  # type: ignore[union-attr]
+            arguments = (*arguments[:_STORE], store, *arguments[_STORE + 1 :])
+        made = create_one(*arguments, **options)
+        _default_groups[here] = number + 1  # where it fails, every rank tries the same keys again
+        return made
+
+    def create_one(*arguments: Any, **options: Any) -> Any:
         backend = options.get("backend", (*arguments, *[""] * 4)[3])
         if not _is_gloo(backend):
             return create(*arguments, **options)
@@ -63,6 +84,8 @@ def keep_alive() -> None:
     for group, (backend, _) in module._world.pg_map.items():  # type: ignore[union-attr]  # mypy knows no such attribute
         if _is_gloo(backend):
             _keep(group, {}, set())
+    if module.is_initialized():  # type: ignore[union-attr]
+        _default_groups[os.environ.get(_ROUND, "")] = 1
     setattr(module, "_new_process_group_helper", create_and_keep)  # noqa: B010 - nor this one
 
 

@@ -55,6 +55,33 @@ print(finders - len(sys.meta_path), "resilio_hpc" in sys.modules)
     assert done.stdout.split() == ["True", "1", "False"]
 
 
+@pytest.mark.parametrize("late", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_script_may_make_its_default_group_again(late: int, tmp_path: Path) -> None:
+    """One rank looks for its peer's address before the peer has written it: torch left the former group's there."""
+    (tmp_path / "again.py").write_text(f"""
+import datetime, os, time
+import torch
+import torch.distributed as dist
+sums = []
+for time_of in range(3):
+    if time_of and os.environ["RANK"] == "{late}":
+        time.sleep(0.5)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds={PATIENCE_S}))
+    group = dist.new_group([0, 1])
+    value = torch.ones(1) * (dist.get_rank() + 1)
+    dist.all_reduce(value)
+    dist.all_reduce(value, group=group)
+    sums.append(value.item())
+    dist.destroy_process_group()
+print("sums", sums, flush=True)
+""")
+    done = run(
+        [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--nproc-per-node", "2", "again.py"],
+        timeout_s=3 * PATIENCE_S, env=scrubbed(RESILIO_LOCAL_NODES="1", GLOO_SOCKET_IFNAME="lo"), cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.count("sums [6.0, 6.0, 6.0]") == 2, done.stdout
+
+
 def test_it_is_put_in_place_once() -> None:
     import torch.distributed.distributed_c10d as c10d
 
