@@ -11,7 +11,7 @@ from typing import Any
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.events.correctness_text import CORRECTNESS_EVENTS
 from resilio_hpc.events.environment_text import ENVIRONMENT_EVENTS
-from resilio_hpc.events.failure_text import drill, exit_words, rank_failed
+from resilio_hpc.events.failure_text import drill, exit_words, late_end, rank_failed
 from resilio_hpc.events.hang_text import HANG_EVENTS
 from resilio_hpc.events.launch_text import LAUNCH_EVENTS, verdict_of
 from resilio_hpc.events.memory_text import MEMORY_EVENTS
@@ -203,10 +203,8 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         f"{f.text('node', 'the launcher')}: its helper process {f.text('helper')} ({f.data.get('pid')}) was stopped "
         f"from outside: {f.text('action')}"
     ),
-    "exit_overdue": lambda f: (
-        f"rank {f.whole('rank')} on {f.text('node', '?')} (process {f.whole('pid')}) finished training "
-        f"{seconds(f.number('waited_s'))} ago and has not ended: is its script still at work, or does it hang?"
-    ),
+    "exit_overdue": lambda f: late_end(f, "finished", "is its script still at work, or does it hang?"),
+    "end_forced": lambda f: late_end(f, "failed", "it is killed"),
     "saver_died": lambda f: f"the saver on {f.text('node', '?')} died; a new one is started",
     "store_died": lambda f: f"the rendezvous store on {f.text('node', '?')} died: {f.text('error')}",
     "ranks_stopped": lambda f: f"ranks on {f.text('node', '?')} stopped in {seconds(f.number('seconds'))}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal as signals
 
 from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.events.phrases import seconds
 
 
 def signal_name(number: int | None) -> str:
@@ -25,6 +26,12 @@ def exit_words(failure: Fields) -> str:
     if number is not None:
         return f"killed by {signal_name(number)}"
     return f"exit code {code}" if code is not None else "unknown end"
+
+
+def late_end(f: Fields, how: str, then: str) -> str:
+    """Return one line about a rank's process that has not ended though its program is over."""
+    who = f"rank {f.whole('rank')} on {f.text('node', '?')} (process {f.whole('pid')})"
+    return f"{who} {how} {seconds(f.number('waited_s'))} ago and has not ended: {then}"
 
 
 _BLOWS = {

@@ -39,4 +39,4 @@ def test_it_is_told_after_two_minutes_and_the_run_still_waits_for_it(tmp_path: P
     )
     assert done.returncode == 0, done.stderr[-4000:]
     said = [line for line in done.stderr.splitlines() if "has not ended" in line]
-    assert len(said) == 1 and "rank 1 on" in said[0] and "finished training 2 min 00 s ago" in said[0]
+    assert len(said) == 1 and "rank 1 on" in said[0] and "finished 2 min 00 s ago" in said[0]

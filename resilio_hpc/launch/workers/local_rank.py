@@ -22,7 +22,7 @@ class LocalRank(Struct):
     first_step_at: float | None = None
     restored: tuple[int, Tier | None, float] = (-1, None, 0.0)  # step, source, seconds
     may_exit: bool = False  # it sent Finished or Stopped
-    finished_at: float = 0.0  # when it sent that
+    finished_at: float | None = None  # when it sent that, or its program was over
     collected_s: float = 0.0  # by its garbage collector, so far
     section: str = ""  # what it does beside its steps
     was_paused: bool = False  # since its last step, whose time therefore tells nothing

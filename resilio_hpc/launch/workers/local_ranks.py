@@ -15,7 +15,7 @@ from resilio_hpc.launch.config import slurm_variables
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.forking import spawner_messages as sm
-from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
+from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.lone_restarts import LoneRestarts
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.output.console import Console
@@ -31,7 +31,7 @@ from resilio_hpc.launch.workers.rank_look import RankLook
 from resilio_hpc.launch.workers.rank_owner import AnySpawner, RankEvents, StopHow, Surroundings
 from resilio_hpc.launch.workers.rank_reentry import RankReentry
 from resilio_hpc.launch.workers.rank_server import RankServer
-from resilio_hpc.launch.workers.slow_ends import tell_of_origin
+from resilio_hpc.launch.workers.slow_ends import SlowEnds
 from resilio_hpc.launch.workers.spawner import Spawner
 from resilio_hpc.launch.workers.standby_ranks import StandbyRanks
 
@@ -64,6 +64,7 @@ class LocalRanks:
         self._pids: dict[int, int] = {}
         self._standby = StandbyRanks(node, self._spawner)
         self._reentry = RankReentry(self.server, self._pids, standby=self._standby.take)
+        self._slow_ends = SlowEnds(node, core, self._pids, self._files.errors)
         self._alone = LoneRestarts()
         self._look = RankLook(node.arena_dir, self._pids)
         self._oom_kills = OomKills()
@@ -107,8 +108,7 @@ class LocalRanks:
         self._console.follow(SHOWS_S)
         local = self._core.local
         self._standby.tick(local)
-        for rank in local.lingering(time.monotonic()) if local is not None else ():
-            self._node.tell("exit_overdue", rank=rank.rank, pid=self._pids.get(rank.local_rank), waited_s=LINGERS_S)
+        self._slow_ends.tick(local)
         if local is not None and (seen := self._look.answer(local)) is not None:
             self._core.ranks_seen(*seen)
         if local is not None and (passed := self._accounts.tick(local)) is not None:
@@ -264,7 +264,7 @@ class LocalRanks:
         self._pids.pop(local_rank, None)
         if failed:
             self._around.rank_failed(local_rank, error, self._files.error_logs.get(local_rank))
-        tell_of_origin(self._core, error[0], self._pids, self._files.errors, self._options.reentry.restart_policy)
+        self._slow_ends.tell_of_origin(error[0])
         self._core.ends.exited(self._core.local, local_rank, how, at, error, evidence)
 
     def _evidence(self, local_rank: int, raised: bool) -> RankEvidence:

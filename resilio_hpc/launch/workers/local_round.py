@@ -212,12 +212,11 @@ class LocalRound:
         return []
 
     def lingering(self, now: float) -> list[LocalRank]:
-        """Return ranks that finished training LINGERS_S ago and have not ended, each of them once."""
+        """Return ranks that finished LINGERS_S ago and have not ended, each of them once."""
         found = [
-            rank
-            for rank in self.ranks.values()
-            if rank.may_exit and not rank.done and not rank.is_told and now - rank.finished_at > LINGERS_S
-        ]
+            rank for rank in self.ranks.values()
+            if rank.finished_at is not None and now - rank.finished_at > LINGERS_S and not (rank.done or rank.is_told)
+        ]  # fmt: skip
         for rank in found:
             rank.is_told = True
         return found

@@ -10,6 +10,7 @@ from pathlib import Path
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.output.console import RankLogs
 from resilio_hpc.launch.workers.rank_env import stack_file
+from resilio_hpc.launch.workers.slow_ends import end_file
 
 
 class RankFiles:
@@ -53,5 +54,6 @@ class RankFiles:
 
     def drop_error(self, local_rank: int) -> None:
         """Remove the error file of a rank's process that has ended: the next one may leave none."""
-        with contextlib.suppress(OSError):
-            self.errors[local_rank].unlink()
+        for path in (self.errors[local_rank], end_file(self.errors[local_rank])):
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -1,29 +1,97 @@
-"""Ranks whose error is on record and whose processes have not ended: they save their state, or free their devices."""
+"""Ranks whose program is over and whose processes have not ended: they save, free devices, wait for threads, or hang.
+
+``rank_main`` records an uncaught exception first, and writes into a file beside it once nothing is left but the
+process's own end. A plain script's peers wait meanwhile in a collective that this rank never enters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import signal
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from resilio_hpc.launch.config.reentry_options import RestartPolicy
+from resilio_hpc.core import regular_file
+from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol.root_cause import reads_like_echo
-from resilio_hpc.launch.workers.output.error_file import read_error
+from resilio_hpc.launch.workers.local_rank import LocalRank
+from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
+from resilio_hpc.launch.workers.node_context import NodeContext
+from resilio_hpc.launch.workers.output.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE
 from resilio_hpc.launch.workers.rank_owner import RankEvents
 
+FAILED_S = 30.0  # a logger may have to send its last lines; a library that hangs here hangs for good
+LOOKS_S = 1.0
+_MOST_BYTES = 64
 
-def tell_of_origin(
-    core: RankEvents, error: str, living: Collection[int], files: Mapping[int, Path], policy: RestartPolicy
-) -> None:
-    """Report living ranks with an error of their own, where another rank's ``error`` reads like an echo of one.
 
-    Else the echo would be taken for the failure that ended the round. ``files``: the error files by local rank. Where
-    ranks start again alone, each one is reported once it has ended: its report lets the next process begin.
-    """
-    local = core.local
-    if local is None or policy == "failed" or not reads_like_echo(error):
-        return
-    for local_rank in sorted(living):
-        said, _ = read_error(files[local_rank]) if local_rank in files else (None, "")
-        if said is not None and not reads_like_echo(said.message):
-            core.ends.raised(local, local_rank, said.time, (said.message, said.traceback), NO_EVIDENCE)
+class SlowEnds:
+    """The ranks of one node that take long to end."""
+
+    def __init__(
+        self, node: NodeContext, core: RankEvents, pids: Mapping[int, int], files: Mapping[int, Path],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """Take live views of the processes and of the error files, by local rank."""
+        self._node, self._core, self._pids, self._files = node, core, pids, files
+        self._clock = clock
+        self._since: dict[int, float] = {}  # process → when it was first seen to be at its end
+        self._next = 0.0
+        # where ranks start again alone, a report lets the next process begin: the last one must have ended
+        self._ends_alone = node.options.reentry.restart_policy == "failed"
+
+    def tell_of_origin(self, error: str) -> None:
+        """Report living ranks with an error of their own, where another rank's ``error`` reads like an echo of one.
+
+        Else the echo would be taken for the failure that ended the round.
+        """
+        local = self._core.local
+        if local is None or self._ends_alone or not reads_like_echo(error):
+            return
+        for local_rank in sorted(self._pids):
+            said, _ = read_error(self._files[local_rank]) if local_rank in self._files else (None, "")
+            if said is not None and not reads_like_echo(said.message):
+                self._core.ends.raised(local, local_rank, said.time, (said.message, said.traceback), NO_EVIDENCE)
+
+    def tick(self, local: LocalRound | None) -> None:
+        """Kill ranks that have failed and do not end; tell of those whose program has ended well."""
+        now = self._clock()
+        if local is None or now < self._next:
+            return
+        self._next = now + LOOKS_S
+        self._since = {pid: since for pid, since in self._since.items() if pid in self._pids.values()}
+        for local_rank, pid in list(self._pids.items()):
+            code = exit_code(self._files[local_rank], pid) if local_rank in self._files else None
+            rank = local.ranks[local_rank]
+            if code == 0 and rank.finished_at is None:
+                rank.finished_at = now
+            elif code and now - self._since.setdefault(pid, now) > FAILED_S:
+                self._kill(local, rank, pid, code)
+        for rank in local.lingering(now):
+            self._node.tell("exit_overdue", rank=rank.rank, pid=self._pids.get(rank.local_rank), waited_s=LINGERS_S)
+
+    def _kill(self, local: LocalRound, rank: LocalRank, pid: int, code: int) -> None:
+        del self._since[pid]  # one that even SIGKILL does not end is told of again
+        self._node.tell("end_forced", rank=rank.rank, pid=pid, waited_s=FAILED_S)
+        if not self._ends_alone:
+            said, _ = read_error(self._files[rank.local_rank])
+            error = (said.message, said.traceback) if said is not None else (describe_exit(code, None), "")
+            at = said.time if said is not None else time.time() - FAILED_S
+            self._core.ends.raised(local, rank.local_rank, at, error, NO_EVIDENCE)
+        process_tree.signal_group(pid, signal.SIGKILL)
+
+
+def end_file(error_file: Path) -> Path:
+    """Return the file that says that a rank's program is over."""
+    return error_file.with_suffix(".ends")
+
+
+def exit_code(error_file: Path, pid: int) -> int | None:
+    """Return with which code this process is about to end; None where it runs, or never says so."""
+    try:
+        with open(regular_file.open_file(end_file(error_file)), "rb") as file:
+            process, _, code = file.read(_MOST_BYTES).decode().partition(" ")
+        return int(code) if int(process) == pid else None  # a child that it has forked may write there, too
+    except (OSError, ValueError):
+        return None

@@ -48,10 +48,13 @@ def run(kind: str, argv: Sequence[str]) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             _save_last_step(end)
+        _tell_of_end(end.code)
         _leave_mpi(end.code)
         raise
     except BaseException as error:  # noqa: BLE001 - the last handler of the process
         _end(error, main)
+    else:
+        _tell_of_end(0)
 
 
 def own_place(kind: str, program: str) -> str:
@@ -149,8 +152,19 @@ def _end(error: BaseException, main: types.ModuleType) -> None:
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = lambda *_: None  # it was shown already; the interpreter finalises and then dies of SIGINT
         raise KeyboardInterrupt from None
+    _tell_of_end(1)
     _leave_mpi(1)
     sys.exit(1)
+
+
+def _tell_of_end(code: object) -> None:
+    """Write that the program is over, with this exit code. What is left, threads and libraries may make long."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        number = code & 255 if isinstance(code, int) else int(code is not None)
+        try:
+            Path(path).with_suffix(".ends").write_text(f"{os.getpid()} {number}")
+        except OSError:
+            return  # the disk is full: this end is seen when the process is gone
 
 
 def _save_last_step(error: BaseException) -> None:
