@@ -18,6 +18,8 @@ def hangs() -> list[Drill]:
         Drill("endless loop", (), ("hang",), script_arguments=("--hang", "loop"), **absent),
         Drill("Python's lock held for ever", (), ("hang",), script_arguments=("--hang", "lock"), **absent),
         Drill("rank sleeps for ever", (), ("hang",), script_arguments=("--hang", "sleep"), **absent),
+        Drill("rank fails and its process does not end", (), ("rank_exception",), told="end_forced",
+              script_arguments=("--hang", "at-exit")),
         Drill("rank sleeps before init_process_group", (), ("hang",),
               script_arguments=("--hang-before-start", "sleep"), **absent),
         Drill("rank stopped before init_process_group", (), ("hang",), hang="absent", blamed=1,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-ALONE = ("loop", "lock", "sleep", "mismatch")
+ALONE = ("loop", "lock", "sleep", "at-exit", "mismatch")
 """Only rank 1 does it, the others wait for it in a collective."""
 TOGETHER = ("deadlock",)
 """All ranks take part."""
@@ -19,7 +20,7 @@ STARTS = ("sleep", "stop")
 
 
 def hang(kind: str, rank: int) -> None:
-    """Hang in this way. All but ``loop``, ``lock`` and ``sleep`` need torch.distributed."""
+    """Hang in this way. ``mismatch`` and ``deadlock`` need torch.distributed."""
     _WAYS[kind](rank)
     raise AssertionError(f"{kind} did not hang")
 
@@ -51,6 +52,12 @@ def _sleep(_: int) -> None:
     time.sleep(1_000_000)
 
 
+def _exit(_: int) -> None:
+    """Fail, and wait at the interpreter's end for a thread, as libraries do for what they have begun."""
+    threading.Thread(target=_sleep, args=(0,)).start()
+    raise RuntimeError("planted, and a thread lives on")
+
+
 def _mismatch(_: int) -> None:
     """Enter a barrier where the others reduce."""
     import torch.distributed as dist
@@ -69,5 +76,6 @@ def _deadlock(rank: int) -> None:
 
 
 _WAYS: dict[str, Callable[[int], None]] = {
-    "loop": _loop, "lock": _lock, "sleep": _sleep, "mismatch": _mismatch, "deadlock": _deadlock,
+    "loop": _loop, "lock": _lock, "sleep": _sleep, "at-exit": _exit, "mismatch": _mismatch,
+    "deadlock": _deadlock,
 }  # fmt: skip
