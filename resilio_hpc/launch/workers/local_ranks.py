@@ -261,7 +261,7 @@ class LocalRanks:
         failed = event.exit_code != 0 and self._core.local is not None  # a restart waits for no look at others
         evidence = self._evidence(event.local_rank, bool(error[1])) if failed or error[1] else NO_EVIDENCE
         local_rank, how = event.local_rank, (event.exit_code, event.signal)
-        self._pids.pop(local_rank, None)
+        self._look.ended(local_rank, self._pids.pop(local_rank, 0))
         if failed:
             self._around.rank_failed(local_rank, error, self._files.error_logs.get(local_rank))
         self._slow_ends.tell_of_origin(error[0])

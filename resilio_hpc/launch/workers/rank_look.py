@@ -44,6 +44,7 @@ class RankLook:
         self._arena_dir = arena_dir
         self._pids = pids
         self._rings: dict[int, CallRing] = {}
+        self._ended: dict[int, int] = {}  # processes that have ended, by local rank
         self._round = -1
         self._stacks: Mapping[int, Path] = {}
         self._kept: dict[int, Path] = {}
@@ -59,17 +60,24 @@ class RankLook:
         something in it. What was sampled goes beside it.
         """
         self.close()
+        self._ended.clear()
         self._round, self._stacks, self._kept, self._due = round_number, dict(stacks), dict(kept or {}), None
         with contextlib.suppress(OSError):
             interception.remove_older(self._arena_dir, round_number)
 
     def forget(self, local_rank: int) -> None:
         """Drop the ring of a rank's process that has ended: the next one makes its own."""
+        self._ended.pop(local_rank, None)
         ring = self._rings.pop(local_rank, None)
         if ring is not None:
             ring.close()
         with contextlib.suppress(OSError):
             interception.ring_file(self._arena_dir, self._round, local_rank).unlink()
+
+    def ended(self, local_rank: int, pid: int) -> None:
+        """Take note that a rank's process has ended, and has left the view of processes."""
+        self._ended[local_rank] = pid
+        self._ring(local_rank)
 
     def calls(self, local: LocalRound | None) -> int:
         """Return how many calls were begun and completed by the node's ranks; -1 unless each one has a ring."""
@@ -128,12 +136,16 @@ class RankLook:
         )  # fmt: skip
 
     def _ring(self, local_rank: int) -> CallRing | None:
-        """Return the ring of a rank's own process, once there is one: a program that it starts may have been first."""
-        if local_rank not in self._rings and local_rank in self._pids:
+        """Return the ring of a rank's own process, once there is one: a program that it starts may have been first.
+
+        That of a process that has ended stays until the rank starts again.
+        """
+        process = self._pids.get(local_rank, self._ended.get(local_rank))
+        if local_rank not in self._rings and process is not None:
             with contextlib.suppress(OSError):
                 self._rings[local_rank] = CallRing(interception.ring_file(self._arena_dir, self._round, local_rank))
         found = self._rings.get(local_rank)
-        return found if found is not None and found.process == self._pids.get(local_rank) else None
+        return found if found is not None and found.process == process else None
 
     def _stack(self, local_rank: int) -> str:
         """Return the main thread's stack that the rank wrote since it was asked; "" without one."""

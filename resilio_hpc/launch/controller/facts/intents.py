@@ -44,13 +44,17 @@ class SlowStart(Struct, frozen=True):
 
 
 class HangFound(Struct, frozen=True):
-    """The ranks hang and must be restarted. ``ranks``: those to blame, if known; ``since``: Unix seconds."""
+    """The ranks hang and must be restarted. ``ranks``: those to blame, if known; ``since``: Unix seconds.
+
+    ``kind``: "hang", or "early_exit" where their processes have ended with 0.
+    """
 
     ranks: tuple[int, ...]
     evidence: str
     since: float
     place: str  # the program's line, if known
     certain: bool = True
+    kind: str = "hang"
 
 
 class CorruptionFound(Struct, frozen=True):

@@ -204,7 +204,8 @@ class Failures:
 
     def ranks_blamed(self, hang: HangFound | CorruptionFound) -> None:
         """Handle ranks that hang, or have other values; the first to blame counts as the one that failed."""
-        run, kind = self._run, "hang" if isinstance(hang, HangFound) else "corruption"
+        run, kind = self._run, hang.kind if isinstance(hang, HangFound) else "corruption"
+        code = 0 if kind == "early_exit" else None
         if not hang.certain:
             doubt_hang(run, hang.ranks)
         at = [(member, rank) for rank in hang.ranks for member in run.members if rank in member.ranks]
@@ -213,7 +214,7 @@ class Failures:
             file, _, line = hang.place.rpartition(":") if isinstance(hang, HangFound) else ("", "", "")
             place = f'  File "{file}", line {line}' if line else ""
             failure = m.RankFailure(
-                member.node, rank, rank - member.first_rank, kind, hang.since, None, None, hang.evidence, place
+                member.node, rank, rank - member.first_rank, kind, hang.since, code, None, hang.evidence, place
             )
             self.rank_failed(m.RankFailed(member.node, run.epoch, run.round, failure))
         else:

@@ -13,6 +13,7 @@ import msgspec
 
 from resilio_hpc.core.rank_link import LAST_CHECKPOINT
 from resilio_hpc.diagnose.hangs.blame import HangKind
+from resilio_hpc.diagnose.hangs.early_ends import missed
 from resilio_hpc.diagnose.hangs.places import grouped
 from resilio_hpc.diagnose.hangs.rank_sight import RankSight
 from resilio_hpc.diagnose.hangs.verdict import HangVerdict, judge
@@ -35,6 +36,7 @@ STACKS_EVERY_S = (0.2, 2.0, 30.0)  # the same where each look needs stacks, whic
 PAUSED_S = 1.0  # a controller that did not run for so long was stopped; so were the ranks, by scontrol suspend
 STACKS = 3  # looks of a stall for which ranks write theirs
 UNCERTAIN_S = 600.0  # before a restart whose reason may end by itself: torch's own limit of a collective
+ENDS_EVERY_S = (5.0, 60.0)  # between two looks, at first and at most, once a rank has ended well and others run
 TIMES_LONGEST = 10.0  # times the longest wait of this run that ended well
 
 
@@ -63,6 +65,7 @@ class Hangs:
         self._ticked = run.now()
         self._judged: tuple[object, float] = (None, 0.0)  # kind and ranks, and since when they are the same
         self._told: tuple[object, ...] | None = None  # the verdict that was recorded last
+        self._ends: tuple[float, float] | None = None  # once ranks end: the next look, and the time after it
         self._sampled: tuple[int, ...] = ()  # ranks whose native stacks the next look takes, too
 
     def stalled_s(self) -> float | None:
@@ -91,7 +94,11 @@ class Hangs:
                 self._ask(now, stacks=True)
             elif isinstance(seen, GoesOn) and self._untold is None:
                 self._out.record("goes_on", round=run.round, step=seen.step, waited_s=seen.waited_s)
-            self._suspect(now)
+            if steps is None and self._may_miss_ranks():
+                self._look_at_ends(now)
+            else:
+                self._ends = None
+                self._suspect(now)
         if self._asked is not None and now > self._asked + ANSWER_S + len(run.members) / ANSWERS_PER_S:
             self._judge(now)
         elif self._next_look is not None and self._asked is None and now >= self._next_look:
@@ -117,6 +124,20 @@ class Hangs:
             self._early_look_s = min(one for one in times if one > silent_s)
             if self._asked is None:
                 self._ask(now, stacks=False)
+
+    def _may_miss_ranks(self) -> bool:
+        """Return whether some ranks have ended, and others, which run on, might wait for them."""
+        run = self._run
+        asked = run.stopping or run.pausing or run.config.hang_timeout_s == 0 or not run.leads
+        return run.phase is Phase.RUNNING and not asked and any(agent.finishing for agent in run.agents.values())
+
+    def _look_at_ends(self, now: float) -> None:
+        """Look, more and more seldom: healthy ranks may end hours apart."""
+        due, every_s = self._ends or (now + ENDS_EVERY_S[0], ENDS_EVERY_S[0])
+        if now >= due and self._asked is None:
+            self._ask(now, stacks=False)
+            due, every_s = now + every_s, min(2 * every_s, ENDS_EVERY_S[1])
+        self._ends = due, every_s
 
     def _ask(self, now: float, stacks: bool) -> None:
         run = self._run
@@ -146,6 +167,11 @@ class Hangs:
         before, between_s = self._before, now - self._before_at
         self._before, self._before_at = self._sights, now
         silent_s = self._watch.stalled_s(now)
+        if self._ends is not None:
+            found = missed(self._sights, before, between_s, run.world_size)
+            if found is not None:
+                self._intend(HangFound(*found, run.unix() - between_s, "", kind="early_exit"))
+            return
         verdict = judge(self._sights, before, between_s, run.world_size)
         if silent_s is None:
             self._certain = verdict.certain and not verdict.moves
