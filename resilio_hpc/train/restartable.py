@@ -25,7 +25,7 @@ from typing import ParamSpec, TypeVar
 from resilio_hpc.ckpt.devices.registry import DEVICES
 from resilio_hpc.core import gloo_groups, stack_dump
 from resilio_hpc.core.errors import ResilioError
-from resilio_hpc.core.rank_error import write_error
+from resilio_hpc.core.rank_error import end_of, write_error
 from resilio_hpc.core.rank_link import (
     STANDBY_VARIABLE,
     CanReenter,
@@ -123,15 +123,19 @@ class Reentry:
             self._link.send(CanReenter())
             try:
                 return self._attempt(call)
-            except RoundOver:
-                pass
+            except RoundOver as over:
+                _, handler = end_of(over)
             except Exception as error:
-                if not self._waits_after(error):
+                root, handler = end_of(error)
+                if not isinstance(root, Exception) or not self._waits_after(root):
                     raise
                 traceback.clear_frames(error.__traceback__)
+                del root
             self._leave()
             sys.excepthook = hook  # torch sets one more around it with each first process group
             self._enter()
+            if handler is not None:
+                signal.signal(signal.SIGCHLD, handler)
 
     def _attempt(self, call: Callable[[], T]) -> T:
         self._outside.clear()

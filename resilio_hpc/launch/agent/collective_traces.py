@@ -11,6 +11,8 @@ import os
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from resilio_hpc.core import bounded
@@ -27,6 +29,16 @@ MOST_BYTES = 2 << 30  # of all nodes together
 CLOSE_S = 2.0
 
 
+@cache
+def _knows_new_names() -> bool:
+    """Return whether torch is new enough to warn, on each rank, of the recorder's former name (before 2.7)."""
+    try:
+        major, minor = metadata.version("torch").split(".")[:2]
+        return (int(major), int(minor)) >= (2, 7)
+    except (metadata.PackageNotFoundError, ValueError):
+        return False  # the ranks' torch may be one that is not installed here
+
+
 def variables(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return what is set for ranks; nothing that the user has set.
 
@@ -36,11 +48,12 @@ def variables(directory: Path, environment: Mapping[str, str]) -> dict[str, str]
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_FILE": str(directory / LOG),
         "TORCH_FR_BUFFER_SIZE": ENTRIES,
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": ENTRIES,  # its name before torch 2.7
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_FR_DUMP_TEMP_FILE": str(directory / DUMP),
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(directory / DUMP),
     }
+    if not _knows_new_names():
+        wanted["TORCH_NCCL_TRACE_BUFFER_SIZE"] = ENTRIES
     if "NCCL_DEBUG" in environment:  # the user's output stays where the user wants it
         wanted.pop("NCCL_DEBUG_FILE")
     return {name: value for name, value in wanted.items() if name not in environment}

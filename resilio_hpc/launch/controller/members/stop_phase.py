@@ -143,7 +143,7 @@ class StopPhase:
         """End this job's part of the run: all ranks are gone, or are being killed."""
         words = {
             "time_limit": "the job's time limit is near",
-            "terminated": "SIGTERM (scancel, preemption or the time limit)",
+            "terminated": "SIGTERM (scancel, preemption, the time limit) or SIGHUP (its terminal is gone)",
             "interrupted": "Ctrl-C",
         }
         # the ranks were stopped by an earlier controller, whose reason is not known

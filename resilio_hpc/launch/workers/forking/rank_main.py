@@ -7,6 +7,7 @@ again. It imports nothing of this package at the top, because it also runs where
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib.machinery
 import importlib.util
 import io
@@ -20,7 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PACKAGE_PARENT = str(Path(__file__).parents[4])
 _SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))  # since Python 3.11
 
 
@@ -34,6 +34,7 @@ def run(kind: str, argv: Sequence[str]) -> None:
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=None, __package__=None)
     sys.modules["__main__"] = main
     sys.argv = list(argv)
+    _rank_error()
     sys.orig_argv = [sys.executable, "-u", *(["-m"] if kind == "module" else []), *argv]
     try:
         if kind == "module":
@@ -47,6 +48,7 @@ def run(kind: str, argv: Sequence[str]) -> None:
             _run_file(argv[0], main)
     except SystemExit as end:
         if end.code not in (None, 0):
+            _rank_error().end_of(end)
             _save_last_step(end)
         _tell_of_end(end.code)
         _leave_mpi(end.code)
@@ -136,8 +138,9 @@ def _run_file(path: str, main: types.ModuleType) -> None:
 
 def _end(error: BaseException, main: types.ModuleType) -> None:
     """Do what the interpreter does with an uncaught exception; finalisation follows in the caller's caller."""
-    shown = _user_frames(error.__traceback__, main)
-    error.__traceback__ = shown
+    met = error
+    error, _ = _rank_error().end_of(error)
+    shown = error.__traceback__ = met.__traceback__ = _user_frames(error.__traceback__, main)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     sys.last_exc = error  # type: ignore[attr-defined]  # Python 3.12
     _record(error)
@@ -201,14 +204,16 @@ def _record(error: BaseException) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or isinstance(error, KeyboardInterrupt):
         return
-    if PACKAGE_PARENT not in sys.path:
-        sys.path.append(PACKAGE_PARENT)
     try:
-        from resilio_hpc.core.rank_error import write_error
-
-        write_error(Path(path), error)
+        _rank_error().write_error(Path(path), error)
     except Exception as failure:  # noqa: BLE001 - the script may have broken imports; its own error must be shown
         print(f"cannot write the error file {path}: {failure}", file=sys.stderr)
+
+
+@functools.cache
+def _rank_error() -> Any:
+    """Return what reports errors. It is loaded before the program: at its end the file system may be gone."""
+    return sys.modules.get("resilio_hpc.core.rank_error") or _of_core("rank_error")
 
 
 def _of_core(name: str) -> Any:
