@@ -195,7 +195,9 @@ def _broke(one: ChainRecovery, now: float) -> Iterator[str]:
     if sign is None:
         said = f"{fault_words(one.fault.kind)}{f' on {printable(one.fault.node, 60)}' if one.fault.node else ''}"
     elif sign.kind == "rank_failed":
-        said = rank_failed(Fields(sign.fields)).replace(" killed by ", " was killed by ", 1)
+        said = rank_failed(Fields(sign.fields))
+        if sign.fields.get("signal") is not None:  # else the error's own text may have these words
+            said = said.replace(" killed by ", " was killed by ", 1)
     else:
         said = words(sign.kind, sign.fields).replace(" lost: silent", " was lost: it was silent", 1)
     yield f"At {local_time(one.fault.time, form)}, {_sentence(said, capital=False)}"

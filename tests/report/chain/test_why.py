@@ -117,6 +117,12 @@ def test_a_recovery_that_is_under_way_after_a_kill() -> None:
     assert "only end of that moment on record" in found.text and "that is under way" in found.text
 
 
+def test_an_errors_own_words_are_left_as_they_are() -> None:
+    message = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
+    loader = event(50, "rank_failed", round=0, node="n2", rank=3, kind="exit", exit_code=1, signal=None, message=message)
+    assert f"with exit code 1: {message}" in said(loader, AGAIN).text
+
+
 def test_a_standstill_now_comes_first_with_what_the_agents_see() -> None:
     hang = event(90, "hang", round=0, kind="absent", ranks=[3], nodes=["n2"], evidence="rank 3 did not come",
                  certain=True, moves=False, acted=False)  # fmt: skip
