@@ -119,7 +119,9 @@ def test_a_recovery_that_is_under_way_after_a_kill() -> None:
 
 def test_an_errors_own_words_are_left_as_they_are() -> None:
     message = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
-    loader = event(50, "rank_failed", round=0, node="n2", rank=3, kind="exit", exit_code=1, signal=None, message=message)
+    loader = event(
+        50, "rank_failed", round=0, node="n2", rank=3, kind="exit", exit_code=1, signal=None, message=message
+    )
     assert f"with exit code 1: {message}" in said(loader, AGAIN).text
 
 
