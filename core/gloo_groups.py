@@ -20,12 +20,15 @@ import sys
 import time
 import types
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 MODULE = "torch.distributed.distributed_c10d"
 _ROUND = "TORCHELASTIC_RESTART_COUNT"
-_STORE = 4  # which argument of torch's function is the store
+_FILE = "TORCHELASTIC_ERROR_FILE"
+_OURS = "RESILIO_COLLECTIVE_TIMEOUT_S"  # a limit that the launcher has proposed
+_STORE, _TIMEOUT = 4, 7  # which arguments of torch's function are the store and the time limit
 _REST_S = 0.012  # Python's lock is asked for each 5 ms
 
 
@@ -39,6 +42,7 @@ class MadeGroup(NamedTuple):
 
 _made: list[MadeGroup] = []
 _before: list[dict[int, str]] = []  # the descriptors that were open before a group that is being made
+_longest_s = 0.0  # the longest time limit of a group so far
 _default_groups: dict[str, int] = {}  # round → how many default groups were made in it
 
 
@@ -69,6 +73,7 @@ def keep_alive() -> None:
         return made
 
     def create_one(*arguments: Any, **options: Any) -> Any:
+        _tell_limit(options.get("timeout", (*arguments, *[None] * 8)[_TIMEOUT]))
         backend = options.get("backend", (*arguments, *[""] * 4)[3])
         if not _is_gloo(backend):
             return create(*arguments, **options)
@@ -87,6 +92,19 @@ def keep_alive() -> None:
     if module.is_initialized():  # type: ignore[union-attr]
         _default_groups[os.environ.get(_ROUND, "")] = 1
     setattr(module, "_new_process_group_helper", create_and_keep)  # noqa: B010 - nor this one
+
+
+def _tell_limit(limit: object) -> None:
+    """Write for how long torch lets this rank wait in a call, of all its groups the longest, where its agent looks."""
+    global _longest_s
+    path, seconds = os.environ.get(_FILE), limit.total_seconds() if isinstance(limit, timedelta) else 0.0
+    if not path or f"{seconds:g}" == os.environ.get(_OURS):
+        return
+    _longest_s = max(_longest_s, seconds)
+    with contextlib.suppress(OSError):  # the disk is full: the launcher keeps to its own limit
+        new = Path(path).with_suffix(".waits.new")
+        new.write_text(f"{os.getpid()} {_longest_s:.0f}")
+        new.replace(Path(path).with_suffix(".waits"))
 
 
 def _is_gloo(backend: object) -> bool:

@@ -17,7 +17,8 @@ from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.forking import rank_main
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
-from resilio_hpc.launch.workers.slow_ends import FAILED_S, SlowEnds, end_file, exit_code
+from resilio_hpc.launch.workers.rank_notes import end_file, exit_code, limit_file, may_wait_s
+from resilio_hpc.launch.workers.slow_ends import FAILED_S, SlowEnds
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S, until
 
@@ -158,8 +159,10 @@ def test_the_origin_behind_an_echo_is_reported_before_it_has_ended(agent: Agent)
 
 @pytest.mark.parametrize("content", [b"", b"7", b"x y", b"\xff\xfe 1", b"1 1 1", b"9" * 100_000])
 def test_what_a_program_writes_there_itself_does_no_harm(tmp_path: Path, content: bytes) -> None:
-    end_file(tmp_path / "0.json").write_bytes(content)
+    for path in (end_file(tmp_path / "0.json"), limit_file(tmp_path / "0.json")):
+        path.write_bytes(content)
     assert exit_code(tmp_path / "0.json", 1) is None
+    assert may_wait_s(tmp_path / "0.json", 1) == 0.0
 
 
 def test_nor_does_a_pipe_which_no_other_process_opens(tmp_path: Path) -> None:

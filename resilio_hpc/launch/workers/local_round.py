@@ -157,7 +157,8 @@ class LocalRound:
         kind = "signal" if signal is not None else "exit"
         if exit_code == 0 and rank.bad_copy is None:
             kind = "early_exit"
-            error = f"exited with 0 after {max(rank.step, 0)} steps, before training was finished", error[1]
+            said = f"exited with 0 after {max(rank.step, 0)} steps, before training was finished"
+            error = f"{said} (a loop that is left on purpose calls run.finish)", error[1]
         return self._failed(rank, (kind, exit_code, signal), at, error, evidence)
 
     def raised(self, local: int, at: float, error: tuple[str, str], evidence: RankEvidence) -> list[m.ToController]:

@@ -93,6 +93,8 @@ class Training:
     resumed: set[str] = field(default_factory=set)  # nodes
     stopped: set[int] = field(default_factory=set)  # ranks (SIGSTOP)
     state_of_absent: str = "R"
+    may_wait_s: float = 0.0  # the longest time limit of the process groups, as ranks tell it
+    tells_stacks: bool = True  # of ranks that wait to begin
     absent: set[int] = field(default_factory=set)  # ranks that compute, and do not enter the call of the others
     first: int = -1  # the step from which this round goes on; -1: it has not begun
     ahead: set[int] = field(default_factory=set)  # ranks that have finished one step more than the others
@@ -263,7 +265,7 @@ class Training:
             comes = rank.rank != self.script.never_comes and self._has_come(rank)
             return RankSight(
                 rank.rank, state="T" if stopped else "S", place="train.py:9" if comes else "train.py:5",
-                joins="init_process_group" if comes else "",
+                joins="init_process_group" if comes and self.tells_stacks else "", may_wait_s=self.may_wait_s,
             )  # fmt: skip
         entered = self.step + (bool(self.stopped | self.absent) and rank.rank not in self.stopped | self.absent)
         world = sum(member.local_world_size for member in self.start.state.members)
@@ -273,7 +275,9 @@ class Training:
         place = "" if stopped else "data.py:12" if rank.rank in self.absent else "train.py:40"
         if not self.script.shows_calls:
             return RankSight(rank.rank, rank.step, state, place=place)
-        return RankSight(rank.rank, rank.step, state, "", 0.0, entered, self.step, (group,), (call,), place)
+        return RankSight(
+            rank.rank, rank.step, state, "", 0.0, entered, self.step, (group,), (call,), place, may_wait_s=self.may_wait_s
+        )  # fmt: skip
 
     def _has_come(self, rank: LocalRank) -> bool:
         """Whether a rank waits for its peers, and not in another round, or on its way from one to the other."""

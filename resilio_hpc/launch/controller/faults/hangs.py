@@ -88,6 +88,7 @@ class Hangs:
                 if not seen.starts:
                     self._tell_stalled()
                 self._looks, self._told, self._judged, self._places = 0, None, (None, 0.0), {}
+                self._needs_stacks = False
                 self._ask(now, stacks=True)
             elif isinstance(seen, GoesOn) and self._untold is None:
                 self._out.record("goes_on", round=run.round, step=seen.step, waited_s=seen.waited_s)
@@ -153,7 +154,8 @@ class Hangs:
                 self._early_look_s = self._watch.silent_s(now) + LOOKS_EVERY_S[0]  # certain, if it is the same then
             return
         unseen = self._untold is not None and (verdict.kind is HangKind.NONE or verdict.moves)
-        self._needs_stacks = unseen or any(sight.joins for sight in self._sights.values())
+        # for the rest of the stall: a rank that is late with its stack once has not gone on
+        self._needs_stacks = self._needs_stacks or unseen or any(sight.joins for sight in self._sights.values())
         looks_every_s = STACKS_EVERY_S if self._needs_stacks else LOOKS_EVERY_S
         every_s = looks_every_s[min(self._looks, len(looks_every_s) - 1)]
         self._looks += 1
@@ -194,7 +196,8 @@ class Hangs:
             return chosen
         if verdict.in_kernel or verdict.kind is HangKind.NONE:
             return math.inf
-        return self._uncertain_s
+        # torch's own limit of a call would let them wait as long: one rank may prepare data while the others wait
+        return max(self._uncertain_s, *(sight.may_wait_s for sight in self._before.values()), 0.0)
 
     @property
     def _uncertain_s(self) -> float:
