@@ -22,6 +22,7 @@ from resilio_hpc.launch.workers.rank_notes import exit_code
 from resilio_hpc.launch.workers.rank_owner import RankEvents
 
 FAILED_S = 30.0  # a logger may have to send its last lines; a library that hangs here hangs for good
+RECENT_S = 60.0  # an error from before is one that the program has caught: it would have ended by now
 LOOKS_S = 1.0
 
 
@@ -50,7 +51,8 @@ class SlowEnds:
             return
         for local_rank in sorted(self._pids):
             said, _ = read_error(self._files[local_rank]) if local_rank in self._files else (None, "")
-            if said is not None and not reads_like_echo(said.message):
+            recent = said is not None and said.time > time.time() - RECENT_S
+            if said is not None and recent and not reads_like_echo(said.message):
                 self._core.ends.raised(local, local_rank, said.time, (said.message, said.traceback), NO_EVIDENCE)
 
     def tick(self, local: LocalRound | None) -> None:
