@@ -263,9 +263,11 @@ class Training:
         stopped = rank.rank in self.stopped
         if self._waits_to_begin or (self.script.reenters and self.first < 0):
             comes = rank.rank != self.script.never_comes and self._has_come(rank)
+            joins, place = ("init_process_group", "train.py:9") if comes else ("", "train.py:5")
+            if not self.tells_stacks:  # in time
+                joins = place = ""
             return RankSight(
-                rank.rank, state="T" if stopped else "S", place="train.py:9" if comes else "train.py:5",
-                joins="init_process_group" if comes and self.tells_stacks else "", may_wait_s=self.may_wait_s,
+                rank.rank, state="T" if stopped else "S", place=place, joins=joins, may_wait_s=self.may_wait_s
             )  # fmt: skip
         entered = self.step + (bool(self.stopped | self.absent) and rank.rank not in self.stopped | self.absent)
         world = sum(member.local_world_size for member in self.start.state.members)

@@ -88,7 +88,6 @@ class Hangs:
                 if not seen.starts:
                     self._tell_stalled()
                 self._looks, self._told, self._judged, self._places = 0, None, (None, 0.0), {}
-                self._needs_stacks = False
                 self._ask(now, stacks=True)
             elif isinstance(seen, GoesOn) and self._untold is None:
                 self._out.record("goes_on", round=run.round, step=seen.step, waited_s=seen.waited_s)
@@ -145,6 +144,7 @@ class Hangs:
         self._asked = None
         self._places |= {rank: sight.place for rank, sight in self._sights.items() if sight.place}
         before, between_s = self._before, now - self._before_at
+        self._sights = {rank: _with_join(sight, before.get(rank)) for rank, sight in self._sights.items()}
         self._before, self._before_at = self._sights, now
         silent_s = self._watch.stalled_s(now)
         verdict = judge(self._sights, before, between_s, run.world_size)
@@ -154,8 +154,7 @@ class Hangs:
                 self._early_look_s = self._watch.silent_s(now) + LOOKS_EVERY_S[0]  # certain, if it is the same then
             return
         unseen = self._untold is not None and (verdict.kind is HangKind.NONE or verdict.moves)
-        # for the rest of the stall: a rank that is late with its stack once has not gone on
-        self._needs_stacks = self._needs_stacks or unseen or any(sight.joins for sight in self._sights.values())
+        self._needs_stacks = unseen or any(sight.joins for sight in self._sights.values())
         looks_every_s = STACKS_EVERY_S if self._needs_stacks else LOOKS_EVERY_S
         every_s = looks_every_s[min(self._looks, len(looks_every_s) - 1)]
         self._looks += 1
@@ -235,6 +234,13 @@ class Hangs:
     def _place(self, verdict: HangVerdict) -> str:
         """Return the program's line of the first rank to blame whose line is known."""
         return next((self._places[rank] for rank in verdict.ranks if rank in self._places), "")
+
+
+def _with_join(sight: RankSight, before: RankSight | None) -> RankSight:
+    """Return what is seen of a rank whose stack came too late, with where it waited for its peers before."""
+    if before is None or sight.place or (sight.begun, sight.completed) != (before.begun, before.completed):
+        return sight
+    return msgspec.structs.replace(sight, joins=before.joins, place=before.place)
 
 
 def progress(run: RunState) -> tuple[dict[str, int] | None, int, str]:
