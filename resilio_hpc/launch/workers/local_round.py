@@ -201,8 +201,10 @@ class LocalRound:
 
     def _left_out(self) -> list[m.ToController]:
         """Report a rank that ended with 0 and never attached, while others train: no step would be whole again."""
-        if self.failed or self.terminating or not (self.has_attached or self._tells_of_steps):
-            return []
+        trains = any(rank.attached and not rank.may_exit for rank in self.ranks.values())
+        waits = self._tells_of_steps and not all(rank.done for rank in self.ranks.values())
+        if self.failed or self.terminating or not (trains or (waits and not self.has_attached)):
+            return []  # where all have ended, the controller knows whether others train
         for rank in self.ranks.values():
             if rank.ended_well_at is not None and not rank.attached:
                 self.failed = True

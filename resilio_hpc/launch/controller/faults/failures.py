@@ -190,6 +190,9 @@ class Failures:
         run = self._run
         if not self._left_out or not run.with_ranks or run.max_step < 0:
             return
+        agents = (run.agents.get(member.node) for member in run.members if member.node not in self._left_out)
+        if all(agent is not None and agent.finishing for agent in agents):
+            return  # the others have done their last step, or a single rank has reported the steps of all
         for member in run.members:
             if member.node not in self._left_out:
                 continue
