@@ -39,7 +39,6 @@ for call in (lambda: dist.all_reduce(torch.ones(1)), lambda: dist.recv(torch.one
 """
 
 
-
 def begin(tmp_path: Path, program: str) -> tuple[list[int], list[str]]:
     """Run two ranks to their end, each with its ring in a file of its number."""
     library = intercept.library("gloo")
@@ -77,7 +76,7 @@ dist.recv(torch.ones(2), peer, control, tag=7)
 def test_which_thread_waits_for_a_receive_is_noted(tmp_path: Path) -> None:
     begin(tmp_path, THREADS)
     for rank in (0, 1):
-        groups, calls = CallRing(tmp_path / str(rank)).look()
+        _, calls = CallRing(tmp_path / str(rank)).look()
         found = {(call.op, call.blocks, call.awaited) for call in calls if not call.sequence and not call.completed}
         assert found == {("send", False, False), ("recv", False, True), ("recv", True, True)}
 

@@ -42,7 +42,8 @@ class RankCalls(msgspec.Struct, frozen=True):
         """
         found = []
         for communicator, calls in self.calls.items():
-            here = [(communicator, call) for call in calls if not call.completed and (call.blocks or (beside and call.awaited))]
+            waiting = [call for call in calls if not call.completed and (call.blocks or (beside and call.awaited))]
+            here = [(communicator, call) for call in waiting]
             found += here if beside else here[:1]
         return found
 

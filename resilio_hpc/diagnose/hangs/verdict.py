@@ -82,9 +82,10 @@ def _agree(now: Mapping[int, RankSight], found: HangBlame) -> bool:
     A rank that made its groups more often than its peers, after an error of its own, has them under other ids.
     """
     have = Counter(group.id for sight in now.values() for group in sight.groups)
-    waits = [(now[rank], call) for rank in found.ranks for call in now[rank].calls if call.blocks and not call.completed]
-    groups = [sight.groups[call.group] for sight, call in waits if call.group < len(sight.groups)]
-    return all(have[group.id] == group.size for group in groups)
+    calls = [(now[rank].groups, call) for rank in found.ranks for call in now[rank].calls]
+    waits = [(groups, call) for groups, call in calls if call.blocks and not call.completed]
+    within = [groups[call.group] for groups, call in waits if call.group < len(groups)]
+    return all(have[group.id] == group.size for group in within)
 
 
 def _in_state(now: Mapping[int, RankSight], state: str) -> tuple[int, ...]:
