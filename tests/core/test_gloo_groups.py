@@ -83,6 +83,26 @@ print("sums", sums, flush=True)
     assert done.stdout.count("sums [6.0, 6.0, 6.0]") == 2, done.stdout
 
 
+def test_a_rank_that_makes_its_group_again_meets_one_that_has_just_been_started(tmp_path: Path) -> None:
+    """As under the policy that starts failed ranks again alone: the script says under which keys they meet."""
+    script = tmp_path / "meet.py"
+    script.write_text("""
+import sys
+import torch
+import torch.distributed as dist
+store, rank = dist.FileStore(sys.argv[1]), int(sys.argv[2])
+for attempt, size in ((0, 1), (1, 2))[rank:]:
+    dist.init_process_group("gloo", store=dist.PrefixStore(str(attempt), store), rank=rank, world_size=size)
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    dist.destroy_process_group()
+print(value.item())
+""")
+    argv = [sys.executable, "-u", rank_main.__file__, "script", str(script), str(tmp_path / "store")]
+    ranks = [run_beside([*argv, str(rank)]) for rank in range(2)]
+    assert [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks] == ["2.0\n", "2.0\n"]
+
+
 @pytest.mark.parametrize(("proposed", "told"), [("", "1800"), ("2400", "2400"), ("3600", "1800")])
 def test_how_long_torch_lets_a_rank_wait_is_written_down(proposed: str, told: str, tmp_path: Path) -> None:
     """The longest limit of its groups, but for one that the launcher has proposed: gloo's own is 1800 s."""
