@@ -7,8 +7,8 @@ one hung within three lives; the rank then never ends. So one reference is never
 everything anyway. A process that goes on without its groups (``train.restartable``) frees them when their threads rest.
 
 A kept group still answers at its address, which torch leaves in the store under the key of the next default group, too:
-a rank that looks there early would meet the former group. So each default group in a store has keys of its own. How many
-a rank has made there stands in that store: one that was started again meets those that make their group again.
+a rank that looks there early would meet the former group. So each default group in a store has keys of its own. That
+store counts a rank's groups: one that was started again meets those that make their group again.
 """
 
 from __future__ import annotations
