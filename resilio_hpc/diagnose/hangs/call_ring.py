@@ -124,8 +124,10 @@ class CallRing:
         share = max(1, most_calls // max(1, len(waiting)))
         for number in sorted(chosen):
             found = waiting.get(number, [])
-            found.sort(key=lambda call: not call.awaited)  # sends whose end no program asks for may be many
-            kept = found[-share:] if groups[number].family in QUEUED else found[:share]
+            is_queued = groups[number].family in QUEUED
+            if not is_queued:  # sends whose end no program asks for may be many
+                found.sort(key=lambda call: not call.awaited)
+            kept = found[-share:] if is_queued else found[:share]
             if last.get(number) is not None and last[number] not in kept:
                 kept.append(last[number])
             calls += kept
