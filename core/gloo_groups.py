@@ -7,7 +7,8 @@ one hung within three lives; the rank then never ends. So one reference is never
 everything anyway. A process that goes on without its groups (``train.restartable``) frees them when their threads rest.
 
 A kept group still answers at its address, which torch leaves in the store under the key of the next default group, too:
-a rank that looks there early would meet the former group. So each default group of a round has keys of its own.
+a rank that looks there early would meet the former group. So each default group in a store has keys of its own. That
+store counts a rank's groups: one that was started again meets those that make their group again.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ import sys
 import time
 import types
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 MODULE = "torch.distributed.distributed_c10d"
 _ROUND = "TORCHELASTIC_RESTART_COUNT"
-_STORE = 4  # which argument of torch's function is the store
+_FILE = "TORCHELASTIC_ERROR_FILE"
+_OURS = "RESILIO_COLLECTIVE_TIMEOUT_S"  # a limit that the launcher has proposed
+_RANK, _STORE, _TIMEOUT = 1, 4, 7  # which arguments of torch's function are these; the backend is before the store
 _REST_S = 0.012  # Python's lock is asked for each 5 ms
 
 
@@ -39,7 +43,8 @@ class MadeGroup(NamedTuple):
 
 _made: list[MadeGroup] = []
 _before: list[dict[int, str]] = []  # the descriptors that were open before a group that is being made
-_default_groups: dict[str, int] = {}  # round → how many default groups were made in it
+_longest_s = 0.0  # the longest time limit of a group so far
+_uncounted: set[str] = set()  # rounds in which a default group was made before ``keep_alive``
 
 
 def keep_alive() -> None:
@@ -59,16 +64,19 @@ def keep_alive() -> None:
         return create_one(*arguments, **options)
 
     def create_default(*arguments: Any, **options: Any) -> Any:
-        here = os.environ.get(_ROUND, "")
-        number = _default_groups.get(here, 0)
-        if number and len(arguments) > _STORE:
-            store = module.PrefixStore(f"resilio/{number}", arguments[_STORE])  # type: ignore[union-attr]
-            arguments = (*arguments[:_STORE], store, *arguments[_STORE + 1 :])
+        if len(arguments) <= _STORE or not _is_gloo(arguments[_STORE - 1]):
+            return create_one(*arguments, **options)
+        store, made_here = arguments[_STORE], f"resilio/made/{arguments[_RANK]}"
+        number = store.add(made_here, 0) + (os.environ.get(_ROUND, "") in _uncounted)
+        if number:
+            own = module.PrefixStore(f"resilio/{number}", store)  # type: ignore[union-attr]
+            arguments = (*arguments[:_STORE], own, *arguments[_STORE + 1 :])
         made = create_one(*arguments, **options)
-        _default_groups[here] = number + 1  # where it fails, every rank tries the same keys again
+        store.add(made_here, 1)  # where it fails, every rank tries the same keys again
         return made
 
     def create_one(*arguments: Any, **options: Any) -> Any:
+        _tell_limit(options.get("timeout", (*arguments, *[None] * 8)[_TIMEOUT]))
         backend = options.get("backend", (*arguments, *[""] * 4)[3])
         if not _is_gloo(backend):
             return create(*arguments, **options)
@@ -85,8 +93,21 @@ def keep_alive() -> None:
         if _is_gloo(backend):
             _keep(group, {}, set())
     if module.is_initialized():  # type: ignore[union-attr]
-        _default_groups[os.environ.get(_ROUND, "")] = 1
+        _uncounted.add(os.environ.get(_ROUND, ""))
     setattr(module, "_new_process_group_helper", create_and_keep)  # noqa: B010 - nor this one
+
+
+def _tell_limit(limit: object) -> None:
+    """Write for how long torch lets this rank wait in a call, of all its groups the longest, where its agent looks."""
+    global _longest_s
+    path, seconds = os.environ.get(_FILE), limit.total_seconds() if isinstance(limit, timedelta) else 0.0
+    if not path or f"{seconds:g}" == os.environ.get(_OURS):
+        return
+    _longest_s = max(_longest_s, seconds)
+    with contextlib.suppress(OSError):  # the disk is full: the launcher keeps to its own limit
+        new = Path(path).with_suffix(".waits.new")
+        new.write_text(f"{os.getpid()} {_longest_s:.0f}")
+        new.replace(Path(path).with_suffix(".waits"))
 
 
 def _is_gloo(backend: object) -> bool:

@@ -52,8 +52,9 @@ enum ring_dtype {
     DTYPE_FLOAT32, DTYPE_FLOAT64, DTYPE_BFLOAT16, DTYPE_FLOAT8_E4M3, DTYPE_FLOAT8_E5M2
 };
 
-/* A call that keeps its caller, one that goes on beside it, and such a one that the caller waits for by now. */
-enum ring_state { CALL_BLOCKS, CALL_IN_FLIGHT, CALL_WAITED_FOR };
+/* A call that keeps its caller, one that goes on beside it, and such a one that is waited for by now: by the program's
+ * main thread, or by another one, such as a listener, beside which the program may go on. */
+enum ring_state { CALL_BLOCKS, CALL_IN_FLIGHT, CALL_WAITED_FOR, CALL_WAITED_BESIDE };
 
 /* What a thread waits for while it is inside a call that ends when the GPU has got somewhere. */
 enum ring_wait { WAIT_NONE, WAIT_STREAM, WAIT_DEVICE, WAIT_EVENT, WAIT_COPY, WAIT_FREE };
@@ -64,7 +65,8 @@ struct ring_header { /* 64 bytes */
     uint64_t process;
     uint64_t next;      /* records begun */
     uint64_t completed; /* records completed: grows while anything goes on */
-    uint32_t groups_used, unused[3];
+    uint32_t groups_used, unused;
+    uint64_t unlisted; /* calls of groups beyond RING_GROUPS, which have no record */
 };
 
 struct ring_gpu { /* 64 bytes; see gpu_events.h */
@@ -291,6 +293,8 @@ static inline void ring_group_ended(struct ring *ring, uint64_t handle) {
         if (ring->groups[index].handle == handle) __atomic_store_n(&ring->groups[index].handle, 0, __ATOMIC_RELEASE);
 }
 
+static inline int ring_in_main_thread(void) { return syscall(SYS_gettid) == getpid(); }
+
 struct ring_call {
     uint8_t op, dtype, state;
     int32_t peer;
@@ -299,6 +303,11 @@ struct ring_call {
 
 /* Note that a call is entered. Return its record's index, which `ring_completed` takes. */
 static inline uint64_t ring_entered(struct ring *ring, int group, struct ring_call call) {
+    if (group == RING_NONE) {
+        __atomic_add_fetch(&ring->header.unlisted, 1, __ATOMIC_RELAXED);
+        return RING_NOWHERE;
+    }
+    if (call.state == CALL_BLOCKS && !ring_in_main_thread()) call.state = CALL_WAITED_BESIDE;
     int is_collective = call.op != OP_SEND && call.op != OP_RECV;
     uint64_t sequence =
         is_collective ? __atomic_add_fetch(&ring->groups[group].entered, 1, __ATOMIC_RELAXED) : 0;
@@ -330,8 +339,22 @@ static inline void ring_completed(struct ring *ring, uint64_t index) {
     __atomic_add_fetch(&ring->header.completed, 1, __ATOMIC_RELAXED);
 }
 
+/* The place of an object that is awaited; NULL without one. */
+static inline struct ring_pending *ring_find(uintptr_t object) {
+    for (uint32_t probe = 0; probe < 16; probe++) {
+        uint32_t slot = (uint32_t)((object >> 4) * 2654435761u + probe) % PENDING;
+        if (__atomic_load_n(&call_ring.pending[slot].object, __ATOMIC_ACQUIRE) == object) return &call_ring.pending[slot];
+    }
+    return NULL;
+}
+
 static inline void ring_await(uintptr_t object, uint64_t index) {
     if (index == RING_NOWHERE) return;
+    struct ring_pending *dropped = ring_find(object); /* of an object that was freed before its end was noted */
+    if (dropped) {
+        dropped->index = index;
+        return;
+    }
     for (uint32_t probe = 0; probe < 16; probe++) {
         uint32_t slot = (uint32_t)((object >> 4) * 2654435761u + probe) % PENDING;
         uintptr_t empty = 0;
@@ -345,22 +368,13 @@ static inline void ring_await(uintptr_t object, uint64_t index) {
     }
 }
 
-/* The place of an object that is awaited; NULL without one. */
-static inline struct ring_pending *ring_find(uintptr_t object) {
-    for (uint32_t probe = 0; probe < 16; probe++) {
-        uint32_t slot = (uint32_t)((object >> 4) * 2654435761u + probe) % PENDING;
-        if (__atomic_load_n(&call_ring.pending[slot].object, __ATOMIC_ACQUIRE) == object) return &call_ring.pending[slot];
-    }
-    return NULL;
-}
-
 /* Note that the program waits for the object from here on. */
 static inline void ring_waited_for(struct ring *ring, uintptr_t object) {
     struct ring_pending *pending = ring ? ring_find(object) : NULL;
     if (!pending) return;
     struct ring_record *record = &ring->records[pending->index % RING_CAPACITY];
     if (__atomic_load_n(&record->stamp, __ATOMIC_ACQUIRE) == pending->index + 1)
-        __atomic_store_n(&record->state, CALL_WAITED_FOR, __ATOMIC_RELAXED);
+        __atomic_store_n(&record->state, ring_in_main_thread() ? CALL_WAITED_FOR : CALL_WAITED_BESIDE, __ATOMIC_RELAXED);
 }
 
 static inline void ring_arrived(struct ring *ring, uintptr_t object) {

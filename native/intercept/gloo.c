@@ -69,9 +69,9 @@ static void identify(struct ring *ring, const void *caller) {
 
 /* Note a call in its group; RING_NOWHERE where nothing is noted. */
 static uint64_t entered(struct ring *ring, void *process_group, struct ring_call call, const void *caller) {
-    int group = ring ? group_of(ring, process_group, -1, -1) : RING_NONE;
-    if (group == RING_NONE) return RING_NOWHERE;
-    if (!__atomic_load_n(&ring->groups[group].id, __ATOMIC_ACQUIRE)) identify(ring, caller);
+    if (!ring) return RING_NOWHERE;
+    int group = group_of(ring, process_group, -1, -1);
+    if (group != RING_NONE && !__atomic_load_n(&ring->groups[group].id, __ATOMIC_ACQUIRE)) identify(ring, caller);
     return ring_entered(ring, group, call);
 }
 

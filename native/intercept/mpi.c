@@ -72,8 +72,7 @@ static int group_of(struct ring *ring, word comm) { return ring_group_of(ring, h
 static uint64_t entered(struct ring *ring, word comm, struct ring_call call) {
     if (!ring) return RING_NOWHERE;
     if (!ring->header.groups_used) group_of(ring, world()); /* the first, whatever is used first */
-    int group = group_of(ring, comm);
-    return group == RING_NONE ? RING_NOWHERE : ring_entered(ring, group, call);
+    return ring_entered(ring, group_of(ring, comm), call);
 }
 
 /* A call that returns when it is completed. `amount`: elements, where all ranks must give the same number. */

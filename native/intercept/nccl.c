@@ -55,8 +55,7 @@ static int group_of(struct ring *ring, void *comm) {
 
 static uint64_t entered(void *comm, struct ring_call call) {
     struct ring *ring = depth == 1 ? ring_of_process() : NULL;
-    int group = ring ? group_of(ring, comm) : RING_NONE;
-    return group != RING_NONE ? ring_entered(ring, group, call) : RING_NOWHERE;
+    return ring ? ring_entered(ring, group_of(ring, comm), call) : RING_NOWHERE;
 }
 
 /* A call has returned well: it is queued, unless a group holds it back, or it went into a graph. */

@@ -15,7 +15,8 @@ def _stalled(f: Fields) -> str:
 
 
 def _goes_on(f: Fields) -> str:
-    return f"step {f.whole('step')} is done, after {seconds(f.number('waited_s'))} without one"
+    what = f"step {f.whole('step')} is done" if (f.whole("step") or 0) >= 0 else "there are calls again"
+    return f"{what}, after {seconds(f.number('waited_s'))} without one"
 
 
 def _expected_within(f: Fields) -> str:
@@ -34,7 +35,8 @@ def _hang(f: Fields) -> str:
         return f"hang: {evidence}; the ranks are restarted{where}"
     limit = f.number("waits_until_s")
     follows = f"; the ranks are restarted if it lasts {seconds(limit)}" if limit else "; nothing is done"
-    return f"no progress: {evidence}{follows}{where}"
+    seen = "no hang is seen" if f.text("kind") == "none" else "no progress"
+    return f"{seen}: {evidence}{follows}{where}"
 
 
 def _ranks_at(group: Fields) -> str:

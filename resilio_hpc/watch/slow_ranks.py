@@ -25,6 +25,8 @@ LEAST_WAIT = 0.1  # of the time in calls, before a slow link matters
 LEAST_SEEN = 0.5  # of a window: ranks of which less is known are left out
 BLOCK = 6  # windows: where single ones are too noisy, sums of so many are compared as well
 MOST_SHARE = 0.5  # of the ranks: of more, the others are the exception
+TURNS = 3  # ranks whose slowness was over by itself: they take turns, as experts with the most tokens do
+TURN = 24  # windows that it must last from then on
 
 
 class WorkDone(Struct, frozen=True):
@@ -77,6 +79,7 @@ class SlowWatch:
         self._rate = Peers()
         self._step, self._own_s, self._wait_s = Level(), Level(), Level()
         self._told: set[tuple[str, int]] = set()
+        self._over: set[int] = set()  # ranks whose own work was slow for a while
         self._checked = False
         self._in_steps = False  # calls are counted until a step is known
 
@@ -139,13 +142,17 @@ class SlowWatch:
             slow = {}  # of most ranks none is to blame: the step tells of it
         found = []
         peers = self._own if what == "own" else self._rate
+        passes = what == "own" and len(self._over) >= TURNS
         for rank in sorted(slow.keys() - known):
+            if passes and peers.seen(rank) < TURN and rank not in self._own_blocks.slow:
+                continue
             cost = shares.get(rank, 0.0) * (1 - 1 / slow[rank])
             found.append(Slowdown(rank, what, slow[rank], peers.seen(rank), cost, peers.starts(rank)))
             self._told.add((what, rank))
         for rank in sorted(known & well):
             found.append(Slowdown(rank, what, 1.0, 0, over=True))
             self._told.discard((what, rank))
+            self._over |= {rank} if what == "own" else set()
         return found
 
     def _all(self, works: Mapping[int, WorkDone]) -> list[Slowdown]:

@@ -11,6 +11,7 @@ import pytest
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.process import run
 from resilio_hpc.launch.workers.forking import rank_main
+from resilio_hpc.launch.workers.rank_notes import may_wait_s
 from tests.support.environments import SUPPORT, scrubbed
 from tests.support.waiting import PATIENCE_S
 
@@ -80,6 +81,49 @@ print("sums", sums, flush=True)
         timeout_s=3 * PATIENCE_S, env=scrubbed(RESILIO_LOCAL_NODES="1", GLOO_SOCKET_IFNAME="lo"), cwd=tmp_path,
     )  # fmt: skip
     assert done.stdout.count("sums [6.0, 6.0, 6.0]") == 2, done.stdout
+
+
+def test_a_rank_that_makes_its_group_again_meets_one_that_has_just_been_started(tmp_path: Path) -> None:
+    """As under the policy that starts failed ranks again alone: the script says under which keys they meet."""
+    script = tmp_path / "meet.py"
+    script.write_text("""
+import sys
+import torch
+import torch.distributed as dist
+store, rank = dist.FileStore(sys.argv[1]), int(sys.argv[2])
+for attempt, size in ((0, 1), (1, 2))[rank:]:
+    dist.init_process_group("gloo", store=dist.PrefixStore(str(attempt), store), rank=rank, world_size=size)
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    dist.destroy_process_group()
+print(value.item())
+""")
+    argv = [sys.executable, "-u", rank_main.__file__, "script", str(script), str(tmp_path / "store")]
+    ranks = [run_beside([*argv, str(rank)]) for rank in range(2)]
+    assert [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks] == ["2.0\n", "2.0\n"]
+
+
+@pytest.mark.parametrize(("proposed", "told"), [("", "1800"), ("2400", "2400"), ("3600", "1800")])
+def test_how_long_torch_lets_a_rank_wait_is_written_down(proposed: str, told: str, tmp_path: Path) -> None:
+    """The longest limit of its groups, but for one that the launcher has proposed: gloo's own is 1800 s."""
+    script = tmp_path / "plain.py"
+    script.write_text("""
+import datetime, os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+dist.new_group([0], timeout=datetime.timedelta(seconds=int(os.environ["LIMIT"])))
+dist.new_group([0], timeout=datetime.timedelta(seconds=60))
+print(os.getpid())
+""")
+    limit = proposed or "1200"
+    environment = scrubbed(
+        TORCHELASTIC_ERROR_FILE=str(tmp_path / "0.json"), LIMIT=limit,
+        RESILIO_COLLECTIVE_TIMEOUT_S=limit if proposed == "3600" else "660",
+    )  # fmt: skip
+    argv = [sys.executable, "-u", rank_main.__file__, "script", str(script), str(tmp_path / "store")]
+    pid = int(run(argv, timeout_s=PATIENCE_S, env=environment).stdout)
+    assert may_wait_s(tmp_path / "0.json", pid) == float(told)
+    assert may_wait_s(tmp_path / "0.json", pid + 1) == 0.0
 
 
 def test_it_is_put_in_place_once() -> None:

@@ -105,3 +105,31 @@ def test_a_mistake_of_the_program_is_tried_once_more_and_named(
     assert "the same failure again" in last[0] and why in done.stderr
     assert "cost of failures: 1 restart" in done.stderr
     assert "begins anew" not in done.stderr and "recovered from" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_that_never_attached_may_end_before_the_one_that_reports_the_steps_of_all(
+    tmp_path: Path, nodes: int
+) -> None:
+    (tmp_path / "train.py").write_text("""
+import os, pathlib, time
+from resilio_hpc import train
+done = pathlib.Path("done")
+if os.environ["RANK"] == "0":
+    for step in train.attach().steps(0, 5):
+        time.sleep(0.1)
+    done.touch()
+    time.sleep(4.0)  # it writes a report
+while not done.exists():
+    time.sleep(0.05)
+time.sleep(1.0)
+""")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--no-torch"),
+            *("--nproc-per-node", str(2 // nodes), "--max-restarts", "0", "train.py"),
+        ],
+        cwd=tmp_path, env=scrubbed(RESILIO_LOCAL_NODES=str(nodes)), capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -48,6 +48,19 @@ def test_a_rank_that_only_computes_is_waited_for() -> None:
     assert last["silent_s"] >= UNCERTAIN_S
 
 
+def test_ranks_that_torch_lets_wait_for_longer_are_not_restarted_before() -> None:
+    """One rank prepares data for 50 minutes, and the others wait for it in a barrier whose limit is an hour."""
+    world = World(nodes=2)
+    world.until_step(25)
+    world.life.may_wait_s = 3600.0
+    world.life.absent.add(1)
+    world.run(limit_s=3000)
+    assert [fields["acted"] for fields in world.records("hang")] == [False]
+    assert world.records("hang")[0]["waits_until_s"] == 3600.0
+    world.run(lambda: world.records("recovered") != [], limit_s=700)
+    assert world.records("hang")[-1]["silent_s"] >= 3600.0
+
+
 def test_where_the_ranks_are_is_told_with_the_rank_to_blame_first() -> None:
     world = World(nodes=3, hang_timeout_s=5.0)
     world.until_step(25)

@@ -45,6 +45,16 @@ def test_a_rank_that_only_takes_long_is_named_and_waited_for(script: Script) -> 
     assert world.records("hang")[-1]["acted"]
 
 
+def test_ranks_that_are_late_with_their_stacks_wait_as_before(script: Script) -> None:
+    world = World(nodes=2, script=script)
+    world.run(lambda: world.records("hang") != [], limit_s=FIRST_LIMIT_S + 10)
+    world.life.tells_stacks = False
+    world.run(limit_s=60)
+    world.life.tells_stacks = True
+    world.run(lambda: len(world.starts) > 1, limit_s=UNCERTAIN_S)
+    assert [fields["acted"] for fields in world.records("hang")] == [False, True]
+
+
 def test_the_users_limit_holds_before_the_first_step_too() -> None:
     world = World(nodes=2, script=SCRIPTS["silent"], hang_timeout_s=5.0)
     world.run(lambda: len(world.starts) > 1, limit_s=FIRST_LIMIT_S + 10)

@@ -84,6 +84,17 @@ def test_how_a_rank_may_end() -> None:
     assert plain.exited(1, 0, None, 50.0, NO_ERROR) == [m.RanksDone("n2", 3, 7, False, -1, -1, attached=False)]
 
 
+def test_a_rank_that_never_attached_may_end_when_those_that_did_have_finished() -> None:
+    """Rank 0 alone attaches, to show the run's steps."""
+    for finished in (False, True):
+        local = local_round(attached=False)
+        local.said(0, Attach(2, 0, 7, 100), 0.0)
+        if finished:
+            local.said(0, Finished(12), 0.0)
+        answers = local.exited(1, 0, None, 50.0, NO_ERROR)
+        assert [type(answer) for answer in answers] == ([] if finished else [m.RankFailed])
+
+
 def test_a_copy_that_cannot_be_restored_is_named() -> None:
     local = local_round()
     local.said(0, RestoreFailed(30, "memory", "checksum of layer.0"), 0.0)

@@ -111,6 +111,16 @@ def test_a_start_that_takes_too_long_is_tried_again() -> None:
     assert len(world.records("round")) == 3
 
 
+def test_ranks_that_are_started_may_take_any_time_to_their_first_step() -> None:
+    """A large model is built, read, and compiled after a failure, too."""
+    world = World(nodes=2, start_timeout_s=5.0, script=Script(start_s=50.0))
+    world.until_step(12)
+    world.fail_rank(1)
+    world.run(lambda: world.records("recovered") != [], limit_s=100.0)
+    assert world.records("slow_start") == []
+    assert len(world.records("round")) == 2
+
+
 def test_ranks_of_a_plain_script_that_are_not_started_in_time_are_tried_again_too() -> None:
     world = World(nodes=2, start_timeout_s=5.0, script=Script(steps=20, attached=False))
     world.spawns = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.forking import rank_main
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
-from resilio_hpc.launch.workers.slow_ends import FAILED_S, SlowEnds, end_file, exit_code
+from resilio_hpc.launch.workers.rank_notes import end_file, exit_code, limit_file, may_wait_s
+from resilio_hpc.launch.workers.slow_ends import FAILED_S, RECENT_S, SlowEnds
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S, until
 
@@ -127,21 +129,16 @@ def test_one_that_ended_well_is_told_of_once_and_lives(agent: Agent) -> None:
 
 def test_a_rank_at_work_is_left_alone_though_an_error_of_it_is_on_record(agent: Agent) -> None:
     """torch's ``record`` writes the file of an error that is caught further out; a child of it may end, too."""
-    program = """
-import os, pathlib, sys, threading
-error = pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"])
-if os.fork() == 0:
-    raise ValueError("in a child")
-os.wait()
-(error.parent / "child over").touch()
-threading.Event().wait()
-"""
-    process = agent.start(0, program)
-    until(lambda: (agent.folder / "child over").exists(), "the child is over")
-    assert agent.files[0].exists() and end_file(agent.files[0]).exists()
+    process = agent.start(0, "import threading\nthreading.Event().wait()")
+    agent.files[0].write_text('{"message": "ValueError: caught"}')
+    end_file(agent.files[0]).write_text(f"{process.pid + 1} 1")
     agent.tick(0.0)
     agent.tick(FAILED_S + 2.0)
     assert (process.poll(), agent.told, agent.raised) == (None, [], [])
+    long_ago = time.time() - RECENT_S - 1.0
+    os.utime(agent.files[0], (long_ago, long_ago))
+    agent.slow_ends.tell_of_origin(LOST_PEER)
+    assert agent.raised == []
 
 
 def test_the_origin_behind_an_echo_is_reported_before_it_has_ended(agent: Agent) -> None:
@@ -158,8 +155,10 @@ def test_the_origin_behind_an_echo_is_reported_before_it_has_ended(agent: Agent)
 
 @pytest.mark.parametrize("content", [b"", b"7", b"x y", b"\xff\xfe 1", b"1 1 1", b"9" * 100_000])
 def test_what_a_program_writes_there_itself_does_no_harm(tmp_path: Path, content: bytes) -> None:
-    end_file(tmp_path / "0.json").write_bytes(content)
+    for path in (end_file(tmp_path / "0.json"), limit_file(tmp_path / "0.json")):
+        path.write_bytes(content)
     assert exit_code(tmp_path / "0.json", 1) is None
+    assert may_wait_s(tmp_path / "0.json", 1) == 0.0
 
 
 def test_nor_does_a_pipe_which_no_other_process_opens(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_calls_of_several_threads_are_counted_by_group(writer: Path, tmp_path: P
     assert sorted((groups[call.group].id, call.op, call.sequence, call.shape, call.completed) for call in calls) == [
         (number, "all_reduce", 300, "7 float32", True) for number in (1, 2, 3, 4)
     ]
+    assert {(call.blocks, call.awaited) for call in calls} == {(False, True)}  # beside the program's main thread
     assert (tmp_path / "ring").stat().st_mode & 0o777 == 0o600
 
 
@@ -83,7 +84,7 @@ def test_what_waits_is_found_after_the_ring_has_turned(writer: Path, tmp_path: P
     assert len(waiting) in (2, 3, 4)  # it was killed between any two stores
     assert [call.sequence for call in waiting] == sorted(call.sequence for call in waiting)
     assert group.entered - waiting[-1].sequence in (0, 1)
-    assert {(call.op, call.peer) for call in calls} == {("broadcast", 2)}
+    assert {(call.op, call.peer, call.blocks) for call in calls} == {("broadcast", 2, True)}
     assert all(call.shape == f"{call.sequence} int64" for call in calls)
 
 
@@ -107,13 +108,23 @@ def test_a_child_of_a_rank_does_not_write_into_its_ring(writer: Path, tmp_path: 
     assert CallRing(tmp_path / "ring").counts == (1, 1)
 
 
-def test_more_groups_than_fit_are_not_noted(writer: Path, tmp_path: Path) -> None:
+def test_of_more_groups_than_fit_the_calls_are_counted(writer: Path, tmp_path: Path) -> None:
     assert write(writer, tmp_path / "ring", "groups", str(GROUPS + 50)) == 0
     ring = CallRing(tmp_path / "ring")
     groups, calls = ring.look()
-    assert ring.counts == (GROUPS, 0)
+    assert (ring.counts, ring.unlisted) == ((GROUPS, 0), 50)
     assert len(groups) == MAX_GROUPS
     assert len(calls) <= MAX_GROUPS + MAX_CALLS
+
+
+def test_an_object_that_was_freed_unseen_is_not_taken_for_the_next_one_at_its_address(
+    writer: Path, tmp_path: Path
+) -> None:
+    assert write(writer, tmp_path / "ring", "dropped") == 0
+    _, calls = CallRing(tmp_path / "ring").look()
+    assert [(call.op, call.awaited, call.completed) for call in calls] == [
+        ("send", False, False), ("recv", True, True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("where", ["", "no such folder/ring", "link"])
@@ -155,7 +166,7 @@ def test_a_ring_that_is_cut_short_meanwhile_does_not_end_its_reader(writer: Path
     ring.look()
     os.truncate(tmp_path / "ring", 0)
     assert ring.gpu() is None
-    assert ring.counts == (0, 0)
+    assert (ring.counts, ring.unlisted) == ((0, 0), 0)
     assert ring.look() == ((), ())
 
 

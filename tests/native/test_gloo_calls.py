@@ -39,8 +39,8 @@ for call in (lambda: dist.all_reduce(torch.ones(1)), lambda: dist.recv(torch.one
 """
 
 
-@pytest.mark.slow
-def test_what_two_ranks_call_is_noted_alike_and_errors_pass_through(tmp_path: Path) -> None:
+def begin(tmp_path: Path, program: str) -> tuple[list[int], list[str]]:
+    """Run two ranks to their end, each with its ring in a file of its number."""
     library = intercept.library("gloo")
     if library is None:
         pytest.skip("needs the C extensions")
@@ -49,10 +49,42 @@ def test_what_two_ranks_call_is_noted_alike_and_errors_pass_through(tmp_path: Pa
         ring = str(tmp_path / str(rank))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
         environment = {**os.environ, **meeting, "LD_PRELOAD": library, "RESILIO_CALLS": ring}
-        argv = [sys.executable, "-c", PROGRAM]
+        argv = [sys.executable, "-c", program]
         ranks.append(subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True))
     said = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 3]
+    return [rank.returncode for rank in ranks], said
+
+
+THREADS = """
+import os, threading, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+peer = 1 - dist.get_rank()
+control = dist.new_group([0, 1])
+dist.isend(torch.ones(1), peer)  # whose end nothing asks for
+threading.Thread(target=dist.recv, args=(torch.ones(1), peer, control), daemon=True).start()
+def leave():
+    time.sleep(2.0)
+    os._exit(0)
+threading.Thread(target=leave).start()
+dist.recv(torch.ones(2), peer, control, tag=7)
+"""
+
+
+@pytest.mark.slow
+def test_which_thread_waits_for_a_receive_is_noted(tmp_path: Path) -> None:
+    begin(tmp_path, THREADS)
+    for rank in (0, 1):
+        _, calls = CallRing(tmp_path / str(rank)).look()
+        found = {(call.op, call.blocks, call.awaited) for call in calls if not call.sequence and not call.completed}
+        assert found == {("send", False, False), ("recv", False, True), ("recv", True, True)}
+
+
+@pytest.mark.slow
+def test_what_two_ranks_call_is_noted_alike_and_errors_pass_through(tmp_path: Path) -> None:
+    codes, said = begin(tmp_path, PROGRAM)
+    assert codes == [0, 3]
     assert said[0].count("caught") == 3
     looks = [CallRing(tmp_path / str(rank)).look() for rank in (0, 1)]
     groups = [{group.id: group for group in look[0]} for look in looks]

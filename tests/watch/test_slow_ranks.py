@@ -57,6 +57,20 @@ def test_it_is_over_when_the_rank_is_as_fast_as_before_and_told_once() -> None:
     assert 50 < told[1][0] < 60
 
 
+def test_ranks_that_take_turns_are_told_a_few_times_and_one_that_stays_slow_still_is() -> None:
+    """The expert with the most tokens is another rank's every 40 s; then one rank becomes slow for good."""
+    draw, watch, told = random.Random(1), SlowWatch(), []
+    for number in range(300):
+        slowest = number // 8 % 8 if number < 250 else 5
+        work = [STEPS * (1.8 if rank == slowest and number >= 20 else 1.0) * draw.lognormvariate(0, 0.03)
+                for rank in range(8)]  # fmt: skip
+        step = max(work) + 0.2
+        window = {rank: WorkDone(one, step - one, 20 * STEPS, STEPS) for rank, one in enumerate(work)}
+        told += [(number, change) for change in watch.look(window) if not change.over]
+    assert 3 <= sum(number < 250 for number, _ in told) <= 5
+    assert [change.rank for number, change in told if number >= 260] == [5]
+
+
 def test_all_ranks_of_a_node_are_named_even_where_they_are_half_of_all() -> None:
     told = windows(36, 8, dict.fromkeys(range(4, 8), 1.8))
     assert {change.rank for _, change in told} == {4, 5, 6, 7}

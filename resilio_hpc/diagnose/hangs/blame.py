@@ -131,7 +131,8 @@ def _end_of_the_walk(waits: Mapping[int, Sequence[Wait]], known: Mapping[int, Ra
         end = ends[roots[0]]
         call = end.call
         silent = [rank for rank in roots if rank not in known]
-        said = f"{names_of(roots)} did not enter {call.op} number {call.sequence} of {end.communicator}"
+        which = f"{call.op} number {call.sequence}" if call.peer < 0 else f"the other end of a {call.op}"
+        said = f"{names_of(roots)} did not enter {which} of {end.communicator}"
         said += f", in which others wait at {call.place}" if call.place else ""
         if silent:
             said += f"; nothing is known of {names_of(silent)}"

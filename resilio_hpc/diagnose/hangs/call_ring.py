@@ -23,7 +23,7 @@ MAGIC = b"RSLCALLS"
 VERSION = 2
 LANES, GROUPS, CAPACITY = 64, 256, 2048
 QUEUED = ("nccl",)  # families whose calls return when they are queued: the end of few of them is seen
-_HEADER = struct.Struct("<8s4I3QI12x")
+_HEADER = struct.Struct("<8s4I3QI4xQ")
 _GPU = struct.Struct("<5Q24x")
 _LANE = struct.Struct("<2I5Qd2Q56x")
 _GROUP = struct.Struct("<QiiQQ8sQ16x")
@@ -35,7 +35,7 @@ SIZE = _RECORDS + CAPACITY * _RECORD.size
 SHARED = 1024  # communicators, and calls, of all ranks in one message, which must stay far below a mebibyte
 SIZES = (0, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)  # bytes of each dtype; 0: not known
 _NUMBER = (1 << 53) - 1
-_IN_FLIGHT = 1
+_BLOCKS, _IN_FLIGHT, _WAITED_FOR = range(3)
 
 WAITS = ("", "a stream", "the device", "an event", "a copy", "freed memory")
 OPS = (
@@ -82,8 +82,13 @@ class CallRing:
     @property
     def counts(self) -> tuple[int, int]:
         """Return how many calls were begun and completed so far."""
-        *_, begun, completed, _ = self._header()
+        *_, begun, completed, _, _ = self._header()
         return begun & _NUMBER, completed & _NUMBER
+
+    @property
+    def unlisted(self) -> int:
+        """Return how many calls were begun in communicators beyond GROUPS, of which nothing else is known."""
+        return int(self._header()[9]) & _NUMBER
 
     def look(self, ranks: int = 1) -> tuple[tuple[GroupSight, ...], tuple[CallSight, ...]]:
         """Return the communicators, and of each the calls that are not completed and the last one, oldest first.
@@ -119,7 +124,10 @@ class CallRing:
         share = max(1, most_calls // max(1, len(waiting)))
         for number in sorted(chosen):
             found = waiting.get(number, [])
-            kept = found[-share:] if groups[number].family in QUEUED else found[:share]
+            is_queued = groups[number].family in QUEUED
+            if not is_queued:  # sends whose end no program asks for may be many
+                found.sort(key=lambda call: not call.awaited)
+            kept = found[-share:] if is_queued else found[:share]
             if last.get(number) is not None and last[number] not in kept:
                 kept.append(last[number])
             calls += kept
@@ -217,8 +225,9 @@ def _records(memory: bytes, again: bytes) -> Iterator[tuple[CallSight, int]]:
             continue
         shape = f"{count & _NUMBER} {DTYPES[dtype] if dtype < len(DTYPES) else ''}".strip() if count else ""
         name = OPS[op] if op < len(OPS) else OPS[0]
-        blocks = state != _IN_FLIGHT
-        yield CallSight(group, name, sequence & _NUMBER, shape, max(peer, -1), done_ns != 0, blocks), stream
+        blocks, awaited = state in (_BLOCKS, _WAITED_FOR), state != _IN_FLIGHT
+        call = CallSight(group, name, sequence & _NUMBER, shape, max(peer, -1), done_ns != 0, blocks, awaited)
+        yield call, stream
 
 
 def _seconds(passed_ns: int) -> float:

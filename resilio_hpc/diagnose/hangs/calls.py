@@ -10,7 +10,8 @@ class CollectiveCall(msgspec.Struct, frozen=True):
 
     ``sequence`` counts the calls of a communicator from 1. ``shape``: what all ranks must agree on, such as dtype and
     sizes. ``peer``: the other rank of a send or receive, -1 for a collective. ``place``: the program's line, if known.
-    ``blocks``: the program waits for it; else it goes on beside the program.
+    ``blocks``: the program's main thread waits for it; else it goes on beside the program. ``awaited``: some thread
+    waits for it, or may do so unseen.
     """
 
     sequence: int
@@ -20,6 +21,7 @@ class CollectiveCall(msgspec.Struct, frozen=True):
     peer: int = -1
     place: str = ""
     blocks: bool = True
+    awaited: bool = True
 
     @property
     def signature(self) -> str:
@@ -40,7 +42,8 @@ class RankCalls(msgspec.Struct, frozen=True):
         """
         found = []
         for communicator, calls in self.calls.items():
-            here = [(communicator, call) for call in calls if not call.completed and (beside or call.blocks)]
+            waiting = [call for call in calls if not call.completed and (call.blocks or (beside and call.awaited))]
+            here = [(communicator, call) for call in waiting]
             found += here if beside else here[:1]
         return found
 

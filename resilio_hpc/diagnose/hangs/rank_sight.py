@@ -13,7 +13,7 @@ Place = Annotated[str, msgspec.Meta(max_length=300)]
 Calls = Annotated[float, msgspec.Meta(ge=-1.0, le=1e12)]
 MAX_GROUPS = 64
 MAX_CALLS = 32
-STOPPED = "Tt"
+STOPPED, TRACED = "T", "t"  # by a signal; by a debugger, or a tool such as gcore, which lets it go on
 GONE = "ZXx"
 
 
@@ -37,7 +37,8 @@ class GroupSight(_Part, frozen=True):
 class CallSight(_Part, frozen=True):
     """A call in the communicator ``groups[group]``. ``sequence``: 0 for a send or receive; ``peer``: rank in it.
 
-    ``blocks``: the program waits for it; else it goes on beside the program.
+    ``blocks``: the program's main thread waits for it; else it goes on beside the program. ``awaited``: some thread
+    waits for it.
     """
 
     group: Whole
@@ -47,6 +48,7 @@ class CallSight(_Part, frozen=True):
     peer: Whole = -1
     completed: bool = False
     blocks: bool = True
+    awaited: bool = True
 
 
 class GpuSight(_Part, frozen=True):
@@ -78,7 +80,8 @@ class RankSight(_Part, frozen=True):
     sleeps; ``cpu_s``: processor time so far, seconds; ``begun`` and ``completed``: calls, -1 where none were seen;
     ``place``: the program's line, where known; ``joins``: the function of torch.distributed in which it waits for its
     peers to come, such as ``init_process_group``, where known; ``gpu``: None where it asked nothing of one.
-    ``within``: "data loader" where that is what it waits in.
+    ``within``: "data loader" where that is what it waits in. ``may_wait_s``: how long torch lets it wait in a call: the
+    longest time limit of its process groups, 0 where that is not known.
     """
 
     rank: Whole
@@ -94,3 +97,4 @@ class RankSight(_Part, frozen=True):
     joins: Word = ""
     gpu: GpuSight | None = None
     within: Word = ""
+    may_wait_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0

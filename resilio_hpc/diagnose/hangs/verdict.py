@@ -1,7 +1,7 @@
 """What a run without progress means, from two looks at all its ranks. Pure.
 
 A rank that is stopped, ranks that wait in a circle, and calls that do not agree are certain once nothing has moved
-between the looks. A rank that runs, or sleeps in the kernel, may come back: only time tells.
+between the looks. A rank that runs, sleeps in the kernel, or is held by a debugger, may come back: only time tells.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import msgspec
 from resilio_hpc.diagnose.hangs.blame import HangBlame, HangKind, blame, names_of
 from resilio_hpc.diagnose.hangs.call_ring import QUEUED
 from resilio_hpc.diagnose.hangs.calls import CollectiveCall, RankCalls
-from resilio_hpc.diagnose.hangs.rank_sight import GONE, STOPPED, RankSight
+from resilio_hpc.diagnose.hangs.rank_sight import GONE, STOPPED, TRACED, RankSight
 from resilio_hpc.events.phrases import names
 
 BUSY_SHARE = 0.5  # of the time between two looks on a processor: it computes
+WAITS_SEEN = ("gloo",)  # families whose sends and receives are known to be waited for, or not
 
 
 class HangVerdict(msgspec.Struct, frozen=True):
@@ -40,7 +41,7 @@ def judge(
 ) -> HangVerdict:
     """Return the verdict. ``before``: the look ``between_s`` seconds earlier, {} without one: then nothing is sure."""
     moved = [rank for rank, sight in now.items() if rank in before and _calls(sight) != _calls(before[rank])]
-    stopped = tuple(sorted(rank for rank, sight in now.items() if sight.state and sight.state in STOPPED))
+    stopped = _in_state(now, STOPPED) or _in_state(now, TRACED)
     gone = tuple(sorted(rank for rank, sight in now.items() if not sight.state or sight.state in GONE))
     silent = tuple(rank for rank in range(world_size) if rank not in now)
     ranks, members = rank_calls(now, world_size)
@@ -48,8 +49,9 @@ def judge(
     meets = _meeting(now) if found.kind is HangKind.NONE else None
     if stopped:
         was = [before[rank].state for rank in stopped if rank in before]
-        still = bool(was) and not moved and all(state in STOPPED for state in was)
-        said = f"{names_of(stopped)} {_is(stopped)} stopped (SIGSTOP, or a debugger)"
+        still = bool(was) and not moved and all(state == STOPPED for state in was)
+        how = "stopped (SIGSTOP)" if now[stopped[0]].state == STOPPED else "held by a debugger"
+        said = f"{names_of(stopped)} {_is(stopped)} {how}"
         said = _with_calls(said, stopped, meets or found)
         return HangVerdict(HangKind.ABSENT, stopped, said, certain=still)
     waits = found.kind is not HangKind.NONE or meets is not None or any(one.step >= 0 for one in now.values())
@@ -69,9 +71,25 @@ def judge(
     if found.kind is HangKind.ABSENT:
         said += "; " + _what_it_does(found.ranks[0], now, before, between_s)
     in_kernel = any(rank in now and now[rank].state == "D" for rank in found.ranks)
-    sure = found.kind is HangKind.MISMATCH or (found.kind is HangKind.DEADLOCK and found.blocks)
+    sure = found.kind is HangKind.MISMATCH or (found.kind is HangKind.DEADLOCK and found.blocks and _agree(now, found))
     certain = bool(before) and sure
     return HangVerdict(found.kind, found.ranks, said, certain=certain, in_kernel=in_kernel)
+
+
+def _agree(now: Mapping[int, RankSight], found: HangBlame) -> bool:
+    """Return whether all members have the communicators in which the blamed ranks wait.
+
+    A rank that made its groups more often than its peers, after an error of its own, has them under other ids.
+    """
+    have = Counter(group.id for sight in now.values() for group in sight.groups)
+    calls = [(now[rank].groups, call) for rank in found.ranks for call in now[rank].calls]
+    waits = [(groups, call) for groups, call in calls if call.blocks and not call.completed]
+    within = [groups[call.group] for groups, call in waits if call.group < len(groups)]
+    return all(have[group.id] == group.size for group in within)
+
+
+def _in_state(now: Mapping[int, RankSight], state: str) -> tuple[int, ...]:
+    return tuple(sorted(rank for rank, sight in now.items() if sight.state == state))
 
 
 def _meeting(now: Mapping[int, RankSight]) -> HangBlame | None:
@@ -121,12 +139,13 @@ def _calls_of(sight: RankSight, named: Mapping[int, str], by_number: Mapping[int
             continue
         group_id = sight.groups[call.group].id
         is_collective = call.sequence > 0
+        seen = not is_collective and sight.groups[call.group].family in WAITS_SEEN
         peer = -1 if is_collective else by_number[group_id].get(call.peer, -1)
         if not is_collective and peer < 0:
             continue
         calls.setdefault(named[group_id], []).append(
             CollectiveCall(call.sequence, call.op, call.shape, call.completed, -1 if is_collective else peer,
-                           sight.place, call.blocks)
+                           sight.place, call.blocks, call.awaited or not seen)
         )  # fmt: skip
     return RankCalls(sight.rank, calls)
 
@@ -207,6 +226,6 @@ def _by_steps(now: Mapping[int, RankSight]) -> HangVerdict:
     least = min(steps.values(), default=-1)
     behind = tuple(sorted(rank for rank, step in steps.items() if step == least))
     if not behind or len(behind) * 2 > len(steps):
-        return HangVerdict(HangKind.NONE, (), "no rank waits in a call that is known here")
+        return HangVerdict(HangKind.NONE, (), "no rank is known to wait for another: they may compute, read or write")
     said = f"{names_of(behind)} {'has' if len(behind) == 1 else 'have'} done {least} steps, others more"
     return HangVerdict(HangKind.ABSENT, behind, said)

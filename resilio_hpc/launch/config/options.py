@@ -201,7 +201,7 @@ class LaunchOptions:
     correctness: CorrectnessOptions = field(default_factory=CorrectnessOptions)
     reentry: ReentryOptions = field(default_factory=ReentryOptions)
     start_timeout_s: float = failures_flag(
-        "seconds for all ranks of a round to come up, else it is retried (default: 300)",
+        "seconds for all ranks of a round to be started, else it is retried (default: 300)",
         DEFAULT_START_TIMEOUT_S,
         number,
         metavar="S",

@@ -269,14 +269,15 @@ class Rounds:
             self._intend(EndRun("completed", 0, "every rank exited with 0"))
 
     def watch(self) -> None:
-        """Restart a round that does not start in time: a hung rendezvous must not hold an allocation."""
+        """Restart a round whose ranks are not started in time; then ``faults.hangs`` tells a hang from work."""
         run = self._run
         self.try_start()  # if it waited for a quorum
         self._say_again()
         if not run.recorded:
             return  # the run directory hangs, which is no failure of the nodes
         waited = run.now() - run.phase_began
-        if waited > run.config.start_timeout_s:
+        are_started = run.phase is Phase.STARTING and not self._awaited[m.RanksStarted]  # they may compile for long
+        if waited > run.config.start_timeout_s and not are_started:
             self._out.record("slow_start", round=run.round, phase=run.phase, waited_s=round(waited, 3))
             self._intend(SlowStart())
 

@@ -16,6 +16,7 @@ from resilio_hpc.diagnose.causes.known_faults import fault_in
 from resilio_hpc.diagnose.causes.pattern_table import FaultOf
 from resilio_hpc.launch.protocol.message_parts import RankFailure
 
+EARLY = "exited with 0 after {} steps, before training was finished (a loop left on purpose calls run.finish)"
 LEFT_OUT = "exited with 0 without train.attach(), while other ranks train"
 INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/resilio_hpc/")
 _FRAME = re.compile(r'^ *(?:\| +)*File "([^"\n]*)", line (\d+)', re.MULTILINE)

@@ -11,7 +11,7 @@ from resilio_hpc.core import rank_link
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
+from resilio_hpc.launch.protocol.root_cause import EARLY, LEFT_OUT
 from resilio_hpc.launch.workers.local_digests import LocalDigests
 from resilio_hpc.launch.workers.local_rank import LocalRank
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE, RankEvidence
@@ -156,8 +156,7 @@ class LocalRound:
             return self._maybe_done()  # it was told to end, so its exit code does not matter
         kind = "signal" if signal is not None else "exit"
         if exit_code == 0 and rank.bad_copy is None:
-            kind = "early_exit"
-            error = f"exited with 0 after {max(rank.step, 0)} steps, before training was finished", error[1]
+            kind, error = "early_exit", (EARLY.format(max(rank.step, 0)), error[1])
         return self._failed(rank, (kind, exit_code, signal), at, error, evidence)
 
     def raised(self, local: int, at: float, error: tuple[str, str], evidence: RankEvidence) -> list[m.ToController]:
@@ -200,8 +199,10 @@ class LocalRound:
 
     def _left_out(self) -> list[m.ToController]:
         """Report a rank that ended with 0 and never attached, while others train: no step would be whole again."""
-        if self.failed or self.terminating or not (self.has_attached or self._tells_of_steps):
-            return []
+        trains = any(rank.attached and not rank.may_exit for rank in self.ranks.values())
+        others = self._tells_of_steps and not self.has_attached and not all(rank.done for rank in self.ranks.values())
+        if self.failed or self.terminating or not (trains or others):
+            return []  # where all have ended, the controller knows whether others train
         for rank in self.ranks.values():
             if rank.ended_well_at is not None and not rank.attached:
                 self.failed = True

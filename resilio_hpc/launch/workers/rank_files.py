@@ -10,7 +10,7 @@ from pathlib import Path
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.output.console import RankLogs
 from resilio_hpc.launch.workers.rank_env import stack_file
-from resilio_hpc.launch.workers.slow_ends import end_file
+from resilio_hpc.launch.workers.rank_notes import end_file
 
 
 class RankFiles:

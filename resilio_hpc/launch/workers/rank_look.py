@@ -22,6 +22,7 @@ from resilio_hpc.launch.protocol.root_cause import place_of
 from resilio_hpc.launch.workers import interception
 from resilio_hpc.launch.workers.local_rank import LocalRank
 from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.rank_notes import may_wait_s
 from resilio_hpc.launch.workers.sampled_stacks import SampledStacks
 
 ANSWER_S = 0.1  # for a rank to write its stacks
@@ -82,8 +83,8 @@ class RankLook:
     def calls(self, local: LocalRound | None) -> int:
         """Return how many calls were begun and completed by the node's ranks; -1 unless each one has a ring."""
         ranks = local.ranks if local is not None else {}
-        found = [ring.counts for number in ranks if (ring := self._ring(number)) is not None]
-        return sum(begun + completed for begun, completed in found) if 0 < len(found) == len(ranks) else -1
+        found = [ring for number in ranks if (ring := self._ring(number)) is not None]
+        return sum(sum(ring.counts) + ring.unlisted for ring in found) if 0 < len(found) == len(ranks) else -1
 
     def entered(self, local_rank: int) -> tuple[GroupSight, ...]:
         """Return a rank's communicators and how many of their calls it has entered; also of one that has just ended."""
@@ -125,15 +126,21 @@ class RankLook:
         if state == "t" and self._sampled.suspends(pid):
             state = "S"  # by our own sampler, and by no debugger
         ring = self._ring(local_rank)
-        begun, completed = ring.counts if ring is not None else (-1, -1)
+        begun, completed = (one + ring.unlisted for one in ring.counts) if ring is not None else (-1, -1)
         groups, calls = ring.look(ranks) if ring is not None else ((), ())
         stack = self._stack(local_rank)
         within = DATA_LOADER if any(part in stack for part in LOADERS) else ""
         place, joins = place_of(stack)[:300], joins_in(stack)
         gpu = ring.gpu() if ring is not None else None
         return RankSight(
-            rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place, joins, gpu, within
+            rank.rank, rank.step, state, waits_in, cpu_s, begun, completed, groups, calls, place, joins, gpu, within,
+            self._may_wait_s(local_rank, pid),
         )  # fmt: skip
+
+    def _may_wait_s(self, local_rank: int, pid: int | None) -> float:
+        """Return the longest time limit of a rank's process groups (``core.gloo_groups``), 0 where it told none."""
+        path = self._stacks.get(local_rank)
+        return may_wait_s(path, pid) if path is not None and pid is not None else 0.0  # beside the error file, too
 
     def _ring(self, local_rank: int) -> CallRing | None:
         """Return the ring of a rank's own process, once there is one: a program that it starts may have been first.

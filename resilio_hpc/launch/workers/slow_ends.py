@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from resilio_hpc.core import regular_file
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.protocol.root_cause import reads_like_echo
 from resilio_hpc.launch.workers.local_rank import LocalRank
@@ -19,11 +18,12 @@ from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.output.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.rank_evidence import NO_EVIDENCE
+from resilio_hpc.launch.workers.rank_notes import exit_code
 from resilio_hpc.launch.workers.rank_owner import RankEvents
 
 FAILED_S = 30.0  # a logger may have to send its last lines; a library that hangs here hangs for good
+RECENT_S = 60.0  # an error from before is one that the program has caught: it would have ended by now
 LOOKS_S = 1.0
-_MOST_BYTES = 64
 
 
 class SlowEnds:
@@ -51,7 +51,8 @@ class SlowEnds:
             return
         for local_rank in sorted(self._pids):
             said, _ = read_error(self._files[local_rank]) if local_rank in self._files else (None, "")
-            if said is not None and not reads_like_echo(said.message):
+            recent = said is not None and said.time > time.time() - RECENT_S
+            if said is not None and recent and not reads_like_echo(said.message):
                 self._core.ends.raised(local, local_rank, said.time, (said.message, said.traceback), NO_EVIDENCE)
 
     def tick(self, local: LocalRound | None) -> None:
@@ -80,18 +81,3 @@ class SlowEnds:
             at = said.time if said is not None else time.time() - FAILED_S
             self._core.ends.raised(local, rank.local_rank, at, error, NO_EVIDENCE)
         process_tree.signal_group(pid, signal.SIGKILL)
-
-
-def end_file(error_file: Path) -> Path:
-    """Return the file that says that a rank's program is over."""
-    return error_file.with_suffix(".ends")
-
-
-def exit_code(error_file: Path, pid: int) -> int | None:
-    """Return with which code this process is about to end; None where it runs, or never says so."""
-    try:
-        with open(regular_file.open_file(end_file(error_file)), "rb") as file:
-            process, _, code = file.read(_MOST_BYTES).decode().partition(" ")
-        return int(code) if int(process) == pid else None  # a child that it has forked may write there, too
-    except (OSError, ValueError):
-        return None

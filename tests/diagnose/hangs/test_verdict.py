@@ -36,17 +36,24 @@ def waiting_for(rank: int, **facts: object) -> dict[int, RankSight]:
                    for one in range(WORLD)))  # fmt: skip
 
 
-@pytest.mark.parametrize("state", ["T", "t"])
-def test_a_stopped_rank_is_certain_the_second_time(state: str) -> None:
-    now = waiting_for(2, state=state)
+def test_a_stopped_rank_is_certain_the_second_time() -> None:
+    now = waiting_for(2, state="T")
     verdict = standing(now)
     assert (verdict.kind, verdict.ranks, verdict.certain) == (HangKind.ABSENT, (2,), True)
     assert verdict.evidence == (
-        "rank 2 is stopped (SIGSTOP, or a debugger), and did not enter all_reduce number 21 of the gloo group of all "
-        "ranks, in which others wait"
-    ).replace(", in which others wait", "")
+        "rank 2 is stopped (SIGSTOP), and did not enter all_reduce number 21 of the gloo group of all ranks"
+    )
     assert not judge(now, {}, 0.0, WORLD).certain
     assert not judge(now, waiting_for(2), 2.0, WORLD).certain  # it ran a moment ago
+
+
+def test_a_rank_that_a_debugger_holds_may_come_back() -> None:
+    """Someone looks at it, or gcore writes its memory down."""
+    verdict = standing(waiting_for(2, state="t"))
+    assert (verdict.kind, verdict.ranks, verdict.certain) == (HangKind.ABSENT, (2,), False)
+    assert verdict.evidence.startswith("rank 2 is held by a debugger, and did not enter all_reduce number 21")
+    both = standing(waiting_for(2, state="t") | {3: sight(3, 20, False, state="T")})
+    assert (both.ranks, both.certain) == ((3,), True)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +113,15 @@ def test_ranks_that_wait_for_each_other_are_certain() -> None:
     assert "group of all ranks (2)" in verdict.evidence
 
 
+def test_ranks_that_count_their_groups_differently_are_not_certain() -> None:
+    """One rank has made the group of all again, by itself: it has another id there, and all are in one slow call."""
+    now = {rank: sight(rank, 21, True) for rank in range(WORLD)}
+    alone = msgspec.structs.replace(now[1].groups[0], id=8)
+    now[1] = msgspec.structs.replace(now[1], groups=(now[1].groups[0], alone), calls=(CallSight(1, "all_reduce", 21),))
+    verdict = standing(now)
+    assert (verdict.kind, verdict.certain) == (HangKind.DEADLOCK, False)
+
+
 def test_a_rank_that_computes_beside_a_call_is_not_in_a_circle() -> None:
     beside, keeps = CallSight(0, "all_reduce", 4, blocks=False), CallSight(1, "all_reduce", 4)
     now = world(
@@ -163,6 +179,25 @@ def test_a_receive_is_matched_by_the_ranks_of_its_group() -> None:
     others = [RankSight(rank, 1, "R", begun=0, completed=0) for rank in (0, 2)]
     verdict = standing(world(receives, idle, *others))
     assert (verdict.kind, verdict.ranks) == (HangKind.ABSENT, (1,))
+
+
+@pytest.mark.parametrize(
+    ("family", "awaited", "kind"),
+    [
+        ("gloo", False, HangKind.NONE),  # all compute: nothing is missing yet
+        ("gloo", True, HangKind.DEADLOCK),
+        ("nccl", False, HangKind.DEADLOCK),  # whether a program waits for the call is not seen
+        ("MPI", False, HangKind.DEADLOCK),
+    ],
+)
+def test_a_send_that_no_program_waits_for_keeps_no_rank(family: str, awaited: bool, kind: HangKind) -> None:
+    def sent(rank: int) -> RankSight:
+        group = GroupSight(5, family, rank, WORLD, 3)
+        call = CallSight(0, "send", 0, peer=(rank + 1) % WORLD, blocks=False, awaited=awaited)
+        return RankSight(rank, 5, "S", groups=(group,), calls=(call,), begun=9, completed=8)
+
+    verdict = standing(world(*(sent(rank) for rank in range(WORLD))))
+    assert (verdict.kind, verdict.certain) == (kind, False)
 
 
 def queued(rank: int, entered: int, done: int, **facts: object) -> RankSight:

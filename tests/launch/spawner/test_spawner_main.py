@@ -262,3 +262,23 @@ def test_a_python_of_another_directory_finds_the_package(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, env=bare, capture_output=True, text=True)
     assert done.stdout.startswith("resilio_hpc.launch.workers.forking.zygote ["), done.stderr
     assert "['', " not in done.stdout
+
+
+def test_a_child_that_a_rank_forks_does_not_end_as_the_rank(bench) -> None:
+    """Neither is its error the rank's, nor does it save the rank's last step."""
+    error_file = bench.directory / "error.json"
+    source = """
+import os, sys, types
+module = sys.modules["resilio_hpc.train.last_step"] = types.ModuleType("last_step")
+module.save_before_end = lambda error: print("saved in", "child" if os.getppid() == rank else "rank")
+rank = os.getpid()
+for end in (lambda: 1 / 0, lambda: sys.exit(3)):
+    if os.fork() == 0:
+        end()
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+sys.exit(4)
+"""
+    assert bench.run(source, env={"TORCHELASTIC_ERROR_FILE": str(error_file)}).exit_code == 4
+    assert bench.out().split("\n") == ["1", "3", "saved in rank", ""]
+    assert not error_file.exists()
+    assert error_file.with_suffix(".ends").read_text().endswith(" 4")

@@ -2,7 +2,8 @@
  *
  * threads N: N calls in each of four threads, of a group each, all completed. forever N: calls of one group, N of them
  * always open, until it is killed. fork: one call here, then one in a child. speed N: N calls, and prints nanoseconds for
- * each, and for one through an empty wrapper. groups N: one call in each of N groups.
+ * each, and for one through an empty wrapper. groups N: one call in each of N groups. dropped: a send whose object is freed
+ * unseen, then a receive at its address, which is completed.
  */
 #include "../../../native/intercept/call_ring.h"
 
@@ -82,8 +83,17 @@ int main(int arguments, char **argument) {
         for (long number = 0; ring && number < count; number++) {
             int group = group_of(ring, (uint64_t)number + 1);
             struct ring_call what = {.op = OP_BARRIER, .peer = -1};
-            if (group != RING_NONE) ring_entered(ring, group, what);
+            ring_entered(ring, group, what);
         }
+    } else if (!strcmp(way, "dropped")) {
+        struct ring *ring = ring_of_process();
+        int group = group_of(ring, 1);
+        struct ring_call send = {.op = OP_SEND, .state = CALL_IN_FLIGHT, .peer = 1};
+        struct ring_call receive = {.op = OP_RECV, .state = CALL_IN_FLIGHT, .peer = 2};
+        ring_await(4096, ring_entered(ring, group, send));
+        ring_await(4096, ring_entered(ring, group, receive));
+        ring_waited_for(ring, 4096);
+        ring_arrived(ring, 4096);
     } else if (!strcmp(way, "speed")) {
         nanoseconds(wrapper); /* warm */
         printf("%.2f %.2f\n", nanoseconds(wrapper), nanoseconds(empty_wrapper));

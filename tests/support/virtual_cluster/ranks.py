@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.tiers import Tier
@@ -93,6 +95,8 @@ class Training:
     resumed: set[str] = field(default_factory=set)  # nodes
     stopped: set[int] = field(default_factory=set)  # ranks (SIGSTOP)
     state_of_absent: str = "R"
+    may_wait_s: float = 0.0  # the longest time limit of the process groups, as ranks tell it
+    tells_stacks: bool = True  # of ranks that wait to begin
     absent: set[int] = field(default_factory=set)  # ranks that compute, and do not enter the call of the others
     first: int = -1  # the step from which this round goes on; -1: it has not begun
     ahead: set[int] = field(default_factory=set)  # ranks that have finished one step more than the others
@@ -261,19 +265,17 @@ class Training:
         stopped = rank.rank in self.stopped
         if self._waits_to_begin or (self.script.reenters and self.first < 0):
             comes = rank.rank != self.script.never_comes and self._has_come(rank)
-            return RankSight(
-                rank.rank, state="T" if stopped else "S", place="train.py:9" if comes else "train.py:5",
-                joins="init_process_group" if comes else "",
-            )  # fmt: skip
+            joins, place = ("init_process_group", "train.py:9") if comes else ("", "train.py:5")
+            found = RankSight(rank.rank, state="T" if stopped else "S", may_wait_s=self.may_wait_s)
+            return msgspec.structs.replace(found, place=place, joins=joins) if self.tells_stacks else found
         entered = self.step + (bool(self.stopped | self.absent) and rank.rank not in self.stopped | self.absent)
-        world = sum(member.local_world_size for member in self.start.state.members)
-        group = GroupSight(1, "virtual", rank.rank, world, entered)
+        group = GroupSight(1, "virtual", rank.rank, self.size, entered)
         call = CallSight(0, "all_reduce", entered, completed=entered == self.step)
         state = "T" if stopped else self.state_of_absent if rank.rank in self.absent else "S"
         place = "" if stopped else "data.py:12" if rank.rank in self.absent else "train.py:40"
-        if not self.script.shows_calls:
-            return RankSight(rank.rank, rank.step, state, place=place)
-        return RankSight(rank.rank, rank.step, state, "", 0.0, entered, self.step, (group,), (call,), place)
+        found = RankSight(rank.rank, rank.step, state, place=place, may_wait_s=self.may_wait_s)
+        shown = msgspec.structs.replace(found, begun=entered, completed=self.step, groups=(group,), calls=(call,))
+        return shown if self.script.shows_calls else found
 
     def _has_come(self, rank: LocalRank) -> bool:
         """Whether a rank waits for its peers, and not in another round, or on its way from one to the other."""

@@ -97,7 +97,7 @@ def compare(
     part = min((first_difference(most, one) for one in said if one != most), default=0) + first
     names = labels.get((group, most[0]), ())
     same_tensors = len({mark for mark, _ in said}) == 1
-    tensor = (names[part] if part < len(names) else "") if same_tensors else "(replicas have different tensors)"
+    tensor = (names[part] if 0 <= part < len(names) else "") if same_tensors else "(replicas have different tensors)"
     return ReplicaDifference(group, tuple(odd), certain, total, step - (parts - 1 - part), part, parts, tensor)
 
 

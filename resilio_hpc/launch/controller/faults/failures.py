@@ -190,12 +190,14 @@ class Failures:
         run = self._run
         if not self._left_out or not run.with_ranks or run.max_step < 0:
             return
+        others = (member.node for member in run.members if member.node not in self._left_out)
+        if all(node in run.agents and run.agents[node].finishing for node in others):
+            return  # they have done their last step: one rank may have reported the steps of all
         for member in run.members:
-            if member.node not in self._left_out:
-                continue
-            failure = m.RankFailure(member.node, member.first_rank, 0, "early_exit", run.unix(), 0, None, LEFT_OUT)
-            self.rank_failed(m.RankFailed(member.node, run.epoch, run.round, failure))
-            return
+            if member.node in self._left_out:
+                failure = m.RankFailure(member.node, member.first_rank, 0, "early_exit", run.unix(), 0, None, LEFT_OUT)
+                self.rank_failed(m.RankFailed(member.node, run.epoch, run.round, failure))
+                return
 
     def slow_start(self) -> None:
         """Handle a round whose ranks do not start in time."""

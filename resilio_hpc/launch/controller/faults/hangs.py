@@ -165,6 +165,7 @@ class Hangs:
         self._asked = None
         self._places |= {rank: sight.place for rank, sight in self._sights.items() if sight.place}
         before, between_s = self._before, now - self._before_at
+        self._sights = {rank: _with_join(sight, before.get(rank)) for rank, sight in self._sights.items()}
         self._before, self._before_at = self._sights, now
         silent_s = self._watch.stalled_s(now)
         if self._ends is not None:
@@ -220,7 +221,8 @@ class Hangs:
             return chosen
         if verdict.in_kernel or verdict.kind is HangKind.NONE:
             return math.inf
-        return self._uncertain_s
+        # torch's own limit of a call would let them wait as long: one rank may prepare data while the others wait
+        return max(self._uncertain_s, *(sight.may_wait_s for sight in self._before.values()), 0.0)
 
     @property
     def _uncertain_s(self) -> float:
@@ -258,6 +260,13 @@ class Hangs:
     def _place(self, verdict: HangVerdict) -> str:
         """Return the program's line of the first rank to blame whose line is known."""
         return next((self._places[rank] for rank in verdict.ranks if rank in self._places), "")
+
+
+def _with_join(sight: RankSight, before: RankSight | None) -> RankSight:
+    """Return what is seen of a rank whose stack came too late, with where it waited for its peers before."""
+    if before is None or sight.place or (sight.begun, sight.completed) != (before.begun, before.completed):
+        return sight
+    return msgspec.structs.replace(sight, joins=before.joins, place=before.place)
 
 
 def progress(run: RunState) -> tuple[dict[str, int] | None, int, str]:

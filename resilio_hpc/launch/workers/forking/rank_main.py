@@ -30,6 +30,7 @@ def run(kind: str, argv: Sequence[str]) -> None:
     Return or raise SystemExit as the program does. An uncaught exception is printed without this package's frames and
     recorded in the file that ``TORCHELASTIC_ERROR_FILE`` names, then becomes SystemExit(1).
     """
+    rank = os.getpid()  # a child that the program forks comes back here, too, and its end is not the rank's
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=None, __package__=None)
     sys.modules["__main__"] = main
@@ -47,16 +48,18 @@ def run(kind: str, argv: Sequence[str]) -> None:
             _set_first_path(str(Path(argv[0]).resolve().parent))
             _run_file(argv[0], main)
     except SystemExit as end:
-        if end.code not in (None, 0):
-            _rank_error().end_of(end)
-            _save_last_step(end)
-        _tell_of_end(end.code)
-        _leave_mpi(end.code)
+        if os.getpid() == rank:
+            if end.code not in (None, 0):
+                _rank_error().end_of(end)
+                _save_last_step(end)
+            _tell_of_end(end.code)
+            _leave_mpi(end.code)
         raise
     except BaseException as error:  # noqa: BLE001 - the last handler of the process
-        _end(error, main)
+        _end(error, main, os.getpid() == rank)
     else:
-        _tell_of_end(0)
+        if os.getpid() == rank:
+            _tell_of_end(0)
 
 
 def own_place(kind: str, program: str) -> str:
@@ -136,14 +139,15 @@ def _run_file(path: str, main: types.ModuleType) -> None:
     exec(code, main.__dict__)
 
 
-def _end(error: BaseException, main: types.ModuleType) -> None:
+def _end(error: BaseException, main: types.ModuleType, is_rank: bool) -> None:
     """Do what the interpreter does with an uncaught exception; finalisation follows in the caller's caller."""
     met = error
     error, _ = _rank_error().end_of(error)
     shown = error.__traceback__ = met.__traceback__ = _user_frames(error.__traceback__, main)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     sys.last_exc = error  # type: ignore[attr-defined]  # Python 3.12
-    _record(error)
+    if is_rank:
+        _record(error)
     try:
         sys.excepthook(type(error), error, shown)
     except BaseException:  # noqa: BLE001 - a user's hook may raise anything
@@ -151,12 +155,14 @@ def _end(error: BaseException, main: types.ModuleType) -> None:
         traceback.print_exc()
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, shown)
-    _save_last_step(error)
+    if is_rank:
+        _save_last_step(error)
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = lambda *_: None  # it was shown already; the interpreter finalises and then dies of SIGINT
         raise KeyboardInterrupt from None
-    _tell_of_end(1)
-    _leave_mpi(1)
+    if is_rank:
+        _tell_of_end(1)
+        _leave_mpi(1)
     sys.exit(1)
 
 
