@@ -101,6 +101,7 @@ class _Load:
     path: tuple[Any, ...]
     build: Callable[[], Any]
     fills_tensors: bool = False
+    takes_new: bool = False
 
     def run(self, state: Any = None) -> Any:
         """Load it; ``state``: in place of that of ``build``.
@@ -113,9 +114,8 @@ class _Load:
         except CorruptCheckpoint as error:  # an older checkpoint may be whole
             raise CorruptCheckpoint(f"{place(self.path)}: {error}") from error
         except Exception as error:
-            raise LayoutMismatch(
-                f"{place(self.path)}: {type(self.live).__name__} refused its state: {str(error) or repr(error)}"
-            ) from error
+            why = " ".join(str(error).split()) or repr(error)  # torch's is of many lines
+            raise LayoutMismatch(f"{place(self.path)}: {type(self.live).__name__} refused its state: {why}") from error
         return state
 
 
@@ -134,9 +134,9 @@ class Loads:
         """
         self._objects.append(_Load(live, path, build, fills_tensors))
 
-    def add_module(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any]) -> None:
-        """Add a module; ``build``: makes its state, of its own tensors."""
-        self._modules.append(_Load(live, path, build))
+    def add_module(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any], takes_new: bool) -> None:
+        """Add a module; ``build``: makes its state, of its own tensors. ``takes_new``: and of others, which are new."""
+        self._modules.append(_Load(live, path, build, takes_new=takes_new))
 
     def load_objects(self, undo: Undo) -> None:
         """Load all but the tensors of modules. Raises LayoutMismatch; ``undo`` then knows what has changed."""
@@ -144,9 +144,9 @@ class Loads:
             undo.remember(load.live)
             state = load.run()
             if is_optimizer(load.live) and isinstance(state, dict) and isinstance(state.get("state"), dict):
-                saved_optimizer.keep_dtypes(load.live, state)
+                saved_optimizer.keep_as_saved(load.live, state)
         for load in self._modules:
-            if _may_refuse(load.live):
+            if load.takes_new or _may_refuse(load.live):
                 undo.add(partial(_put_back, load, load.live.state_dict()))
                 load.run()
 
@@ -162,17 +162,17 @@ def _put_back(load: _Load, before: Any) -> None:
 
 
 def _may_refuse(module: Any) -> bool:
-    """Return whether it has state beside its tensors, or its own code to load it."""
+    """Return whether it has state beside its tensors, or its own code to save or load it."""
     import torch
 
     plain = torch.nn.Module
     for part in module.modules():
         kind = type(part)
-        own_ways = (kind.load_state_dict, kind._load_from_state_dict)
+        own_ways = (kind.load_state_dict, kind._load_from_state_dict, kind.state_dict, kind._save_to_state_dict)
         if kind.set_extra_state is not plain.set_extra_state or not all(_is_torchs(way) for way in own_ways):
             return True
-        hooks = (*part._load_state_dict_pre_hooks.values(), *part._load_state_dict_post_hooks.values())
-        if not all(map(_is_torchs, hooks)):
+        hooks = (part._load_state_dict_pre_hooks, part._load_state_dict_post_hooks, part._state_dict_hooks)
+        if not all(_is_torchs(hook) for some in hooks for hook in some.values()):
             return True
     return False
 

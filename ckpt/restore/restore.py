@@ -15,6 +15,7 @@ from typing import Any
 
 from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.format.source import CheckpointSource
+from resilio_hpc.ckpt.restore import module_state
 from resilio_hpc.ckpt.restore.loads import Loads, Undo
 from resilio_hpc.ckpt.restore.optimizers import Optimizers
 from resilio_hpc.ckpt.restore.saved_parts import SavedParts, check_fits
@@ -173,7 +174,7 @@ class _Matching:
             fresh = {key: self.match(NOTHING, value, (*path, key)) for key, value in saved.items()}
             return lambda: containers.alike_dict(saved, {key: build() for key, build in fresh.items()})
         if containers.holds_scalars_only(saved) and containers.holds_scalars_only(live) and live.keys() == saved.keys():
-            return lambda: live.update(saved) or live
+            return lambda: containers.fill_dict(live, saved)
         more = [value for key, value in saved.items() if key not in live]
         is_other = any(key not in saved for key in live) or any(map(self._in_parts, more))
         wanted = {key: value for key, value in saved.items() if key in live or not is_other}
@@ -184,21 +185,15 @@ class _Matching:
                     raise LayoutMismatch(f"{place((*path, key))}: the state has it, the checkpoint does not")
                 self._is_shared_out_anew = True
         builds = {key: self.match(live.get(key, NOTHING), value, (*path, key)) for key, value in wanted.items()}
-
-        def build() -> Any:
-            for key, make in builds.items():
-                live[key] = make()
-            return live
-
-        return build
+        return lambda: containers.fill_dict(live, {key: make() for key, make in builds.items()})
 
     def _sequence(self, live: Any, saved: Any, path: Path) -> Build:
-        if type(live) not in SEQUENCES or len(live) != len(saved):
+        is_alike = type(live) in SEQUENCES and len(live) == len(saved)
+        if not is_alike:
             _refuse_to_lose(live, saved, path)
-            live = NOTHING
-        if containers.holds_scalars_only(saved) and (live is NOTHING or containers.holds_scalars_only(live)):
+        if containers.holds_scalars_only(saved) and (not is_alike or containers.holds_scalars_only(live)):
             return lambda: _filled(live, saved, list(saved))
-        parts = [NOTHING] * len(saved) if live is NOTHING else live
+        parts = live if is_alike else [NOTHING] * len(saved)
         builds = [
             self.match(mine, theirs, (*path, position))
             for position, (mine, theirs) in enumerate(zip(parts, saved, strict=True))
@@ -241,6 +236,7 @@ class _Matching:
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         """Match a module: its state_dict() shows its live tensors, so the bytes go straight into them."""
         state = meta_device.state_on_meta(live, place(path)) or live.state_dict()
+        saved = module_state.by_names_of(state, saved)
         missing = [k for k in state if k not in saved and self._elsewhere((*path, k)) is NOTHING]
         unexpected = [k for k in saved if k not in state and not self._in_parts(saved[k])]
         if missing or unexpected:
@@ -249,11 +245,18 @@ class _Matching:
                 f"only in the checkpoint: {unexpected[:5]}"
             )
         self._is_shared_out_anew |= any(key not in state for key in saved)
+        state, takes_new = module_state.own_tensors(live, state, lambda name, value: self._fits(saved.get(name), value))
         build = self._dict(state, saved, path)
         if isinstance(saved, OrderedDict) and hasattr(saved, "_metadata"):
-            state._metadata = saved._metadata
-        self.loads.add_module(live, path, build)
+            state._metadata = saved._metadata  # type: ignore[attr-defined]
+        self.loads.add_module(live, path, build, takes_new)
         return lambda: live
+
+    def _fits(self, saved: Any, live: Any) -> bool:
+        """Return whether what was saved has the shape of a live tensor, or is no tensor of a known shape."""
+        if not isinstance(saved, TensorRef) or saved.index >= len(self._records):
+            return True
+        return self._records[saved.index].shape == tuple(live.shape) or self._in_parts(saved)
 
     def check_optimizers(self) -> None:
         """Check that optimizers number the same parameters: otherwise the same number means another one."""

@@ -9,6 +9,15 @@ from typing import Any
 
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)(?:\.|$)")
 
+_ALL_WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_flat_param)\."
+)
+
+
+def unwrapped(name: str) -> str:
+    """Return a name of a parameter without wrappers, also such that a module of one's own may be named like."""
+    return _ALL_WRAPPERS.sub("", name)
+
 
 def clean_name(name: str) -> str:
     """Return the name that a parameter or module has without wrappers around its modules."""

@@ -2,21 +2,21 @@
 
 torch numbers parameters and stores nothing of their shapes, and it casts state to the dtype of its parameter. Here
 state follows names where both sides have them, shapes are checked, and state saved as float32 stays float32.
+It is laid out in memory as its parameter is.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
+from resilio_hpc.ckpt.state.containers import SEQUENCES, alike, alike_dict
+from resilio_hpc.ckpt.state.module_names import unwrapped
+from resilio_hpc.ckpt.state.slab import is_dtensor
 from resilio_hpc.ckpt.state.tensors import is_tensor
 from resilio_hpc.core.errors import LayoutMismatch
 
-_WRAPPERS = re.compile(
-    r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_flat_param)\."
-)
 _LIKE_PARAMETERS = frozenset({
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
     "ax", "prev",
@@ -73,7 +73,7 @@ def _names(groups: Sequence[Any]) -> list[list[str]] | None:
         names = group.get("param_names")
         if not isinstance(names, list | tuple) or len(names) != len(group["params"]):
             return None
-        found.append([_WRAPPERS.sub("", str(name)) for name in names])
+        found.append([unwrapped(str(name)) for name in names])
     return found
 
 
@@ -87,7 +87,8 @@ def _renumbered(saved: dict[Any, Any], groups: list[Any], names: list[list[str]]
         begin += len(mine)
     state = saved["state"]
     moved = {position: state[number] for position, number in enumerate(numbers) if number in state}
-    return {**saved, "state": moved, "param_groups": made}
+    of_none = {key: value for key, value in state.items() if key not in set(numbers)}  # of the optimizer as a whole
+    return {**saved, "state": moved | of_none, "param_groups": made}
 
 
 def check_shapes(
@@ -123,24 +124,39 @@ def check_shapes(
                 )
 
 
-def keep_dtypes(live: Any, saved: dict[Any, Any]) -> None:
-    """Give an optimizer, after its load, the state that torch has cast, as it was saved. ``saved``: what it loaded."""
+def keep_as_saved(live: Any, saved: dict[Any, Any]) -> None:
+    """Give an optimizer, after its load, the state that torch has changed, as it was saved. ``saved``: what it loaded.
+
+    torch casts tensors, and takes text and containers of other types apart. Tensors are laid out in memory as their
+    parameter is, where they have its shape: fused steps go through the memory of both.
+    """
     parameters = parameters_of(live)
     for number, values in saved["state"].items():
         if type(number) is int and number < len(parameters) and parameters[number] in live.state:
-            _keep(live.state[parameters[number]], values)
+            parameter = parameters[number]
+            live.state[parameter] = _as_saved(live.state[parameter], values, parameter)
 
 
-def _keep(held: Any, saved: Any) -> None:
-    if isinstance(held, dict) and isinstance(saved, dict):
-        places = [key for key in saved if key in held]
-    elif isinstance(held, list) and isinstance(saved, list) and len(held) == len(saved):
-        places = list(range(len(saved)))
-    else:
-        return
-    for place in places:
-        now, then = held[place], saved[place]
-        if not is_tensor(now) or not is_tensor(then):
-            _keep(now, then)
-        elif hasattr(then, "device") and now.dtype != then.dtype and now.shape == then.shape:
-            held[place] = then.to(now.device)
+def _as_saved(now: Any, then: Any, parameter: Any) -> Any:
+    if is_tensor(now) and is_tensor(then):
+        return _tensor_as_saved(now, then, parameter)
+    if isinstance(now, dict) and isinstance(then, dict):
+        for key in now.keys() & then.keys():
+            now[key] = _as_saved(now[key], then[key], parameter)
+        is_as_saved = type(now) is type(then) or now.keys() != then.keys()
+        return now if is_as_saved else alike_dict(then, {key: now[key] for key in then})
+    if type(now) is type(then) and type(now) in SEQUENCES and len(now) == len(then):
+        return alike(then, [_as_saved(mine, its, parameter) for mine, its in zip(now, then, strict=True)])
+    return then if type(now) is type(then) is str else now
+
+
+def _tensor_as_saved(now: Any, then: Any, parameter: Any) -> Any:
+    if not hasattr(then, "device") or now.shape != then.shape:
+        return now
+    found = now if now.dtype == then.dtype else then.to(now.device)
+    if found.shape != parameter.shape or found.stride() == parameter.stride() or is_dtensor(parameter):
+        return found
+    import torch
+
+    made = torch.empty_like(parameter.detach(), dtype=found.dtype, device=found.device)
+    return found if made.stride() == found.stride() else made.copy_(found)

@@ -241,8 +241,8 @@ def empty(kind: Kind, dtype: str, shape: tuple[int, ...]) -> Any:
 
         wanted = torch_dtype(dtype)
         if wanted is torch.complex32:  # torch warns of the first one that a process allocates
-            return torch.empty(shape, dtype=torch.int32).view(wanted)
-        return torch.empty(shape, dtype=wanted)
+            return torch.empty(shape, dtype=torch.int32, device="cpu").view(wanted)
+        return torch.empty(shape, dtype=wanted, device="cpu")
     except (ValueError, RuntimeError) as error:
         raise CorruptCheckpoint(f"cannot make a {dtype} tensor of shape {list(shape)}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.core.errors import LayoutMismatch
+from tests.support.ckpt.any_state import same
 
 
 @pytest.fixture
@@ -143,3 +145,53 @@ def test_state_of_a_parameter_of_another_shape_is_refused(checkpointer: Checkpoi
     with pytest.raises(LayoutMismatch, match=r"state\['dict'\]: .*exp_avg.* shape \[3, 3\], parameter 0"):
         state = {"object": torch.optim.AdamW(one.parameters()), "dict": torch.optim.AdamW(other.parameters())}
         checkpointer.restore(state, step=0)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("later", [torch.channels_last, torch.contiguous_format])
+def test_state_is_laid_out_as_its_parameter_for_fused_steps(kind: Any, later: Any, checkpointer: Checkpointer) -> None:
+    """A fused step goes through parameter and state as they lie in memory, and minds no strides."""
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def made() -> Any:
+        torch.manual_seed(1)
+        model = torch.nn.Conv2d(4, 8, 2).to(memory_format=torch.channels_last)  # no rest after whole vectors
+        return model, kind(model.parameters(), lr=0.1, fused=True, **options)
+
+    def step(model: Any, optimizer: Any, seed: int) -> None:
+        torch.manual_seed(seed)
+        optimizer.zero_grad()
+        (model.weight * torch.randn(model.weight.shape)).sum().backward()
+        optimizer.step()
+
+    one, optimizer = made()
+    step(one, optimizer, 2)
+    checkpointer.save(1, {"m": one, "o": optimizer}).wait(timeout_s=60)
+    other, found = made()
+    other.to(memory_format=later)
+    checkpointer.restore({"m": other, "o": found})
+    for value in found.state[other.weight].values():
+        assert value.shape != other.weight.shape or value.stride() == other.weight.stride()
+    for seed in (3, 4):
+        step(one, optimizer, seed)
+        step(other, found, seed)
+    assert torch.equal(one.weight, other.weight)
+
+
+def test_values_that_torch_takes_apart_come_back_as_they_were(checkpointer: Checkpointer) -> None:
+    def made(order: str) -> Any:
+        weights = {name: torch.nn.Parameter(torch.ones(2)) for name in "ab"}
+        return weights, torch.optim.SGD([(name, weights[name]) for name in order], lr=1.0)
+
+    one, optimizer = made("ab")
+    values = {
+        "mode": "warm", "seen": deque([1, torch.ones(1)], 3), "by": OrderedDict(b=torch.zeros(1), a=b"x"), "n": (1, 2.5),
+    }  # fmt: skip
+    optimizer.state[one["a"]] = values
+    optimizer.state["all"] = {"count": 7}
+    checkpointer.save(1, {"o": optimizer}).wait(timeout_s=60)
+    for order in ("ab", "ba"):  # state of no parameter comes along where parameters are in another order
+        other, found = made(order)
+        checkpointer.restore({"o": found})
+        assert same(found.state[other["a"]], values)
+        assert found.state["all"] == {"count": 7}
