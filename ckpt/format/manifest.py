@@ -44,7 +44,7 @@ class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
     """One tensor: its place in the state, its description, where its bytes are, and the CRC32C of each block.
 
     ``offset`` counts from the beginning of the file (arena or HDF5); -1: the bytes are elsewhere, with rank 0
-    (replicated) or with the rank that holds replica 0 of the slab.
+    (replicated) or with the rank that holds replica 0 of the slab. ``strides``: see ``tensors.Leaf``.
     """
 
     path: str
@@ -55,6 +55,7 @@ class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: Count
     checksums: tuple[Checksum, ...]
     slab: SlabRecord | None = None
+    strides: tuple[Count, ...] = ()
 
     @property
     def block_bytes(self) -> int:
@@ -269,11 +270,8 @@ def read_manifest(data: bytes, step: int) -> Manifest:
 
 def check_manifest(manifest: Manifest, step: int) -> None:
     """Raise CorruptCheckpoint when a manifest contradicts itself or names files outside its directory."""
-    why = ""
-    if manifest.step != step:
-        why = f"it is of step {manifest.step}"
-    else:
-        why = why_incomplete(manifest.shards, manifest.world_size)
+    why = f"it is of step {manifest.step}" if manifest.step != step else ""
+    why = why or why_incomplete(manifest.shards, manifest.world_size)
     if why:
         raise CorruptCheckpoint(f"manifest of step {step} is wrong: {why}")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from resilio_hpc.ckpt.restore.module_state import is_torchs
 from resilio_hpc.ckpt.state import saved_optimizer
 from resilio_hpc.ckpt.state.containers import holds_scalars_only
 from resilio_hpc.ckpt.state.overlap import is_optimizer
@@ -59,7 +60,7 @@ class Undo:
                 waiting += value
             elif is_tensor(value):
                 if tensors_too and value.nbytes <= _SMALL_BYTES:
-                    self._remember_tensor(value)
+                    self.remember_tensor(value)
             elif is_optimizer(value) and value is not live:
                 waiting.append(value.param_groups)  # schedulers change it
             elif has_state(value) and not _is_module(value):
@@ -84,7 +85,8 @@ class Undo:
 
         self.add(put_back)
 
-    def _remember_tensor(self, value: Any) -> None:
+    def remember_tensor(self, value: Any) -> None:
+        """Remember the content of a tensor."""
         with contextlib.suppress(RuntimeError):  # a tensor without memory
             kept = value.detach().clone() if hasattr(value, "detach") else value.copy()
             put = value.detach().copy_ if hasattr(value, "detach") else lambda old: value.__setitem__(..., old)
@@ -101,7 +103,7 @@ class _Load:
     path: tuple[Any, ...]
     build: Callable[[], Any]
     fills_tensors: bool = False
-    takes_new: bool = False
+    overwrites: list[Any] | None = None
 
     def run(self, state: Any = None) -> Any:
         """Load it; ``state``: in place of that of ``build``.
@@ -134,9 +136,14 @@ class Loads:
         """
         self._objects.append(_Load(live, path, build, fills_tensors))
 
-    def add_module(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any], takes_new: bool) -> None:
-        """Add a module; ``build``: makes its state, of its own tensors. ``takes_new``: and of others, which are new."""
-        self._modules.append(_Load(live, path, build, takes_new=takes_new))
+    def add_module(
+        self, live: Any, path: tuple[Any, ...], build: Callable[[], Any], overwrites: list[Any] | None
+    ) -> None:
+        """Add a module; ``build``: makes its state, of its own tensors.
+
+        ``overwrites``: it gets others, too, which are new, and its code may copy them into these tensors; None: not so.
+        """
+        self._modules.append(_Load(live, path, build, overwrites=overwrites))
 
     def load_objects(self, undo: Undo) -> None:
         """Load all but the tensors of modules. Raises LayoutMismatch; ``undo`` then knows what has changed."""
@@ -146,7 +153,9 @@ class Loads:
             if is_optimizer(load.live) and isinstance(state, dict) and isinstance(state.get("state"), dict):
                 saved_optimizer.keep_as_saved(load.live, state)
         for load in self._modules:
-            if load.takes_new or _may_refuse(load.live):
+            if load.overwrites is not None or _may_refuse(load.live):
+                for tensor in load.overwrites or ():
+                    undo.remember_tensor(tensor)
                 undo.add(partial(_put_back, load, load.live.state_dict()))
                 load.run()
 
@@ -169,13 +178,9 @@ def _may_refuse(module: Any) -> bool:
     for part in module.modules():
         kind = type(part)
         own_ways = (kind.load_state_dict, kind._load_from_state_dict, kind.state_dict, kind._save_to_state_dict)
-        if kind.set_extra_state is not plain.set_extra_state or not all(_is_torchs(way) for way in own_ways):
+        if kind.set_extra_state is not plain.set_extra_state or not all(is_torchs(way) for way in own_ways):
             return True
         hooks = (part._load_state_dict_pre_hooks, part._load_state_dict_post_hooks, part._state_dict_hooks)
-        if not all(_is_torchs(hook) for some in hooks for hook in some.values()):
+        if not all(is_torchs(hook) for some in hooks for hook in some.values()):
             return True
     return False
-
-
-def _is_torchs(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("torch.")

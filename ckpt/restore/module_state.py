@@ -1,11 +1,12 @@
 """The ``state_dict()`` of a torch module in a restore: what of it is the module's own tensors, to be filled in place.
 
-The rest is given to the module new: extra state, and tensors that its own code resizes when it loads them.
+The rest is given to the module new: extra state, tensors that its own code resizes when it loads them, and those of
+other names, where it has code that knows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers, meta_device
@@ -13,15 +14,18 @@ from resilio_hpc.ckpt.state.any_layout import AnyLayout
 from resilio_hpc.ckpt.state.containers import NOTHING, alike_dict
 from resilio_hpc.ckpt.state.flat_slab import FlatSlab
 from resilio_hpc.ckpt.state.module_names import persistent_buffers, unwrapped
-from resilio_hpc.ckpt.state.slab import slab_of
+from resilio_hpc.ckpt.state.slab import is_dtensor, slab_of
 from resilio_hpc.ckpt.state.tensors import is_tensor
 from resilio_hpc.ckpt.state.tree import has_state
 
 
-def own_tensors(module: Any, state: dict[str, Any], fits: Callable[[str, Any], bool]) -> tuple[dict[str, Any], bool]:
-    """Return ``state``, a module's ``state_dict()``, with NOTHING for what is not its own; and whether there is such.
+def own_tensors(
+    module: Any, state: dict[str, Any], names: Iterable[str], fits: Callable[[str, Any], bool]
+) -> tuple[dict[str, Any], list[Any] | None]:
+    """Return ``state``, a module's ``state_dict()``, with these names, and NOTHING for what is not the module's own.
 
-    ``fits``: returns whether the saved value of a name has the shape of a tensor.
+    Return also the module's tensors that are not in it, which its code may fill with what it gets new; None where
+    nothing is new. ``fits``: returns whether the saved value of a name has the shape of a tensor.
     """
     named = dict(module.named_parameters(remove_duplicate=False)) | dict(persistent_buffers(module))
     memory = {_memory(tensor) for tensor in named.values()}
@@ -36,14 +40,34 @@ def own_tensors(module: Any, state: dict[str, Any], fits: Callable[[str, Any], b
             return NOTHING
         return value if fits(name, value) or not _resizes(parts.get(name.rpartition(".")[0])) else NOTHING
 
-    found = {name: own(name, value) for name, value in state.items()}
-    return alike_dict(state, found), any(value is NOTHING for value in found.values())
+    made: dict[str, Any] = alike_dict(
+        state, {name: own(name, state[name]) if name in state else NOTHING for name in names}
+    )
+    if not any(value is NOTHING for value in made.values()):
+        return made, None
+    filled = {_memory(value) for value in made.values() if is_tensor(value)}
+    return made, [tensor for tensor in named.values() if _memory(tensor) not in filled]
+
+
+def loads_other_names(module: Any) -> bool:
+    """Return whether a module has its own code to load a state, which may know names that it does not have itself."""
+    return any(
+        not all(map(is_torchs, (type(part).load_state_dict, type(part)._load_from_state_dict)))
+        or not all(map(is_torchs, part._load_state_dict_pre_hooks.values()))
+        for part in module.modules()
+    )
+
+
+def is_torchs(function: Any) -> bool:
+    """Return whether a function is torch's own."""
+    return str(getattr(function, "__module__", "")).startswith("torch.")
 
 
 def _memory(tensor: Any) -> int:
     """Return what is the same for all tensors in one piece of memory."""
     try:
-        return int(tensor.untyped_storage().data_ptr())
+        local = tensor.to_local() if is_dtensor(tensor) else tensor
+        return int(local.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError, AttributeError):  # a kind without memory of its own, or numpy's
         return -1 - id(tensor)
 
@@ -76,12 +100,12 @@ def by_names_of(state: dict[str, Any], saved: dict[Any, Any]) -> dict[Any, Any]:
     theirs = {unwrapped(name): value for name, value in saved.items()}
     if mine.keys() != theirs.keys() or len(mine) != len(state) or len(theirs) != len(saved):
         return saved
-    renamed = alike_dict(saved, {mine[name]: value for name, value in theirs.items()})
+    renamed: dict[Any, Any] = alike_dict(saved, {mine[name]: value for name, value in theirs.items()})
     versions, own_versions = getattr(saved, "_metadata", None), getattr(state, "_metadata", None)
     if versions is not None and own_versions is not None:  # by the names of modules
         known = {_module_name(name): version for name, version in versions.items()}
         found = {name: known.get(_module_name(name), version) for name, version in own_versions.items()}
-        renamed._metadata = type(own_versions)(found)
+        renamed._metadata = type(own_versions)(found)  # type: ignore[attr-defined]
     return renamed
 
 

@@ -78,7 +78,7 @@ class Targets:
         """Return the new tensor, the same for all callers, once it is read; never a live one."""
         if index not in self._fresh:
             record = self._records[index]
-            self._fresh[index] = tensors.empty(record.kind, record.dtype, record.shape)
+            self._fresh[index] = tensors.empty(record.kind, record.dtype, record.shape, record.strides)
             tensors.copy_into(self._fresh[index], self._read[index])
         return self._fresh[index]
 
@@ -150,7 +150,7 @@ class Targets:
         for index in numbers - self._read.keys():
             record = self._records[index]
             self._read[index] = tensors.empty(record.kind, record.dtype, record.shape)
-            if index in self._wanted_new:
+            if index in self._wanted_new and not record.strides:
                 self._fresh[index] = self._read[index]
         self._fill(source, pool, sorted(numbers), [target for target in early if target.index < 0])
         for target in early:

@@ -10,8 +10,8 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple
 
 from resilio_hpc.ckpt.state import containers, plain_values
 from resilio_hpc.ckpt.state.containers import map_leaves
@@ -34,15 +34,22 @@ def decode(tree: bytes) -> Any:
     return read(tree)[0]
 
 
-def read(tree: bytes) -> tuple[Any, dict[tuple[Any, ...], Shapes]]:
-    """Do as ``decode``; return also, by the path of an optimizer, the shapes of its parameters, in their order.
+class Parameters(NamedTuple):
+    """The parameters of a saved optimizer, in their order. ``names``: in modules of the state, None where not known."""
 
-    Raises CorruptCheckpoint.
-    """
+    shapes: Shapes
+    names: list[str] | None
+
+
+def read(tree: bytes) -> tuple[Any, dict[tuple[Any, ...], Parameters]]:
+    """Do as ``decode``; return also the parameters of each optimizer, by its path. Raises CorruptCheckpoint."""
     try:
         node = json.loads(tree)
-        known = node.get("parameters", []) if isinstance(node, dict) and next(iter(node), "") == "$state" else []
-        return _decode(node), {tuple(map(_decode, path)): _shapes(shapes) for path, shapes in known}
+        beside = node if isinstance(node, dict) and next(iter(node), "") == "$state" else {}
+        known = zip_longest(beside.get("parameters", ()), beside.get("names", ()))
+        return _decode(node), {
+            tuple(map(_decode, path)): Parameters(_shapes(shapes), _names(names)) for (path, shapes), names in known
+        }
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, struct.error) as error:
         raise CorruptCheckpoint(f"the tree of plain values cannot be read: {error}") from error
     except ArithmeticError as error:
@@ -53,6 +60,12 @@ def _shapes(node: Any) -> Shapes:
     if any(shape is not None and any(type(length) is not int for length in shape) for shape in node):
         raise ValueError("the shapes of an optimizer's parameters are none")
     return list(node)
+
+
+def _names(node: Any) -> list[str] | None:
+    if node is not None and not all(type(name) is str for name in node):
+        raise ValueError("the names of an optimizer's parameters are none")
+    return node if node is None else list(node)
 
 
 def replaced(decoded: Any, by: Callable[[TensorRef], Any]) -> Any:

@@ -8,7 +8,7 @@ It is laid out in memory as its parameter is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from resilio_hpc.ckpt.state.containers import SEQUENCES, alike, alike_dict
@@ -29,41 +29,58 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def arranged(live: Any, saved: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[int]]:
+def arranged(
+    live: Any, saved: dict[Any, Any], where: str, names: tuple[list[str] | None, list[str] | None] = (None, None)
+) -> tuple[dict[Any, Any], list[int]]:
     """Return a saved ``state_dict()`` with its parameters in the order of ``live``, by their names.
 
-    Also, for each parameter of ``live``, the number that it was saved with. Unchanged where one side has no names.
-    Raises LayoutMismatch, beginning with ``where``, for other names or other groups.
+    Also, for each parameter of ``live``, the number that it was saved with. ``names``: those of the parameters of
+    ``live`` and of ``saved`` in modules, which count where an optimizer was not given any. Unchanged where one side has
+    no names, or where modules have others. Raises LayoutMismatch, beginning with ``where``, for other names that were
+    given, or other groups.
     """
     groups = saved.get("param_groups")
     same = list(range(len(parameters_of(live))))
     if not isinstance(groups, list) or not isinstance(saved.get("state"), dict):
         return saved, same
     mine, theirs = _names(live.param_groups), _names(groups)
+    are_given = mine is not None and theirs is not None
+    if not are_given:
+        mine, theirs = _shared_out(names[0], live.param_groups), _shared_out(names[1], groups)
     if mine is None or theirs is None or mine == theirs:
         return saved, same
     all_mine, all_theirs = list(chain.from_iterable(mine)), list(chain.from_iterable(theirs))
     if len(set(all_mine)) != len(all_mine) or len(set(all_theirs)) != len(all_theirs):
         return saved, same
     if set(all_mine) != set(all_theirs):
+        if not are_given:
+            return saved, same
         missing = [name for name in all_mine if name not in set(all_theirs)][:5]
         more = [name for name in all_theirs if name not in set(all_mine)][:5]
         raise LayoutMismatch(
             f"{where}: the optimizer and the checkpoint have other parameters; only in the optimizer: {missing}, only "
             f"in the checkpoint: {more}"
         )
-    found = {frozenset(names): number for number, names in enumerate(theirs)}
+    found = {frozenset(group): number for number, group in enumerate(theirs)}
     order = []
-    for names in mine:
-        if frozenset(names) not in found:
+    for group in mine:
+        if frozenset(group) not in found:
             raise LayoutMismatch(
                 f"{where}: the optimizer's parameter groups are others than in the checkpoint: none there has the "
-                f"parameters {names[:5]}{'…' if len(names) > 5 else ''} and no others"
+                f"parameters {group[:5]}{'…' if len(group) > 5 else ''} and no others"
             )
-        order.append(found[frozenset(names)])
+        order.append(found[frozenset(group)])
     number_of = dict(zip(all_theirs, (number for group in groups for number in group["params"]), strict=True))
     numbers = [number_of[name] for name in all_mine]
-    return _renumbered(saved, [groups[number] for number in order], mine, numbers), numbers
+    return _renumbered(saved, [groups[number] for number in order], numbers), numbers
+
+
+def _shared_out(names: list[str] | None, groups: Sequence[Any]) -> list[list[str]] | None:
+    """Return names in the order of torch's numbers for each group; None where there are more or fewer parameters."""
+    if names is None or len(names) != sum(len(group["params"]) for group in groups):
+        return None
+    rest = iter(names)
+    return [list(islice(rest, len(group["params"]))) for group in groups]
 
 
 def _names(groups: Sequence[Any]) -> list[list[str]] | None:
@@ -77,14 +94,16 @@ def _names(groups: Sequence[Any]) -> list[list[str]] | None:
     return found
 
 
-def _renumbered(saved: dict[Any, Any], groups: list[Any], names: list[list[str]], numbers: list[int]) -> dict[Any, Any]:
+def _renumbered(saved: dict[Any, Any], groups: list[Any], numbers: list[int]) -> dict[Any, Any]:
     made, begin = [], 0
-    for group, mine in zip(groups, names, strict=True):
-        positions = range(begin, begin + len(mine))
-        there = dict(zip(group["params"], group["param_names"], strict=True))
-        kept = [there[numbers[position]] for position in positions]
-        made.append({**group, "params": list(positions), "param_names": kept})
-        begin += len(mine)
+    for group in groups:
+        positions = range(begin, begin + len(group["params"]))
+        moved_group = {**group, "params": list(positions)}
+        if "param_names" in group:
+            there = dict(zip(group["params"], group["param_names"], strict=True))
+            moved_group["param_names"] = [there[numbers[position]] for position in positions]
+        made.append(moved_group)
+        begin += len(positions)
     state = saved["state"]
     moved = {position: state[number] for position, number in enumerate(numbers) if number in state}
     of_none = {key: value for key, value in state.items() if key not in set(numbers)}  # of the optimizer as a whole

@@ -135,7 +135,11 @@ def torch_objects(state: Any) -> list[Any]:
 def groups_of(optimizer: Any) -> Groups:
     """Return copies of an optimizer's groups without their parameters: learning rates, and the like."""
     return [
-        {name: copy.copy(value) for name, value in group.items() if name != "params"}
+        {
+            name: value.detach().clone() if hasattr(value, "detach") else copy.copy(value)
+            for name, value in group.items()
+            if name != "params"
+        }
         for group in optimizer.param_groups
     ]
 

@@ -1,4 +1,4 @@
-"""Modules whose state is more than their own tensors, or has other names, come back; one that refuses changes nothing."""
+"""Modules whose state is more than their own tensors, or has other names: they come back, or refuse in time."""
 
 from __future__ import annotations
 
@@ -85,6 +85,36 @@ def test_a_shape_that_no_code_of_the_module_changes_is_refused_by_its_place(chec
     with pytest.raises(LayoutMismatch, match=r"^state\['m'\]\['1.weight'\]: the checkpoint holds shape \[2\]"):
         restored(checkpointer, torch.nn.Sequential(Queue(4), torch.nn.BatchNorm1d(2)), live)
     assert all(torch.equal(before[name], value) for name, value in live.state_dict().items())
+
+
+class Renamed(torch.nn.Sequential):
+    """Knows the names that its parts had in an earlier version."""
+
+    def _load_from_state_dict(self, state_dict: Any, *args: Any) -> None:
+        for name in [name for name in state_dict if name.startswith("old.")]:
+            state_dict[name.replace("old", "0")] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, *args)
+
+
+def test_a_module_that_knows_its_former_names_is_restored_from_them(checkpointer: Checkpointer) -> None:
+    saved = torch.nn.ModuleDict({"old": torch.nn.Linear(2, 2), "1": torch.nn.Linear(2, 2)})
+    optimizer = torch.optim.SGD(saved.parameters(), lr=0.5, momentum=0.9)
+    live = Renamed(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    checkpointer.save(1, {"m": saved, "o": optimizer}).wait(timeout_s=60)
+    found = torch.optim.SGD(live.parameters(), lr=0.1, momentum=0.9)
+    checkpointer.restore({"m": live, "o": found})
+    for one, other in zip(saved.parameters(), live.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert found.param_groups[0]["lr"] == 0.5
+
+
+def test_where_it_does_not_know_all_names_nothing_is_changed(checkpointer: Checkpointer) -> None:
+    saved = torch.nn.ModuleDict({"old": torch.nn.Linear(2, 2), "older": torch.nn.Linear(2, 2)})
+    live = Renamed(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    before = [parameter.clone() for parameter in live.parameters()]
+    with pytest.raises(LayoutMismatch, match=r"^state\['m'\]: Renamed refused its state: .*older.weight"):
+        restored(checkpointer, saved, live)
+    assert all(map(torch.equal, before, live.parameters()))
 
 
 class Partial(torch.nn.Sequential):

@@ -65,6 +65,7 @@ def _tensors(state: dict[str, Any]) -> Any:
 class Two(torch.nn.Module):
     def __init__(self, order: str, inner: type[torch.nn.Module] = torch.nn.Linear) -> None:
         super().__init__()
+        self.order = order
         for name in order:
             setattr(self, name, torch.nn.Linear(2, 2, bias=False))
 
@@ -185,8 +186,11 @@ def test_values_that_torch_takes_apart_come_back_as_they_were(checkpointer: Chec
 
     one, optimizer = made("ab")
     values = {
-        "mode": "warm", "seen": deque([1, torch.ones(1)], 3), "by": OrderedDict(b=torch.zeros(1), a=b"x"), "n": (1, 2.5),
-    }  # fmt: skip
+        "mode": "warm",
+        "seen": deque([1, torch.ones(1)], 3),
+        "by": OrderedDict(b=torch.zeros(1), a=b"x"),
+        "n": (1, 2.5),
+    }
     optimizer.state[one["a"]] = values
     optimizer.state["all"] = {"count": 7}
     checkpointer.save(1, {"o": optimizer}).wait(timeout_s=60)
@@ -195,3 +199,47 @@ def test_values_that_torch_takes_apart_come_back_as_they_were(checkpointer: Chec
         checkpointer.restore({"o": found})
         assert same(found.state[other["a"]], values)
         assert found.state["all"] == {"count": 7}
+
+
+@pytest.mark.parametrize("groups", ["", "ab"])
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.compile])
+def test_state_follows_modules_that_are_made_in_another_order(
+    groups: str, wrap: Any, checkpointer: Checkpointer
+) -> None:
+    """torch numbers parameters: of two of one shape, either would get the other's state."""
+
+    def made(model: Two) -> Any:
+        if not groups:
+            return torch.optim.Adam(model.parameters())
+        parts = [{"params": getattr(model, name).parameters(), "lr": 1 / ord(name)} for name in groups]
+        return torch.optim.Adam(parts if model.order == "ab" else parts[::-1])
+
+    one, other = Two("ab"), Two("ba")
+    optimizer, found = stepped(made(one), one), made(other)
+    checkpointer.save(1, {"o": optimizer, "m": wrap(one)}).wait(timeout_s=60)
+    checkpointer.restore({"o": found, "m": other})
+    for name in "ab":
+        left, right = optimizer.state[getattr(one, name).weight], found.state[getattr(other, name).weight]
+        assert torch.equal(left["exp_avg"], right["exp_avg"])
+    if groups:
+        assert [group["lr"] for group in found.param_groups] == [1 / ord(name) for name in "ba"]
+
+
+def test_parameters_of_other_groups_than_in_the_checkpoint_are_refused(checkpointer: Checkpointer) -> None:
+    one, other = Two("ab"), Two("ab")
+    optimizer = stepped(torch.optim.Adam([{"params": [one.a.weight]}, {"params": [one.b.weight], "lr": 1.0}]), one)
+    found = torch.optim.Adam([{"params": [other.b.weight, other.a.weight]}])
+    checkpointer.save(1, {"m": one, "o": optimizer}).wait(timeout_s=60)
+    with pytest.raises(
+        LayoutMismatch, match=r"state\['o'\]: the optimizer's parameter groups are others .*'m/b.weight'"
+    ):
+        checkpointer.restore({"m": other, "o": found})
+
+
+def test_without_its_module_an_optimizers_state_follows_positions(checkpointer: Checkpointer) -> None:
+    one, other = Two("ab"), Two("ab")
+    optimizer, found = stepped(torch.optim.Adam(one.parameters()), one), torch.optim.Adam(other.parameters())
+    checkpointer.save(1, {"m": one, "o": optimizer}).wait(timeout_s=60)
+    checkpointer.restore({"o": found})  # without its module
+    for left, right in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(optimizer.state[left]["exp_avg"], found.state[right]["exp_avg"])
