@@ -44,7 +44,7 @@ class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
     """One tensor: its place in the state, its description, where its bytes are, and the CRC32C of each block.
 
     ``offset`` counts from the beginning of the file (arena or HDF5); -1: the bytes are elsewhere, with rank 0
-    (replicated) or with the rank that holds replica 0 of the slab. ``strides``: see ``tensors.Leaf``.
+    (replicated) or with the rank that holds replica 0 of the slab.
     """
 
     path: str
@@ -55,7 +55,6 @@ class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: Count
     checksums: tuple[Checksum, ...]
     slab: SlabRecord | None = None
-    strides: tuple[Count, ...] = ()
 
     @property
     def block_bytes(self) -> int:

@@ -122,7 +122,7 @@ class _Matching:
             )
         if live is NOTHING or not tensors.is_tensor(live):
             refuse_to_lose(live, saved, path)
-            self.targets.want(saved.index)
+            self.targets.want(saved)
             return lambda: self.targets.fresh(saved.index)
         check_fits(live, record, record.shape, path)
         self.targets.note_meta(live)

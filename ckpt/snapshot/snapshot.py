@@ -282,8 +282,7 @@ def _record(leaf: Leaf, offset: int, checksums: list[int]) -> TensorRecord:
     if leaf.slab is not None:
         slab = SlabRecord(tuple(leaf.slab.global_shape), tuple(leaf.slab.start), leaf.slab.replica)
     at = -1 if leaf.value is None else offset
-    described = leaf.path, leaf.kind, leaf.dtype, leaf.shape
-    return TensorRecord(*described, at, leaf.size_bytes, tuple(checksums), slab, leaf.strides)
+    return TensorRecord(leaf.path, leaf.kind, leaf.dtype, leaf.shape, at, leaf.size_bytes, tuple(checksums), slab)
 
 
 def _header(owner: Owner, step: int, sequence: int, table_offset: int, table: bytes, end: int) -> Header:

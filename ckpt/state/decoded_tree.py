@@ -24,9 +24,18 @@ Shapes = list[list[int] | None]
 
 @dataclass(frozen=True)
 class TensorRef:
-    """Stands for tensor number ``index`` of the table, in a decoded tree."""
+    """Stands for tensor number ``index`` of the table, in a decoded tree.
+
+    ``strides``: see ``tensors.dense_strides``.
+    """
 
     index: int
+    strides: tuple[int, ...] = ()
+
+    @property
+    def node(self) -> dict[str, Any]:
+        """Return its JSON node."""
+        return {"$tensor": self.index, **({"strides": list(self.strides)} if self.strides else {})}
 
 
 def decode(tree: bytes) -> Any:
@@ -75,7 +84,7 @@ def replaced(decoded: Any, by: Callable[[TensorRef], Any]) -> Any:
 
 def renumber(decoded: Any, by: int) -> Any:
     """Return a decoded tree whose tensors have numbers higher by so many."""
-    return replaced(decoded, lambda ref: TensorRef(ref.index + by))
+    return replaced(decoded, lambda ref: TensorRef(ref.index + by, ref.strides))
 
 
 def refs(node: Any) -> Iterator[TensorRef]:
@@ -140,14 +149,17 @@ def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
     return [(_decode(key), _decode(value)) for key, value in items]
 
 
-def _tensor(index: Any) -> TensorRef:
+def _tensor(node: dict[str, Any]) -> TensorRef:
+    index, strides = node["$tensor"], node.get("strides", ())
     if type(index) is not int or index < 0:
         raise ValueError(f"tensor number {index!r}")
-    return TensorRef(index)
+    if any(type(step) is not int for step in strides):
+        raise ValueError(f"the strides of tensor {index} are none")
+    return TensorRef(index, tuple(strides))
 
 
 _CONTAINERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "$tensor": lambda node: _tensor(node["$tensor"]),
+    "$tensor": _tensor,
     "$tuple": lambda node: tuple(_decode(node["$tuple"])),
     "$dict": lambda node: dict(_pairs(node["$dict"])),
     "$odict": _ordered,

@@ -64,7 +64,7 @@ def describe(value: Any, path: str) -> Leaf:
     if slab is not None:
         leaf = describe(slab.tensor, path)
         part = (*slab.global_shape, *slab.start, slab.replica)
-        return replace(leaf, slab=slab, identity=leaf.identity and (*leaf.identity, part))
+        return replace(leaf, slab=slab, identity=leaf.identity and (*leaf.identity, part), strides=())
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _describe_numpy(value, path)
@@ -123,6 +123,8 @@ def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
         in_order.append(extent)
         extent *= length
     if len(strides) != len(shape) or not extent or strides == tuple(reversed(in_order)):
+        return ()
+    if not all(0 <= step < LONGEST for step in strides):
         return ()
     expected = 1
     for step, length in sorted((step, length) for step, length in zip(strides, shape, strict=True) if length > 1):

@@ -127,7 +127,8 @@ class Encoder:
         if kind in containers.SEQUENCES:
             return self._sequence(value, path)
         if tensors.is_tensor(value) or kind is Slab:
-            return {"$tensor": self._number(value, path)}
+            number = self._number(value, path)
+            return TensorRef(number, self.leaves[number].strides).node
         if kind is FlatSlab:  # the tree has its first part; the table has all, under the same path
             return {"$tensor": self._number_flat(value, path)}
         if kind is AnyLayout:
@@ -226,7 +227,7 @@ class _RefEncoder(Encoder):
     """Encodes a tree that was decoded: its tensors are numbers already."""
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
-        return {"$tensor": value.index} if type(value) is TensorRef else super().encode(value, path)
+        return value.node if type(value) is TensorRef else super().encode(value, path)
 
 
 def _are_json(values: Any) -> bool:
