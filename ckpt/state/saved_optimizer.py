@@ -14,7 +14,7 @@ from typing import Any
 from resilio_hpc.ckpt.state.containers import SEQUENCES, alike, alike_dict
 from resilio_hpc.ckpt.state.module_names import unwrapped
 from resilio_hpc.ckpt.state.slab import is_dtensor
-from resilio_hpc.ckpt.state.tensors import is_tensor
+from resilio_hpc.ckpt.state.tensors import copy_into, is_tensor
 from resilio_hpc.core.errors import LayoutMismatch
 
 _LIKE_PARAMETERS = frozenset({
@@ -178,4 +178,7 @@ def _tensor_as_saved(now: Any, then: Any, parameter: Any) -> Any:
     import torch
 
     made = torch.empty_like(parameter.detach(), dtype=found.dtype, device=found.device)
-    return found if made.stride() == found.stride() else made.copy_(found)
+    if made.stride() == found.stride():
+        return found
+    copy_into(made, found)
+    return made

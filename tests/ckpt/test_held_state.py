@@ -143,6 +143,25 @@ def test_a_learning_rate_that_is_a_tensor_is_held() -> None:
     assert put_back(held, training.state())["torch"][1].param_groups[0]["lr"].item() == pytest.approx(0.1)
 
 
+def test_an_optimizer_that_makes_other_tensors_in_each_step_is_held() -> None:
+    training, held = Training(), None
+    training.optimizer = torch.optim.LBFGS(training.model.parameters(), history_size=2, max_iter=2)
+
+    def closure() -> torch.Tensor:
+        training.optimizer.zero_grad()
+        loss = training.model(torch.rand(8, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    for step in range(4):
+        training.optimizer.step(closure)
+        held = HeldState(step, training.state(), None if held is None else held.watched)
+        assert content(held.flattened()) == content(flatten(training.state()))
+    training.optimizer.step(closure)
+    with pytest.raises(NotHeld):
+        held.flattened()
+
+
 def test_a_group_that_was_added_meanwhile_is_told() -> None:
     training = Training()
     held = HeldState(1, training.state())
