@@ -149,7 +149,9 @@ class Loads:
         """Load all but the tensors of modules. Raises LayoutMismatch; ``undo`` then knows what has changed."""
         for load in sorted(self._objects, key=lambda load: load.fills_tensors):
             undo.remember(load.live)
+            settings = [dict(group) for group in load.live.param_groups] if is_optimizer(load.live) else []
             state = load.run()
+            saved_optimizer.keep_settings(load.live, settings, place(load.path))
             if is_optimizer(load.live) and isinstance(state, dict) and isinstance(state.get("state"), dict):
                 saved_optimizer.keep_as_saved(load.live, state)
         for load in self._modules:

@@ -23,6 +23,11 @@ _LIKE_PARAMETERS = frozenset({
 })  # fmt: skip
 """State of torch's own optimizers that has the shape of its parameter. Older checkpoints do not hold shapes."""
 
+_NOT_OF_A_KIND = frozenset({
+    "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum",
+})  # fmt: skip
+"""In the groups of any optimizer: names of parameters, and what schedules of torch leave there."""
+
 
 def parameters_of(optimizer: Any) -> list[Any]:
     """Return the parameters in the order of torch's numbers."""
@@ -141,6 +146,23 @@ def check_shapes(
                     f"{where}: the checkpoint holds {name} of shape {list(held)}, parameter {number} of the optimizer "
                     f"has shape {list(shape)}"
                 )
+
+
+def keep_settings(live: Any, before: list[dict[str, Any]], where: str) -> None:
+    """Give an optimizer's groups, after its load, the settings that were not saved: a later version of it has more.
+
+    ``before``: its groups as they were; none for other objects. Raises LayoutMismatch, beginning with ``where``, where
+    settings were saved that it does not know, and others of its own were not: it is of another kind.
+    """
+    for group, former in zip(live.param_groups if before else (), before, strict=False):
+        missing = {key: former[key] for key in live.defaults if key in former and key not in group}
+        unknown = [key for key in group if key not in former and key not in _NOT_OF_A_KIND]
+        if missing and unknown:
+            raise LayoutMismatch(
+                f"{where}: the checkpoint holds the state of another kind of optimizer than {type(live).__name__}: "
+                f"it has {unknown[:3]}, and lacks {[*missing][:3]}"
+            )
+        group.update(missing)
 
 
 def keep_as_saved(live: Any, saved: dict[Any, Any]) -> None:

@@ -201,6 +201,33 @@ def test_values_that_torch_takes_apart_come_back_as_they_were(checkpointer: Chec
         assert found.state["all"] == {"count": 7}
 
 
+def test_an_optimizer_of_another_kind_is_refused(checkpointer: Checkpointer) -> None:
+    """torch takes it, and fails in the next step."""
+    model = Two("ab")
+    checkpointer.save(1, {"o": stepped(torch.optim.Adam(model.parameters()), model)}).wait(timeout_s=60)
+    found = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(LayoutMismatch, match=r"^state\['o'\]: .* kind of optimizer than SGD: .*'betas'.*'momentum'"):
+        checkpointer.restore({"o": found})
+    assert (found.param_groups[0]["lr"], found.state) == (0.1, {})
+    stepped(found, model)
+
+
+def test_a_setting_that_an_optimizer_has_by_now_stays(checkpointer: Checkpointer) -> None:
+    class Later(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.5)
+            for group in (self.defaults, *self.param_groups):
+                group["warm"] = 7
+
+    model = Two("ab")
+    saved = torch.optim.SGD(model.parameters(), lr=0.25)
+    torch.optim.lr_scheduler.StepLR(saved, 1)  # it leaves a value of its own in the groups
+    checkpointer.save(1, {"o": saved}).wait(timeout_s=60)
+    found = Later(model.parameters())
+    checkpointer.restore({"o": found})
+    assert (found.param_groups[0]["lr"], found.param_groups[0]["warm"]) == (0.25, 7)
+
+
 @pytest.mark.parametrize("groups", ["", "ab"])
 @pytest.mark.parametrize("wrap", [lambda model: model, torch.compile])
 def test_state_follows_modules_that_are_made_in_another_order(
