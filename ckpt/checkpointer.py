@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
@@ -30,6 +29,7 @@ from resilio_hpc.ckpt.store.retention import Retention, is_number
 from resilio_hpc.core import errors
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
+from resilio_hpc.core.standard_streams import say
 from resilio_hpc.core.tiers import Tier
 from resilio_hpc.native import why_portable
 
@@ -235,7 +235,7 @@ class Checkpointer:
         kind = text.partition(" is ")[2] or text  # the same trouble at every step is reported once
         if kind not in self._warned:
             self._warned.add(kind)
-            print(f"resilio: rank {self.place.rank}: {text}", file=sys.stderr, flush=True)
+            say(f"rank {self.place.rank}: {text}")
 
     # -- restoring -------------------------------------------------------------------------------------------------
 

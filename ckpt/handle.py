@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -13,6 +12,7 @@ from typing_extensions import assert_never
 from resilio_hpc.ckpt.coordination.coordinator import ROUND_OVER
 from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.core.errors import CheckpointError, SaveRefused, UsageError
+from resilio_hpc.core.standard_streams import say
 from resilio_hpc.core.tiers import Stage
 
 StageName = Literal["memory", "local", "committed"]
@@ -137,9 +137,7 @@ def _stage(name: StageName) -> Stage:
 @functools.cache
 def tell_why_slower(why: str) -> None:
     """Say once in a process that Python does the work of the C extensions."""
-    print(
-        f"resilio: no C extensions ({why}): checkpoints are the same, but saves and restores take longer."
-        " Install a wheel for this platform, or install again where there is a C compiler",
-        file=sys.stderr,
-        flush=True,
+    say(
+        f"no C extensions ({why}): checkpoints are the same, but saves and restores take longer."
+        " Install a wheel for this platform, or install again where there is a C compiler"
     )

@@ -23,6 +23,7 @@ from resilio_hpc.ckpt.state.put_back import put_back
 from resilio_hpc.ckpt.state.tree import has_state
 from resilio_hpc.ckpt.state.watched import Watched
 from resilio_hpc.core.errors import CheckpointError, ResilioError
+from resilio_hpc.core.standard_streams import say
 from resilio_hpc.core.tiers import Tier
 
 IN_STEP_S = 1.0
@@ -259,4 +260,4 @@ class StateSaver:
     def _tell(self, why: str) -> None:
         if not self._is_told and self._checkpoint.place.rank == 0:  # one line for all ranks
             self._is_told = True
-            print(f"resilio: a failure will cost the steps since the last save: {why}", file=sys.stderr, flush=True)
+            say(f"a failure will cost the steps since the last save: {why}")

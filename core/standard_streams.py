@@ -1,7 +1,8 @@
-"""A command's standard streams, in any state: closed, on a full disk, without a reader."""
+"""A process's standard streams, in any state: closed, on a full disk, without a reader."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -15,6 +16,13 @@ class _Forgiving(io.FileIO):
             return super().write(data)  # type: ignore[arg-type]
         except OSError:
             return memoryview(data).nbytes  # type: ignore[arg-type]
+
+
+def say(text: str) -> None:
+    """Write ``text`` on standard error, as a line of ours. Where that fails, nothing else does."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+            print(f"resilio: {text}", file=sys.stderr, flush=True)
 
 
 def make_usable() -> None:

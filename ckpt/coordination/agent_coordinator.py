@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.standard_streams import say
 from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 
 EXIT_RESTORE_FAILED = 98
@@ -102,7 +104,7 @@ class AgentCoordinator:
             if point is None:
                 fresh_start.check_not_all_damaged(directory)
             elif point.source is Tier.COMMITTED and (why := fresh_start.why_newest_is_gone(directory)):
-                print(f"resilio: {why}: going on from step {point.step}", file=sys.stderr)
+                say(f"{why}: going on from step {point.step}")
         return [] if self._point is None else [self._point]
 
     def restored(self, step: int, source: Tier | None, seconds: float) -> None:
@@ -115,9 +117,9 @@ class AgentCoordinator:
         It ends at once and without clean-up: the other ranks may already be waiting for it in a collective.
         """
         self._link.send(rank_link.RestoreFailed(point.step, point.source, error[:2000]))
-        print(f"resilio: rank {self.place.rank}: {point.source} copy of step {point.step}: {error}", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        say(f"rank {self.place.rank}: {point.source} copy of step {point.step}: {error}")
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
         os._exit(EXIT_RESTORE_FAILED)
 
     def before_save(self, step: int) -> None:

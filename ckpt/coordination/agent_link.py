@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -17,6 +16,7 @@ from weakref import WeakMethod
 from resilio_hpc.ckpt.coordination.coordinator import Place
 from resilio_hpc.core import collector_time, rank_link
 from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.standard_streams import say
 
 _STEP_DONE_INTERVAL_S = 0.05
 
@@ -140,7 +140,7 @@ class AgentLink:
             try:
                 message = rank_link.to_rank.decode(packet)
             except WireError as error:
-                print(f"resilio: ignored a message of the agent: {error}", file=sys.stderr)
+                say(f"ignored a message of the agent: {error}")
                 continue
             if isinstance(message, rank_link.StopAt | rank_link.Resume):
                 self.report_every_step = isinstance(message, rank_link.StopAt)

@@ -7,7 +7,6 @@ has given up a step that others wrote, the others learn it from its next one.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from resilio_hpc.ckpt.saver.saver_process import Asked
 from resilio_hpc.ckpt.store import checkpoint_index, writers
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, WireError
+from resilio_hpc.core.standard_streams import say
 from resilio_hpc.core.tiers import SnapshotRoom, Stage, Tier
 from resilio_hpc.events.event_text import words
 
@@ -104,9 +104,9 @@ class LocalCoordinator:
     def _report(self, found: Sequence[Manifest], damaged: Mapping[int, str]) -> None:
         """Tell the user what is wrong with the directory: see ``checkpoint_index.survey``."""
         for step, why in damaged.items():
-            print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
+            say(f"step {step} is damaged and not restored: {why}")
         if why := fresh_start.why_newest_is_gone(self._directory, [*(one.step for one in found), *damaged]):
-            print(f"resilio: {why}: going on from step {found[-1].step}", file=sys.stderr)
+            say(f"{why}: going on from step {found[-1].step}")
         for manifest in reversed(found):
             writer = manifest.writer
             if writer and writers.is_another(writer, self._writer) and writers.is_alive(writer):
@@ -127,7 +127,7 @@ class LocalCoordinator:
                 f"step {point.step}: {error}; to go on from an older step in all processes alike, "
                 f"remove {checkpoint_index.step_directory(self._directory, point.step)}"
             )
-        print(f"resilio: step {point.step} is damaged, trying an older one: {error}", file=sys.stderr)
+        say(f"step {point.step} is damaged, trying an older one: {error}")
 
     def before_save(self, step: int) -> None:
         """Wait for the save before.
@@ -194,7 +194,7 @@ class LocalCoordinator:
 
     def _say_of(self, said: Committed) -> None:
         if said.short:
-            print(f"resilio: {said.short}", file=sys.stderr, flush=True)
+            say(said.short)
         if said.differs:
             self._say_once("differs", words("replicas_differ", {"place": said.differs}))
         if said.others:
@@ -203,14 +203,14 @@ class LocalCoordinator:
     def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            print(f"resilio: {text}", file=sys.stderr, flush=True)
+            say(text)
 
     def _heard(self, progress: Progress) -> None:
         if isinstance(progress, Local):
             self._tell(progress.step, Stage.LOCAL, "")
         elif not self._local_failed:
             self._local_failed = True
-            print(f"resilio: rank {self.place.rank}: {progress.error}", file=sys.stderr, flush=True)
+            say(f"rank {self.place.rank}: {progress.error}")
 
     def _tell(self, step: int, stage: Stage, error: str) -> None:
         for callback in self._callbacks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from resilio_hpc.ckpt.store import checkpoint_index, writers
 from resilio_hpc.ckpt.store.urls import checkpoints_path
 from resilio_hpc.ckpt.tiers import local_disk
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch
+from resilio_hpc.core.standard_streams import say
 
 
 class ResilioReader(StorageReader):
@@ -93,7 +93,7 @@ class ResilioReader(StorageReader):
         together = dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
         if self.step is None and rank == 0 and (why := fresh_start.why_newest_is_gone(self.directory)):
-            print(f"resilio: {why}: loading step {self._manifest.step}", file=sys.stderr, flush=True)
+            say(f"{why}: loading step {self._manifest.step}")
         where = checkpoint_index.step_directory(self.directory, self._manifest.step)
         return dcp_metadata.read(where, self._manifest, rank, world_size)
 
@@ -173,9 +173,6 @@ class ResilioReader(StorageReader):
         return future
 
     def _origin(self, manifest: Manifest) -> Origin:
-        def say(text: str) -> None:
-            print(f"resilio: {text}", file=sys.stderr, flush=True)
-
         copies = local_disk.copies_or_none(self._local, self.directory, manifest, say)
         where = checkpoint_index.step_directory(self.directory, manifest.step)
         return Origin(where, manifest, copies, peer_disks_file(os.environ))

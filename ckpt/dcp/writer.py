@@ -8,7 +8,6 @@ fails, ``finish`` is not called, and nothing is committed.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -39,6 +38,7 @@ from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.ckpt.store.urls import checkpoints_path
 from resilio_hpc.ckpt.tiers.peer_disks import this_node
 from resilio_hpc.core.errors import CheckpointError, UsageError
+from resilio_hpc.core.standard_streams import say
 
 
 class ResilioWriter(StorageWriter):
@@ -153,7 +153,7 @@ class ResilioWriter(StorageWriter):
 
     def _heard(self, progress: Progress) -> None:
         if isinstance(progress, LocalFailed):
-            print(f"resilio: rank {self._rank}: {progress.error}", file=sys.stderr, flush=True)
+            say(f"rank {self._rank}: {progress.error}")
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit the files of all processes. Raises CheckpointError, OSError; then nothing is committed."""
@@ -177,7 +177,7 @@ class ResilioWriter(StorageWriter):
             writers.end(staging_directory(self.directory, self.step, *_life()))
         if others and others not in _told:
             _told.add(others)
-            print(f"resilio: {others}", file=sys.stderr, flush=True)
+            say(others)
         checkpoint_index.remove_recycled_at_exit(self.directory)
         metadata.storage_meta = self.storage_meta()
 
@@ -217,7 +217,7 @@ def _arenas(owner: Owner, local: Path) -> Iterator[ArenaPair]:
     pair.drop_after(-1)  # the next save then has the same slot
     if pair.on_disk:
         why = f"no room for the state in shared memory ({pair.why_on_disk})"
-        print(f"resilio: rank {owner.rank}: {why}; it went to {local}", file=sys.stderr, flush=True)
+        say(f"rank {owner.rank}: {why}; it went to {local}")
         return
     with _idle_lock:
         _idle.setdefault(local, pair)

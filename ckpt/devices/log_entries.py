@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.standard_streams import say
 from resilio_hpc.native import crc32c
 
 COMMAND_BYTES = 128
@@ -161,7 +161,7 @@ class LogFile:
         self._has_failed = True
         self.close()
         self.path.unlink(missing_ok=True)
-        print(f"resilio: {self.path}: a killed rank's device cannot be rebuilt: {error}", file=sys.stderr, flush=True)
+        say(f"{self.path}: a killed rank's device cannot be rebuilt: {error}")
 
     def close(self) -> None:
         """Close the file, which stays."""

@@ -17,6 +17,7 @@ from resilio_hpc.ckpt.devices.cpu import Cpu
 from resilio_hpc.ckpt.devices.cuda import Cuda
 from resilio_hpc.ckpt.devices.interface import CopiesOut, Device, Mark
 from resilio_hpc.core.errors import LayoutMismatch
+from resilio_hpc.core.standard_streams import say
 
 GROUP = "resilio_hpc.devices"
 NEEDED = sorted({name for kind in (CopiesOut, Device) for name in vars(kind) if not name.startswith("_")})
@@ -71,11 +72,9 @@ class DeviceRegistry:
             if self._devices[kind] is None:
                 raise TypeError("it is of another kind")
         except Exception as error:  # noqa: BLE001 - another package's code; torch's own copies are slower, and right
-            print(
-                f"resilio: the device {kind!r} of {entry.value} cannot be used, so its tensors are copied by torch: "
-                f"{type(error).__name__}: {error}",
-                file=sys.stderr,
-                flush=True,
+            say(
+                f"the device {kind!r} of {entry.value} cannot be used, so its tensors are copied by torch: "
+                f"{type(error).__name__}: {error}"
             )
 
     # -- generators and errors -------------------------------------------------------------------------------------

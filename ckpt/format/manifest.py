@@ -269,11 +269,8 @@ def read_manifest(data: bytes, step: int) -> Manifest:
 
 def check_manifest(manifest: Manifest, step: int) -> None:
     """Raise CorruptCheckpoint when a manifest contradicts itself or names files outside its directory."""
-    why = ""
-    if manifest.step != step:
-        why = f"it is of step {manifest.step}"
-    else:
-        why = why_incomplete(manifest.shards, manifest.world_size)
+    why = f"it is of step {manifest.step}" if manifest.step != step else ""
+    why = why or why_incomplete(manifest.shards, manifest.world_size)
     if why:
         raise CorruptCheckpoint(f"manifest of step {step} is wrong: {why}")
 

@@ -6,7 +6,6 @@ saved the step that they finished last, each lost rank's snapshot is made of the
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from resilio_hpc.ckpt.snapshot.boundary_record import BoundaryRecord, Stamp, rea
 from resilio_hpc.core import wire
 from resilio_hpc.core.directory_watch import DirectoryWatch
 from resilio_hpc.core.errors import CheckpointError, WireError
+from resilio_hpc.core.standard_streams import say
 
 KEPT = 4  # of each rank: the last boundaries, and what was recorded before their optimizer steps
 MOST_BYTES = 8 << 20  # of one answer
@@ -168,6 +168,6 @@ class PartnerRecords:
             own = {path for path in self._replicas.own_paths(rank) if not is_batch_statistic(path)}
             self._replicas.put(borrowed_state.replica(Borrowed(rank, holder, record, own)))
         except (CheckpointError, OSError) as error:
-            print(f"resilio: no snapshot of rank {rank} of step {holder.step}: {error}", file=sys.stderr, flush=True)
+            say(f"no snapshot of rank {rank} of step {holder.step}: {error}")
             return False
         return True

@@ -36,6 +36,7 @@ from resilio_hpc.ckpt.replication.server import SnapshotGiver
 from resilio_hpc.core import helper_process, wire
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.json_lines import encode_line
+from resilio_hpc.core.standard_streams import say
 
 _TICK_MS = 500
 
@@ -129,7 +130,7 @@ def main() -> int:
 
 
 def _say(text: str) -> None:
-    print(f"resilio: replicator: {text}", file=sys.stderr, flush=True)
+    say(f"replicator: {text}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from resilio_hpc.ckpt.restore.module_state import is_torchs
 from resilio_hpc.ckpt.state import saved_optimizer
 from resilio_hpc.ckpt.state.containers import holds_scalars_only
 from resilio_hpc.ckpt.state.overlap import is_optimizer
@@ -59,7 +60,7 @@ class Undo:
                 waiting += value
             elif is_tensor(value):
                 if tensors_too and value.nbytes <= _SMALL_BYTES:
-                    self._remember_tensor(value)
+                    self.remember_tensor(value)
             elif is_optimizer(value) and value is not live:
                 waiting.append(value.param_groups)  # schedulers change it
             elif has_state(value) and not _is_module(value):
@@ -84,7 +85,8 @@ class Undo:
 
         self.add(put_back)
 
-    def _remember_tensor(self, value: Any) -> None:
+    def remember_tensor(self, value: Any) -> None:
+        """Remember the content of a tensor."""
         with contextlib.suppress(RuntimeError):  # a tensor without memory
             kept = value.detach().clone() if hasattr(value, "detach") else value.copy()
             put = value.detach().copy_ if hasattr(value, "detach") else lambda old: value.__setitem__(..., old)
@@ -101,6 +103,7 @@ class _Load:
     path: tuple[Any, ...]
     build: Callable[[], Any]
     fills_tensors: bool = False
+    overwrites: list[Any] | None = None
 
     def run(self, state: Any = None) -> Any:
         """Load it; ``state``: in place of that of ``build``.
@@ -113,9 +116,8 @@ class _Load:
         except CorruptCheckpoint as error:  # an older checkpoint may be whole
             raise CorruptCheckpoint(f"{place(self.path)}: {error}") from error
         except Exception as error:
-            raise LayoutMismatch(
-                f"{place(self.path)}: {type(self.live).__name__} refused its state: {str(error) or repr(error)}"
-            ) from error
+            why = " ".join(str(error).split()) or repr(error)  # torch's is of many lines
+            raise LayoutMismatch(f"{place(self.path)}: {type(self.live).__name__} refused its state: {why}") from error
         return state
 
 
@@ -134,19 +136,28 @@ class Loads:
         """
         self._objects.append(_Load(live, path, build, fills_tensors))
 
-    def add_module(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any]) -> None:
-        """Add a module; ``build``: makes its state, of its own tensors."""
-        self._modules.append(_Load(live, path, build))
+    def add_module(
+        self, live: Any, path: tuple[Any, ...], build: Callable[[], Any], overwrites: list[Any] | None
+    ) -> None:
+        """Add a module; ``build``: makes its state, of its own tensors.
+
+        ``overwrites``: it gets others, too, which are new, and its code may copy them into these tensors; None: not so.
+        """
+        self._modules.append(_Load(live, path, build, overwrites=overwrites))
 
     def load_objects(self, undo: Undo) -> None:
         """Load all but the tensors of modules. Raises LayoutMismatch; ``undo`` then knows what has changed."""
         for load in sorted(self._objects, key=lambda load: load.fills_tensors):
             undo.remember(load.live)
+            settings = [dict(group) for group in load.live.param_groups] if is_optimizer(load.live) else []
             state = load.run()
+            saved_optimizer.keep_settings(load.live, settings, place(load.path))
             if is_optimizer(load.live) and isinstance(state, dict) and isinstance(state.get("state"), dict):
-                saved_optimizer.keep_dtypes(load.live, state)
+                saved_optimizer.keep_as_saved(load.live, state)
         for load in self._modules:
-            if _may_refuse(load.live):
+            if load.overwrites is not None or _may_refuse(load.live):
+                for tensor in load.overwrites or ():
+                    undo.remember_tensor(tensor)
                 undo.add(partial(_put_back, load, load.live.state_dict()))
                 load.run()
 
@@ -162,20 +173,16 @@ def _put_back(load: _Load, before: Any) -> None:
 
 
 def _may_refuse(module: Any) -> bool:
-    """Return whether it has state beside its tensors, or its own code to load it."""
+    """Return whether it has state beside its tensors, or its own code to save or load it."""
     import torch
 
     plain = torch.nn.Module
     for part in module.modules():
         kind = type(part)
-        own_ways = (kind.load_state_dict, kind._load_from_state_dict)
-        if kind.set_extra_state is not plain.set_extra_state or not all(_is_torchs(way) for way in own_ways):
+        own_ways = (kind.load_state_dict, kind._load_from_state_dict, kind.state_dict, kind._save_to_state_dict)
+        if kind.set_extra_state is not plain.set_extra_state or not all(is_torchs(way) for way in own_ways):
             return True
-        hooks = (*part._load_state_dict_pre_hooks.values(), *part._load_state_dict_post_hooks.values())
-        if not all(map(_is_torchs, hooks)):
+        hooks = (part._load_state_dict_pre_hooks, part._load_state_dict_post_hooks, part._state_dict_hooks)
+        if not all(is_torchs(hook) for some in hooks for hook in some.values()):
             return True
     return False
-
-
-def _is_torchs(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("torch.")

@@ -9,7 +9,8 @@ from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.restore.targets import Path
 from resilio_hpc.ckpt.state import saved_optimizer, tensors
 from resilio_hpc.ckpt.state.containers import NOTHING
-from resilio_hpc.ckpt.state.decoded_tree import Shapes, TensorRef
+from resilio_hpc.ckpt.state.decoded_tree import Parameters, TensorRef
+from resilio_hpc.ckpt.state.module_names import modules_in, parameter_names
 from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.slab import Shape
 from resilio_hpc.core.errors import LayoutMismatch
@@ -18,20 +19,23 @@ from resilio_hpc.core.errors import LayoutMismatch
 class Optimizers:
     """The optimizers of a restore, each handed to ``arranged``."""
 
-    def __init__(self, records: Sequence[TensorRecord], parameters: Mapping[Path, Shapes]) -> None:
+    def __init__(self, records: Sequence[TensorRecord], parameters: Mapping[Path, Parameters], state: Any) -> None:
         """Begin with none.
 
         ``records``: of the saved tensors, to which more may be added. ``parameters``: see ``decoded_tree.read``.
+        ``state``: the live one, of whose modules the parameters are.
         """
         self._records, self._parameters = records, parameters
+        self._modules = list(modules_in(state)) if any(one.names for one in parameters.values()) else []
         self._with_state: list[Path] = []
 
     def arranged(self, live: Any, saved: dict[Any, Any], path: Path) -> dict[Any, Any]:
         """Return an optimizer's state in the order of its own parameters. Raises LayoutMismatch."""
         if saved["state"]:
             self._with_state.append(path)
-        saved, numbers = saved_optimizer.arranged(live, saved, place(path))
-        shapes = self._parameters.get(path)
+        shapes, names = self._parameters.get(path, (None, None))
+        own_names = parameter_names(self._modules, live) if names is not None else None
+        saved, numbers = saved_optimizer.arranged(live, saved, place(path), (own_names, names))
         if shapes is not None and len(shapes) == len(numbers):
             shapes = [shapes[number] for number in numbers]
         else:

@@ -15,6 +15,8 @@ from typing import Any
 
 from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.format.source import CheckpointSource
+from resilio_hpc.ckpt.restore import module_state
+from resilio_hpc.ckpt.restore.live_parts import is_slab, is_tensor, refuse_to_lose
 from resilio_hpc.ckpt.restore.loads import Loads, Undo
 from resilio_hpc.ckpt.restore.optimizers import Optimizers
 from resilio_hpc.ckpt.restore.saved_parts import SavedParts, check_fits
@@ -39,7 +41,7 @@ def restore(source: CheckpointSource, state: Any, pool: ThreadPoolExecutor) -> A
     ``state`` None: everything new. Raises LayoutMismatch or UsageError naming the place: nothing is changed then.
     CorruptCheckpoint or OSError: live tensors may be overwritten, all else is unchanged.
     """
-    matching = _Matching(source)
+    matching = _Matching(source, state)
     build = matching.match(NOTHING if state is None else state, matching.saved, ())
     matching.check_optimizers()
     targets, loads, undo = matching.targets, matching.loads, Undo()
@@ -59,13 +61,13 @@ def restore(source: CheckpointSource, state: Any, pool: ThreadPoolExecutor) -> A
 class _Matching:
     """Collects what goes into which live tensors and objects; ``match`` returns how to build the rest afterwards."""
 
-    def __init__(self, source: CheckpointSource) -> None:
+    def __init__(self, source: CheckpointSource, state: Any) -> None:
         self._source = source
         self._records: list[TensorRecord] = []
         self._mine = len(source.tensors)  # the others come from elsewhere
         self._learn()
         self.saved, parameters = decoded_tree.read(source.tree)
-        self._optimizers = Optimizers(self._records, parameters)
+        self._optimizers = Optimizers(self._records, parameters, state)
         self.targets = Targets(self._records)
         self._parts = SavedParts(source, self._records, self.targets)
         self.loads = Loads()
@@ -97,20 +99,20 @@ class _Matching:
             return self._any_layout(live, saved, path)
         if isinstance(saved, TensorRef):
             return self._tensor(live, saved, path)
-        if live is not NOTHING and _is_tensor(live):
+        if live is not NOTHING and is_tensor(live):
             raise LayoutMismatch(f"{place(path)}: the state has a tensor, the checkpoint a {type(saved).__name__}")
         if isinstance(saved, dict):
             return self._dict(live, saved, path)
         if type(saved) in SEQUENCES:
             return self._sequence(live, saved, path)
-        _refuse_to_lose(live, saved, path)
+        refuse_to_lose(live, saved, path)
         return lambda: saved if type(saved) in SCALARS else copy.deepcopy(saved)
 
     def _tensor(self, live: Any, saved: TensorRef, path: Path) -> Build:
         if saved.index >= len(self._records):
             raise CorruptCheckpoint(f"{place(path)}: the checkpoint has no tensor number {saved.index}")
         record = self._records[saved.index]
-        if record.slab is not None or (live is not NOTHING and _is_slab(live)):
+        if record.slab is not None or (live is not NOTHING and is_slab(live)):
             return self._slab(live, saved, record, path)
         foreign = self._source.is_foreign or saved.index >= self._mine
         if foreign and record.size_bytes and not self._source.is_the_same_everywhere(record):
@@ -119,8 +121,8 @@ class _Matching:
                 "them; say with Slab or DTensor which part of a whole each process holds"
             )
         if live is NOTHING or not tensors.is_tensor(live):
-            _refuse_to_lose(live, saved, path)
-            self.targets.want(saved.index)
+            refuse_to_lose(live, saved, path)
+            self.targets.want(saved)
             return lambda: self.targets.fresh(saved.index)
         check_fits(live, record, record.shape, path)
         self.targets.note_meta(live)
@@ -134,8 +136,8 @@ class _Matching:
         """
         whole = record.slab.global_shape if record.slab is not None else record.shape
         first = record.slab.start if record.slab is not None else (0,) * len(whole)
-        if live is NOTHING or not _is_tensor(live):
-            _refuse_to_lose(live, saved, path)
+        if live is NOTHING or not is_tensor(live):
+            refuse_to_lose(live, saved, path)
             if self._source.is_foreign:
                 raise LayoutMismatch(f"{place(path)}: saved in parts by others; give a state that says which to take")
             if self._parts.has_several(record.path):
@@ -167,13 +169,13 @@ class _Matching:
 
     def _dict(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         if not isinstance(live, dict):
-            _refuse_to_lose(live, saved, path)
+            refuse_to_lose(live, saved, path)
             if containers.holds_scalars_only(saved):
                 return lambda: copy.copy(saved)
             fresh = {key: self.match(NOTHING, value, (*path, key)) for key, value in saved.items()}
             return lambda: containers.alike_dict(saved, {key: build() for key, build in fresh.items()})
         if containers.holds_scalars_only(saved) and containers.holds_scalars_only(live) and live.keys() == saved.keys():
-            return lambda: live.update(saved) or live
+            return lambda: containers.fill_dict(live, saved)
         more = [value for key, value in saved.items() if key not in live]
         is_other = any(key not in saved for key in live) or any(map(self._in_parts, more))
         wanted = {key: value for key, value in saved.items() if key in live or not is_other}
@@ -184,21 +186,15 @@ class _Matching:
                     raise LayoutMismatch(f"{place((*path, key))}: the state has it, the checkpoint does not")
                 self._is_shared_out_anew = True
         builds = {key: self.match(live.get(key, NOTHING), value, (*path, key)) for key, value in wanted.items()}
-
-        def build() -> Any:
-            for key, make in builds.items():
-                live[key] = make()
-            return live
-
-        return build
+        return lambda: containers.fill_dict(live, {key: make() for key, make in builds.items()})
 
     def _sequence(self, live: Any, saved: Any, path: Path) -> Build:
-        if type(live) not in SEQUENCES or len(live) != len(saved):
-            _refuse_to_lose(live, saved, path)
-            live = NOTHING
-        if containers.holds_scalars_only(saved) and (live is NOTHING or containers.holds_scalars_only(live)):
+        is_alike = type(live) in SEQUENCES and len(live) == len(saved)
+        if not is_alike:
+            refuse_to_lose(live, saved, path)
+        if containers.holds_scalars_only(saved) and (not is_alike or containers.holds_scalars_only(live)):
             return lambda: _filled(live, saved, list(saved))
-        parts = [NOTHING] * len(saved) if live is NOTHING else live
+        parts = live if is_alike else [NOTHING] * len(saved)
         builds = [
             self.match(mine, theirs, (*path, position))
             for position, (mine, theirs) in enumerate(zip(parts, saved, strict=True))
@@ -241,19 +237,32 @@ class _Matching:
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         """Match a module: its state_dict() shows its live tensors, so the bytes go straight into them."""
         state = meta_device.state_on_meta(live, place(path)) or live.state_dict()
+        saved = module_state.by_names_of(state, saved)
         missing = [k for k in state if k not in saved and self._elsewhere((*path, k)) is NOTHING]
         unexpected = [k for k in saved if k not in state and not self._in_parts(saved[k])]
-        if missing or unexpected:
+        if (missing or unexpected) and not module_state.loads_other_names(live):
             raise LayoutMismatch(
                 f"{place(path)}: {type(live).__name__} and checkpoint differ; only in the module: {missing[:5]}, "
                 f"only in the checkpoint: {unexpected[:5]}"
             )
-        self._is_shared_out_anew |= any(key not in state for key in saved)
+
+        def fits(name: str, value: Any) -> bool:
+            return self._fits(saved.get(name), value)
+
+        names = [*(name for name in state if name not in missing), *unexpected]
+        self._is_shared_out_anew |= not saved.keys() <= set(names)
+        state, overwrites = module_state.own_tensors(live, state, names, fits)
         build = self._dict(state, saved, path)
         if isinstance(saved, OrderedDict) and hasattr(saved, "_metadata"):
-            state._metadata = saved._metadata
-        self.loads.add_module(live, path, build)
+            state._metadata = saved._metadata  # type: ignore[attr-defined]
+        self.loads.add_module(live, path, build, overwrites)
         return lambda: live
+
+    def _fits(self, saved: Any, live: Any) -> bool:
+        """Return whether what was saved has the shape of a live tensor, or is no tensor of a known shape."""
+        if not isinstance(saved, TensorRef) or saved.index >= len(self._records):
+            return True
+        return self._records[saved.index].shape == tuple(live.shape) or self._in_parts(saved)
 
     def check_optimizers(self) -> None:
         """Check that optimizers number the same parameters: otherwise the same number means another one."""
@@ -271,27 +280,3 @@ def _filled(live: Any, saved: Any, values: Sequence[Any]) -> Any:
         live.extend(values)
         return live
     return containers.alike(saved, values)
-
-
-def _refuse_to_lose(live: Any, saved: Any, path: Path) -> None:
-    """Refuse to drop live tensors and objects silently; a plain value may replace any plain value."""
-    if live is not NOTHING and _holds_live_parts(live):
-        what = "a tensor" if isinstance(saved, TensorRef) else f"a {type(saved).__name__}"
-        size = f" of {len(saved)}" if type(saved) in SEQUENCES else ""
-        raise LayoutMismatch(f"{place(path)}: the checkpoint holds {what}{size}, the state a {type(live).__name__}")
-
-
-def _holds_live_parts(value: Any) -> bool:
-    if isinstance(value, dict | list | tuple | deque):
-        return not containers.holds_scalars_only(value) and any(
-            map(_holds_live_parts, value.values() if isinstance(value, dict) else value)
-        )
-    return _is_tensor(value) or type(value) is AnyLayout or has_state(value)
-
-
-def _is_slab(value: Any) -> bool:
-    return type(value) is FlatSlab or slab_of(value) is not None
-
-
-def _is_tensor(value: Any) -> bool:
-    return type(value) in (Slab, FlatSlab) or tensors.is_tensor(value)

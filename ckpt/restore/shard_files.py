@@ -5,7 +5,6 @@ Good copies on the node's own disk come first, then good ones on other nodes' di
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers.peer_disks import Busy, PeerDisks, PeerFile
 from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.core.standard_streams import say
 from resilio_hpc.core.tiers import Tier
 
 Result = TypeVar("Result")
@@ -113,7 +113,7 @@ class ShardFiles:
             error = CorruptCheckpoint(f"{peer.node}: {error}")
         if not isinstance(error, Busy):
             text = f"the copy of {peer.copy.file} on another node's disk is left: {error}"
-            print(f"resilio: {text}; {self._directory} is read instead", file=sys.stderr, flush=True)
+            say(f"{text}; {self._directory} is read instead")
 
     def by_copy(self, reads: Iterable[Read]) -> Mapping[ShardReader | None, list[Read]]:
         """Return reads, which begin with a reader, by the copy that they use; None: committed files."""
@@ -131,7 +131,7 @@ class ShardFiles:
             return  # its writer was faster, or another rank, which has reported it
         except OSError:
             pass  # the disk is read-only, or has failed; the next life finds that too
-        print(f"resilio: {path} is bad, {self._directory} is read instead: {error}", file=sys.stderr, flush=True)
+        say(f"{path} is bad, {self._directory} is read instead: {error}")
 
     def close(self) -> None:
         """Close them all."""

@@ -15,6 +15,7 @@ from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.format.source import CheckpointSource, Piece, Wanted, WantedSlab
 from resilio_hpc.ckpt.restore.loads import Undo
 from resilio_hpc.ckpt.state import meta_device, target_checks, tensors
+from resilio_hpc.ckpt.state.decoded_tree import TensorRef
 from resilio_hpc.ckpt.state.paths import place
 from resilio_hpc.ckpt.state.slab import Shape, slab_of
 from resilio_hpc.core.errors import LayoutMismatch
@@ -63,22 +64,22 @@ class Targets:
         """Begin; ``records``: all that the source has, by number; it may grow."""
         self._records = records
         self._targets: list[_Target] = []
-        self._wanted_new: set[int] = set()
+        self._wanted_new: dict[int, TensorRef] = {}
         self._read: dict[int, Any] = {}  # by number, the memory that a tensor's bytes were read into
         self._fresh: dict[int, Any] = {}
         self._meta: dict[int, Any] = {}
 
     # -- what goes where -----------------------------------------------------------------------------------------------
 
-    def want(self, index: int) -> None:
+    def want(self, saved: TensorRef) -> None:
         """Order a new tensor: see ``fresh``."""
-        self._wanted_new.add(index)
+        self._wanted_new[saved.index] = saved
 
     def fresh(self, index: int) -> Any:
         """Return the new tensor, the same for all callers, once it is read; never a live one."""
         if index not in self._fresh:
-            record = self._records[index]
-            self._fresh[index] = tensors.empty(record.kind, record.dtype, record.shape)
+            record, strides = self._records[index], self._wanted_new[index].strides
+            self._fresh[index] = tensors.empty(record.kind, record.dtype, record.shape, strides)
             tensors.copy_into(self._fresh[index], self._read[index])
         return self._fresh[index]
 
@@ -146,11 +147,11 @@ class Targets:
             is_first = target.index >= 0 and target.side is None and target.index not in self._read
             if is_first and tensors.bytes_of(target.tensor) is not None:
                 self._read[target.index] = target.tensor
-        numbers = {target.index for target in early if target.index >= 0} | self._wanted_new
+        numbers = {target.index for target in early if target.index >= 0} | self._wanted_new.keys()
         for index in numbers - self._read.keys():
             record = self._records[index]
             self._read[index] = tensors.empty(record.kind, record.dtype, record.shape)
-            if index in self._wanted_new:
+            if index in self._wanted_new and not self._wanted_new[index].strides:
                 self._fresh[index] = self._read[index]
         self._fill(source, pool, sorted(numbers), [target for target in early if target.index < 0])
         for target in early:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 from resilio_hpc.ckpt.store import writers
 from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.staging import give_up, staged
+from resilio_hpc.core import standard_streams
 
 STALL_S = 30.0
 """An NFS client may show a file of another node as it was so long ago."""
@@ -92,7 +92,7 @@ def _mark(directory: Path, session: str) -> Path:
 
 def _wait_for(directory: Path, mark: Path, session: str, say: bool, stall_s: float) -> None:
     if say:
-        print(f"resilio: a killed run's last save is still being written to {directory}: waiting", file=sys.stderr)
+        standard_streams.say(f"a killed run's last save is still being written to {directory}: waiting")
     progress = Progress(directory, session)
     while store_of(mark).exists(mark):
         if progress.idle_s() > stall_s:

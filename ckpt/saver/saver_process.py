@@ -23,6 +23,7 @@ from resilio_hpc.ckpt.saver.messages import Answer, Progress, SaverFailed, decod
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.core import interpreter
 from resilio_hpc.core.json_lines import encode_line
+from resilio_hpc.core.standard_streams import say
 
 _END_S = 5.0
 _NEVER = threading.Event()
@@ -108,7 +109,7 @@ def _use_threads(why: str) -> None:
     if not _threads_only.is_set():
         _threads_only.set()
         text = f"no process of its own can write checkpoints ({why}): a thread of this one does from here on"
-        print(f"resilio: {text}", file=sys.stderr, flush=True)
+        say(text)
 
 
 class _Child:

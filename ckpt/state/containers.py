@@ -45,6 +45,15 @@ def alike_dict(node: Any, values: dict[Any, Any]) -> Any:
     return made
 
 
+def fill_dict(live: Any, values: dict[Any, Any]) -> Any:
+    """Give a live dict these items, in their order, and no others; return it."""
+    if [*live] != [*values]:
+        live.clear()
+    for key, value in values.items():  # a Counter's update() would add
+        live[key] = value
+    return live
+
+
 def map_leaves(node: Any, change: Callable[[Any], Any]) -> Any:
     """Return a nest of containers in which ``change`` was applied to all else.
 

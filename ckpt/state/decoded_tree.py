@@ -10,8 +10,8 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple
 
 from resilio_hpc.ckpt.state import containers, plain_values
 from resilio_hpc.ckpt.state.containers import map_leaves
@@ -24,9 +24,18 @@ Shapes = list[list[int] | None]
 
 @dataclass(frozen=True)
 class TensorRef:
-    """Stands for tensor number ``index`` of the table, in a decoded tree."""
+    """Stands for tensor number ``index`` of the table, in a decoded tree.
+
+    ``strides``: see ``tensors.dense_strides``.
+    """
 
     index: int
+    strides: tuple[int, ...] = ()
+
+    @property
+    def node(self) -> dict[str, Any]:
+        """Return its JSON node."""
+        return {"$tensor": self.index, **({"strides": list(self.strides)} if self.strides else {})}
 
 
 def decode(tree: bytes) -> Any:
@@ -34,15 +43,22 @@ def decode(tree: bytes) -> Any:
     return read(tree)[0]
 
 
-def read(tree: bytes) -> tuple[Any, dict[tuple[Any, ...], Shapes]]:
-    """Do as ``decode``; return also, by the path of an optimizer, the shapes of its parameters, in their order.
+class Parameters(NamedTuple):
+    """The parameters of a saved optimizer, in their order. ``names``: in modules of the state, None where not known."""
 
-    Raises CorruptCheckpoint.
-    """
+    shapes: Shapes
+    names: list[str] | None
+
+
+def read(tree: bytes) -> tuple[Any, dict[tuple[Any, ...], Parameters]]:
+    """Do as ``decode``; return also the parameters of each optimizer, by its path. Raises CorruptCheckpoint."""
     try:
         node = json.loads(tree)
-        known = node.get("parameters", []) if isinstance(node, dict) and next(iter(node), "") == "$state" else []
-        return _decode(node), {tuple(map(_decode, path)): _shapes(shapes) for path, shapes in known}
+        beside = node if isinstance(node, dict) and next(iter(node), "") == "$state" else {}
+        known = zip_longest(beside.get("parameters", ()), beside.get("names", ()))
+        return _decode(node), {
+            tuple(map(_decode, path)): Parameters(_shapes(shapes), _names(names)) for (path, shapes), names in known
+        }
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, struct.error) as error:
         raise CorruptCheckpoint(f"the tree of plain values cannot be read: {error}") from error
     except ArithmeticError as error:
@@ -55,6 +71,12 @@ def _shapes(node: Any) -> Shapes:
     return list(node)
 
 
+def _names(node: Any) -> list[str] | None:
+    if node is not None and not all(type(name) is str for name in node):
+        raise ValueError("the names of an optimizer's parameters are none")
+    return node if node is None else list(node)
+
+
 def replaced(decoded: Any, by: Callable[[TensorRef], Any]) -> Any:
     """Return a decoded tree with something else for each tensor."""
     return map_leaves(decoded, lambda leaf: by(leaf) if isinstance(leaf, TensorRef) else leaf)
@@ -62,7 +84,7 @@ def replaced(decoded: Any, by: Callable[[TensorRef], Any]) -> Any:
 
 def renumber(decoded: Any, by: int) -> Any:
     """Return a decoded tree whose tensors have numbers higher by so many."""
-    return replaced(decoded, lambda ref: TensorRef(ref.index + by))
+    return replaced(decoded, lambda ref: TensorRef(ref.index + by, ref.strides))
 
 
 def refs(node: Any) -> Iterator[TensorRef]:
@@ -127,14 +149,17 @@ def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
     return [(_decode(key), _decode(value)) for key, value in items]
 
 
-def _tensor(index: Any) -> TensorRef:
+def _tensor(node: dict[str, Any]) -> TensorRef:
+    index, strides = node["$tensor"], node.get("strides", ())
     if type(index) is not int or index < 0:
         raise ValueError(f"tensor number {index!r}")
-    return TensorRef(index)
+    if any(type(step) is not int for step in strides):
+        raise ValueError(f"the strides of tensor {index} are none")
+    return TensorRef(index, tuple(strides))
 
 
 _CONTAINERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "$tensor": lambda node: _tensor(node["$tensor"]),
+    "$tensor": _tensor,
     "$tuple": lambda node: tuple(_decode(node["$tuple"])),
     "$dict": lambda node: dict(_pairs(node["$dict"])),
     "$odict": _ordered,

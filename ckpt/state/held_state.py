@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import sys
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 from resilio_hpc.ckpt.state import containers, overlap, tensors, tree
@@ -97,6 +98,7 @@ class HeldState:
             raise NotHeld(f"{moved} was replaced by another tensor")
         known = (
             {key_of(copied) for copied in self._copied.values()}
+            | {key_of(value) for _, groups in self.groups() for group in groups for value in _tensors_of(group)}
             | self._parts
             | {key_of(other) for other, _ in self._others}
         )
@@ -152,7 +154,7 @@ class HeldState:
             return value
         if tree.has_state(value):
             return self._hold(value.state_dict(), path)
-        return copy.copy(value) if isinstance(value, bytearray | set) else value
+        return copy.copy(value) if isinstance(value, bytearray | set | BytesIO) else value
 
     def _hold_tensor(self, value: Any, path: tuple[Any, ...]) -> Any:
         slab = value if type(value) in (Slab, FlatSlab) else None
@@ -197,6 +199,8 @@ class HeldState:
         state = value.state_dict()
         groups = self._groups.get(id(value))
         if groups is not None:
+            if len(groups) != len(state["param_groups"]):
+                raise NotHeld("an optimizer has other groups of parameters than at the last finished step")
             held = [{**now, **then} for now, then in zip(state["param_groups"], groups, strict=True)]
             return {**state, "param_groups": held}
         return containers.map_leaves(state, self._as_it_was) if self._copied else state
@@ -206,3 +210,8 @@ class HeldState:
         if torch is None or not isinstance(value, torch.Tensor):
             return value
         return self._copied.get(key_of(value), value)
+
+
+def _tensors_of(group: dict[str, Any]) -> list[Any]:
+    """Return the tensors among an optimizer's settings, such as a learning rate."""
+    return [value for value in group.values() if hasattr(value, "detach")]

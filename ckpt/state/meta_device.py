@@ -17,13 +17,16 @@ def is_meta(value: Any) -> bool:
 def give_memory(value: Any) -> Any:
     """Allocate memory for a tensor on the meta device, content not set, seen by all that refer to it.
 
-    It is on torch's default device, or that of a DTensor's mesh. Return what it was, for ``exchange`` to undo it.
+    It is on torch's default device (the CPU where that is the meta device), or that of a DTensor's mesh. Return what it
+    was, for ``exchange`` to undo it.
     Raises UsageError for a tensor that torch cannot exchange.
     """
     import torch
 
     mesh = getattr(value, "device_mesh", None)
     device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
+    if device.type == "meta":  # a restore within torch.device("meta")
+        device = torch.device("cpu")
     with torch.no_grad():
         made = torch.empty_like(value, device=device)
     if isinstance(value, torch.nn.Parameter):

@@ -136,6 +136,8 @@ def _advice(value: Any) -> str:
         return "save dataclasses.asdict() of it"
     if hasattr(kind, "__members__"):  # of an Enum
         return "save its value or its name"
+    if callable(value) and not isinstance(value, type):
+        return "give what it returns"
     base = next((base for base in kind.__mro__[1:] if base in BUILTIN_TYPES.values()), None)
     if base is not None:
         return f"save {base.__name__}() of it"
@@ -227,10 +229,6 @@ def _numpy_bytes(node: str) -> Any:
     return numpy.bytes_(_data(node))
 
 
-def _range_part(numbers: range) -> list[Any]:
-    return [encode(number) for number in (numbers.start, numbers.stop, numbers.step)]
-
-
 def _slice(node: list[Any]) -> slice:
     return slice(*(None if part is None else _number(part) for part in node))
 
@@ -255,8 +253,15 @@ _KINDS: dict[type, _Kind] = {
         lambda text: complex(*struct.unpack(">dd", bytes.fromhex(text))),
     ),
     BytesIO: _Kind("$bytesio", _stream_node, _stream),
-    range: _Kind("$range", _range_part, lambda node: range(*map(_number, node))),
+    range: _Kind(
+        "$range", lambda r: [encode(n) for n in (r.start, r.stop, r.step)], lambda node: range(*map(_number, node))
+    ),
     slice: _Kind("$slice", _slice_part, _slice),
+    Fraction: _Kind(
+        "$fraction",
+        lambda value: [encode(value.numerator), encode(value.denominator)],
+        lambda node: Fraction(*map(_number, node)),
+    ),
     type(...): _Kind("$ellipsis", lambda _: 0, lambda _: ...),
 }
 _RARE_KINDS: dict[type, _Kind] = {  # each value is read back as a check
@@ -264,11 +269,6 @@ _RARE_KINDS: dict[type, _Kind] = {  # each value is read back as a check
     pathlib.PurePosixPath: _paths(pathlib.PurePosixPath),
     pathlib.PureWindowsPath: _paths(pathlib.PureWindowsPath),
     Decimal: _Kind("$decimal", str, Decimal),
-    Fraction: _Kind(
-        "$fraction",
-        lambda value: [encode(value.numerator), encode(value.denominator)],
-        lambda node: Fraction(*map(_number, node)),
-    ),
     uuid.UUID: _Kind("$uuid", str, uuid.UUID),
     datetime.date: _Kind("$date", datetime.date.isoformat, datetime.date.fromisoformat),
     datetime.datetime: _Kind("$datetime", _moment_node, _moment(datetime.datetime)),

@@ -97,12 +97,7 @@ def _container(live: Any, then: Any, path: tuple[Any, ...], held: HeldState) -> 
             raise NotHeld(f"{joined(path)} has other keys now")
         parts = {key: _matched(live[key], value, (*path, key), held) for key, value in then.items()}
 
-        def build_dict() -> Any:
-            for key, build in parts.items():
-                live[key] = build()
-            return live
-
-        return build_dict
+        return lambda: containers.fill_dict(live, {key: build() for key, build in parts.items()})
     items = [_matched(mine, its, (*path, at), held) for at, (mine, its) in enumerate(zip(live, then, strict=True))]
 
     def build_sequence() -> Any:
@@ -117,9 +112,7 @@ def _container(live: Any, then: Any, path: tuple[Any, ...], held: HeldState) -> 
 
 def _replaced(live: Any, then: Any) -> Any:
     if isinstance(live, dict):
-        live.clear()
-        live.update(then)
-        return live
+        return containers.fill_dict(live, then)
     if isinstance(live, list):
         live[:] = then
         return live

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from operator import mul
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ class Leaf:
     """One tensor of a state: where it is in the state, what it is, and the live tensor itself (a slab's local one).
 
     ``identity`` is equal for two views of exactly the same elements (None for empty tensors). ``value`` None: described
-    only, another process has it.
+    only, another process has it. ``strides``: see ``dense_strides``.
     """
 
     path: str
@@ -42,6 +42,7 @@ class Leaf:
     value: Any
     identity: tuple[Any, ...] | None
     slab: Slab | None = None
+    strides: tuple[int, ...] = ()
 
     @property
     def held_bytes(self) -> int:
@@ -63,7 +64,7 @@ def describe(value: Any, path: str) -> Leaf:
     if slab is not None:
         leaf = describe(slab.tensor, path)
         part = (*slab.global_shape, *slab.start, slab.replica)
-        return replace(leaf, slab=slab, identity=leaf.identity and (*leaf.identity, part))
+        return replace(leaf, slab=slab, identity=leaf.identity and (*leaf.identity, part), strides=())
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _describe_numpy(value, path)
@@ -77,7 +78,8 @@ def _describe_numpy(value: Any, path: str) -> Leaf:
     dtype, shape, size = numpy_types.text_of(value.dtype), tuple(value.shape), int(value.nbytes)
     _check_shape(shape)
     identity = ("numpy", value.ctypes.data, shape, value.strides, dtype) if size else None
-    return Leaf(path, "numpy", dtype, shape, size, value, identity)
+    strides = () if value.flags.c_contiguous else tuple(step // value.itemsize for step in value.strides)
+    return Leaf(path, "numpy", dtype, shape, size, value, identity, strides=dense_strides(shape, strides))
 
 
 def _describe_torch(value: Any, path: str) -> Leaf:
@@ -107,7 +109,29 @@ def _describe_torch(value: Any, path: str) -> Leaf:
     if not address or end > plain.untyped_storage().nbytes() or not plain.is_contiguous():
         _check_memory(plain, address, stride)
     identity = (device, address, shape, stride, dtype, plain.is_conj(), plain.is_neg())
-    return Leaf(path, "torch", dtype_name(dtype), shape, size, plain, identity)
+    return Leaf(path, "torch", dtype_name(dtype), shape, size, plain, identity, strides=dense_strides(shape, stride))
+
+
+@lru_cache(1 << 16)  # every save asks for the same ones
+def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return strides, in elements, by which a tensor fills one piece of memory in another order; () for any other.
+
+    Such are those of ``channels_last`` and of Fortran. A checkpoint has elements in row-major order, and notes these.
+    """
+    in_order, extent = [], 1
+    for length in reversed(shape):
+        in_order.append(extent)
+        extent *= length
+    if len(strides) != len(shape) or not extent or strides == tuple(reversed(in_order)):
+        return ()
+    if not all(0 <= step < LONGEST for step in strides):
+        return ()
+    expected = 1
+    for step, length in sorted((step, length) for step, length in zip(strides, shape, strict=True) if length > 1):
+        if step != expected:
+            return ()
+        expected *= length
+    return strides
 
 
 def _is_of_a_device(plain: Any) -> bool:
@@ -230,8 +254,17 @@ def check_description(kind: Kind, dtype: str, shape: tuple[int, ...], size_bytes
         raise CorruptCheckpoint(f"a {dtype} tensor of shape {list(shape)} does not have {size_bytes} bytes")
 
 
-def empty(kind: Kind, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Return a new tensor on the CPU, content not set. Raises CorruptCheckpoint for an impossible shape."""
+def empty(kind: Kind, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] = ()) -> Any:
+    """Return a new tensor on the CPU, content not set; ``strides``: where it is not in row-major order.
+
+    Raises CorruptCheckpoint for an impossible shape.
+    """
+    if strides := dense_strides(shape, strides):
+        order = sorted(range(len(shape)), key=lambda dimension: -strides[dimension])
+        made = empty(kind, dtype, tuple(shape[dimension] for dimension in order))
+        if kind == "numpy":
+            return made.transpose(tuple(map(order.index, range(len(order)))))
+        return made.as_strided(shape, strides)
     try:
         if kind == "numpy":
             import numpy
@@ -241,8 +274,8 @@ def empty(kind: Kind, dtype: str, shape: tuple[int, ...]) -> Any:
 
         wanted = torch_dtype(dtype)
         if wanted is torch.complex32:  # torch warns of the first one that a process allocates
-            return torch.empty(shape, dtype=torch.int32).view(wanted)
-        return torch.empty(shape, dtype=wanted)
+            return torch.empty(shape, dtype=torch.int32, device="cpu").view(wanted)
+        return torch.empty(shape, dtype=wanted, device="cpu")
     except (ValueError, RuntimeError) as error:
         raise CorruptCheckpoint(f"cannot make a {dtype} tensor of shape {list(shape)}: {error}") from error
 

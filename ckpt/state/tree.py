@@ -15,7 +15,7 @@ from resilio_hpc.ckpt.state import containers, overlap, plain_values, tensors
 from resilio_hpc.ckpt.state.any_layout import AnyLayout
 from resilio_hpc.ckpt.state.decoded_tree import TensorRef, decode
 from resilio_hpc.ckpt.state.flat_slab import FlatSlab
-from resilio_hpc.ckpt.state.module_names import fsdp_modules
+from resilio_hpc.ckpt.state.module_names import fsdp_modules, parameter_names
 from resilio_hpc.ckpt.state.paths import joined, place
 from resilio_hpc.ckpt.state.plain_values import SCALARS
 from resilio_hpc.ckpt.state.slab import Slab
@@ -52,7 +52,7 @@ def flatten(state: Any, state_of: Callable[[Any], Any] = _state_dict) -> Flatten
     encoder = Encoder(state_of)
     node = encoder.encode(state, ())
     if encoder.parameters:
-        node = {"$state": node, "parameters": encoder.parameters}
+        node = {"$state": node, "parameters": encoder.parameters, "names": encoder.names()}
     return Flattened(text(node), tuple(encoder.leaves), tuple(encoder.optimizers), frozenset(encoder.kinds))
 
 
@@ -112,6 +112,7 @@ class Encoder:
         self.leaves: list[Leaf] = []
         self.optimizers: list[Any] = []
         self.parameters: list[Any] = []
+        self._modules: list[tuple[tuple[Any, ...], Any]] = []
         self.kinds: set[Any] = set()
         self._seen: dict[tuple[Any, ...], int] = {}
         self._shards: list[FlatSlab] = []
@@ -126,7 +127,8 @@ class Encoder:
         if kind in containers.SEQUENCES:
             return self._sequence(value, path)
         if tensors.is_tensor(value) or kind is Slab:
-            return {"$tensor": self._number(value, path)}
+            number = self._number(value, path)
+            return TensorRef(number, self.leaves[number].strides).node
         if kind is FlatSlab:  # the tree has its first part; the table has all, under the same path
             return {"$tensor": self._number_flat(value, path)}
         if kind is AnyLayout:
@@ -135,6 +137,10 @@ class Encoder:
             return self._object(value, path)
         self.kinds.add(kind)
         return _plain(value, path)
+
+    def names(self) -> list[Any]:
+        """Return, for each optimizer, the names that its parameters have in the modules of the state, or None."""
+        return [parameter_names(self._modules, optimizer) for optimizer in self.optimizers]
 
     def _sequence(self, value: Any, path: tuple[Any, ...]) -> Any:
         self._check_depth(path)
@@ -178,6 +184,8 @@ class Encoder:
             self.optimizers.append(value)
             shapes = [_shape_of(parameter) for group in value.param_groups for parameter in group["params"]]
             self.parameters.append([[self._key(key, path) for key in path], shapes])
+        if hasattr(value, "named_parameters"):
+            self._modules.append((path, value))
         check_no_fsdp1(value, path)
         state = self._state_of(value)
         if has_state(state):
@@ -219,7 +227,7 @@ class _RefEncoder(Encoder):
     """Encodes a tree that was decoded: its tensors are numbers already."""
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
-        return {"$tensor": value.index} if type(value) is TensorRef else super().encode(value, path)
+        return value.node if type(value) is TensorRef else super().encode(value, path)
 
 
 def _are_json(values: Any) -> bool:

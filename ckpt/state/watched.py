@@ -60,6 +60,7 @@ class Watched:
         self.paths: list[str] = []
         self.small: list[Any] = []
         self.copied_bytes = 0
+        self._is_of_lists = False  # of an optimizer whose every step makes other tensors (LBFGS)
         self.places: list[Any] | None = None  # the devices of all these, once they were looked for
         seen: set[int] = set()
         for optimizer in (value for value in objects if overlap.is_optimizer(value)):
@@ -81,7 +82,8 @@ class Watched:
     def is_of(self, objects: Sequence[Any]) -> bool:
         """Return whether these are the same modules and optimizers, and the latter have as much state."""
         return (
-            len(objects) == len(self.objects)
+            not self._is_of_lists
+            and len(objects) == len(self.objects)
             and all(one is other for one, other in zip(objects, self.objects, strict=True))
             and [_size(value) for value in objects] == self._sizes
         )
@@ -112,8 +114,14 @@ class Watched:
                 self._add_once(parameter, "a parameter", seen)
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
-                if tensors.is_tensor(value) and hasattr(value, "detach"):
-                    self._add_once(value, "the state of an optimizer", seen)
+                self._is_of_lists |= containers.is_container(value)
+                self._add_state(value, seen)
+
+    def _add_state(self, value: Any, seen: set[int]) -> None:
+        if tensors.is_tensor(value) and hasattr(value, "detach"):
+            self._add_once(value, "the state of an optimizer", seen)
+        for _, item in containers.parts(value):
+            self._add_state(item, seen)
 
     def _add_once(self, tensor: Any, path: str, seen: set[int]) -> None:
         if id(tensor) not in seen:
@@ -135,7 +143,11 @@ def torch_objects(state: Any) -> list[Any]:
 def groups_of(optimizer: Any) -> Groups:
     """Return copies of an optimizer's groups without their parameters: learning rates, and the like."""
     return [
-        {name: copy.copy(value) for name, value in group.items() if name != "params"}
+        {
+            name: value.detach().clone() if hasattr(value, "detach") else copy.copy(value)
+            for name, value in group.items()
+            if name != "params"
+        }
         for group in optimizer.param_groups
     ]
 

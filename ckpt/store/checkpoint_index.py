@@ -44,7 +44,7 @@ def check_step(step: object) -> int:
     """Return the number of a step, numpy's integers included. Raises UsageError for what cannot be one."""
     number = -1 if isinstance(step, bool) or not isinstance(step, Integral) else int(step)
     if not 0 <= number < 1 << 53:
-        raise UsageError(f"step {step!r} is not a whole number from 0 on")
+        raise UsageError(f"step {step!r} is not a whole number from 0 on (to 2**53 - 1)")
     return number
 
 

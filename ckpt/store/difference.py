@@ -81,7 +81,7 @@ def _tensors(table: RankTable, other: RankTable) -> Iterator[tuple[str, str]]:
 def _values(mine: Any, theirs: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the differences of the JSON; the numbers of tensors do not count."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
-        if mine.keys() == theirs.keys() == {"$tensor"}:
+        if next(iter(mine), "") == next(iter(theirs), "") == "$tensor":
             return
         for key in dict.fromkeys((*mine, *theirs)):
             below = f"{path}/{key}" if path else str(key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from resilio_hpc.ckpt.store.s3_client import ConditionFailed, OutOfRange, is_expired, new_client, renew, why_again
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.standard_streams import say
 
 DEADLINE_VARIABLE = "RESILIO_S3_DEADLINE_S"
 DEADLINE_S = 120.0
@@ -179,7 +179,7 @@ class S3Bucket:
                 )  # fmt: skip
             if not self._is_told and pause_s > 1.0 and left_s > 1.0:
                 self._is_told = True
-                print(f"resilio: s3://{self.name}: {why}; trying again for {left_s:.0f} s", file=sys.stderr, flush=True)
+                say(f"s3://{self.name}: {why}; trying again for {left_s:.0f} s")
             time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -29,6 +28,7 @@ from resilio_hpc.ckpt.store.s3_files import S3File, S3NewFile, in_parallel
 from resilio_hpc.ckpt.store.s3_names import MANIFEST, POLL_S, S3Entry, S3Names, S3Place, missing
 from resilio_hpc.ckpt.store.s3_removal import REMOVED, S3Removal
 from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.standard_streams import say
 
 _NO_LIMIT = 1 << 62
 
@@ -199,10 +199,9 @@ class S3Store(Store):
         if not self._is_checked:
             self._is_checked = True
             if self._names.give(place, S3Entry(self._names.data(place), b"twice"), None):
-                print(
-                    f"resilio: s3://{self._bucket.name}: this store ignores If-None-Match, so two jobs that write to "
-                    "one directory of checkpoints may undo each other's steps",
-                    file=sys.stderr, flush=True,
+                say(
+                    f"s3://{self._bucket.name}: this store ignores If-None-Match, so two jobs that write to "
+                    "one directory of checkpoints may undo each other's steps"
                 )  # fmt: skip
 
     def put_in_place(

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt import Checkpointer, rng_state, set_rng_state
+from resilio_hpc.ckpt.state import tensors
 from resilio_hpc.ckpt.state.decoded_tree import decode, replaced
 from resilio_hpc.ckpt.state.tree import check_reads_back, flatten
-from resilio_hpc.core.errors import UsageError
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.difference import differences
+from resilio_hpc.core.errors import LayoutMismatch, UsageError
 from tests.support.ckpt.any_state import REFUSED, bits, plain, same, states, views
 from tests.support.waiting import PATIENCE_S
 
@@ -230,3 +236,79 @@ def test_a_view_of_one_element_or_none_has_any_stride(checkpointer: Checkpointer
     checkpointer.save(2, {"state": [whole[5::2], whole[5::7]]}).wait(timeout_s=60)
     checkpointer.restore({"state": live})
     assert same(live, [whole[5::2], whole[5::7]])
+
+
+def strides_of(value: Any) -> Any:
+    return value.stride() if torch.is_tensor(value) else value.strides
+
+
+def test_new_tensors_lie_in_memory_as_those_that_were_saved(checkpointer: Checkpointer) -> None:
+    """Kernels round otherwise for another order, so training would not go on with the same bits."""
+    image = torch.arange(120.0).reshape(2, 3, 4, 5)
+    state = {
+        "last": image.to(memory_format=torch.channels_last),
+        "one": torch.ones(4, 1, 3, 3).to(memory_format=torch.channels_last),
+        "t": image[0, 0].t(),
+        "half": image.half().permute(2, 0, 3, 1),
+        "complex": torch.randn(2, 3, dtype=torch.complex64).t(),
+        "rows": image,
+        "fortran": np.asfortranarray(np.arange(24).reshape(2, 3, 4)),
+        "swapped": np.ones((2, 3, 4)).transpose(1, 2, 0),
+        "records": np.zeros((2, 3), [("a", "<f4"), ("b", "<i8")]).T,
+    }
+    checkpointer.save(1, {"state": state, "object": Gives({"ema": state["last"]})}).wait(timeout_s=60)
+    live = Gives(0)
+    found = checkpointer.restore({"state": {}, "object": live})
+    assert found is not None
+    assert same(found[1]["state"], state)
+    for name, value in found[1]["state"].items():
+        assert strides_of(value) == strides_of(state[name]), name
+    assert live.state["ema"].stride() == state["last"].stride()
+
+
+def test_another_number_of_a_tensor_in_columns_is_no_difference(tmp_path: Path) -> None:
+    columns, checkpoint = torch.ones(2, 3).t(), Checkpointer(tmp_path)
+    checkpoint.save(1, {"x": columns}).wait(timeout_s=60)
+    checkpoint.save(2, {"a": 1, "b": torch.ones(1), "x": columns}).wait(timeout_s=60)
+    one, other = ((tmp_path, checkpoint_index.manifest_of(tmp_path, step)) for step in (1, 2))
+    assert [found.path for found in differences(one, other)] == ["b", "a", "b"]
+
+
+def test_views_that_leave_something_out_are_restored_in_rows(checkpointer: Checkpointer) -> None:
+    image = torch.arange(120.0).reshape(2, 3, 4, 5)
+    state = [image[:, ::2], image[0].expand(2, 3, 4, 5), image.permute(3, 0, 1, 2)[::2]]
+    checkpointer.save(1, {"state": state}).wait(timeout_s=60)
+    found = checkpointer.restore()
+    assert found is not None
+    assert same(found[1]["state"], state)
+    assert all(value.is_contiguous() for value in found[1]["state"])
+
+
+@example([1 << 70], [1])
+@example([-1, 1], [1, 2])
+@given(st.lists(st.integers(0, 1 << 70), min_size=1, max_size=4), st.lists(st.integers(0, 4), min_size=1, max_size=4))
+def test_strides_that_are_none_change_no_shape(strides: list[int], shape: list[int]) -> None:
+    for kind, dtype in (("torch", "float32"), ("numpy", "<f4")):
+        made = tensors.empty(kind, dtype, tuple(shape), tuple(strides))  # type: ignore[arg-type]
+        assert tuple(made.shape) == tuple(shape)
+        assert made.nbytes == 4 * math.prod(shape)
+
+
+def test_numbers_of_any_length_are_values(checkpointer: Checkpointer) -> None:
+    state = [10**5000, Fraction(10**5000, 3), range(10**5000)]
+    checkpointer.save(1, state).wait(timeout_s=60)
+    assert checkpointer.restore() == (1, state)
+
+
+def test_another_generator_of_numpy_comes_back() -> None:
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(1))
+        state = decode(flatten(rng_state()).tree)
+        expected = np.random.random(3)
+        set_rng_state({**rng_state(), "numpy": state["numpy"]})
+        assert np.array_equal(np.random.random(3), expected)
+    finally:
+        np.random.set_bit_generator(before)
+    with pytest.raises(LayoutMismatch, match="numpy's generator does not fit"):
+        set_rng_state({**rng_state(), "numpy": state["numpy"]})

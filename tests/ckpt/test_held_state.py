@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,54 @@ def test_what_has_changed_is_not_given(change: Callable[[Training], None]) -> No
     change(training)
     with pytest.raises(NotHeld):
         held.flattened()
+
+
+def test_a_learning_rate_that_is_a_tensor_is_held() -> None:
+    """Schedules change it in place."""
+    training = Training()
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=torch.tensor(0.1), foreach=False)
+    rate = training.optimizer.param_groups[0]["lr"]
+    held = HeldState(1, training.state())
+    rate.fill_(0.5)
+    found = {leaf.path: leaf.value for leaf in held.flattened().leaves}
+    assert found["torch/1/param_groups/0/lr"].item() == pytest.approx(0.1)
+    assert put_back(held, training.state())["torch"][1].param_groups[0]["lr"].item() == pytest.approx(0.1)
+
+
+def test_an_optimizer_that_makes_other_tensors_in_each_step_is_held() -> None:
+    training, held = Training(), None
+    training.optimizer = torch.optim.LBFGS(training.model.parameters(), history_size=2, max_iter=2)
+
+    def closure() -> torch.Tensor:
+        training.optimizer.zero_grad()
+        loss = training.model(torch.rand(8, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    for step in range(4):
+        training.optimizer.step(closure)
+        held = HeldState(step, training.state(), None if held is None else held.watched)
+        assert content(held.flattened()) == content(flatten(training.state()))
+    training.optimizer.step(closure)
+    with pytest.raises(NotHeld):
+        held.flattened()
+
+
+def test_a_group_that_was_added_meanwhile_is_told() -> None:
+    training = Training()
+    held = HeldState(1, training.state())
+    training.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    with pytest.raises(NotHeld, match="other groups"):
+        held.flattened()
+
+
+def test_a_stream_is_held_as_it_was() -> None:
+    stream = BytesIO(b"abc")
+    stream.seek(1)
+    held = HeldState(1, {"log": stream})
+    stream.write(b"xyz")
+    assert held.flattened().tree == flatten({"log": held.state["log"]}).tree
+    assert (held.state["log"].getvalue(), held.state["log"].tell()) == (b"abc", 1)
 
 
 def test_a_large_tensor_beside_torchs_objects_must_not_change() -> None:

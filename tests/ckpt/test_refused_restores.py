@@ -14,7 +14,7 @@ import torch
 
 from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.core.errors import LayoutMismatch, UsageError
-from tests.support.ckpt.any_state import same
+from tests.support.ckpt.any_state import Point, same
 
 
 class Extra(torch.nn.Linear):
@@ -134,6 +134,10 @@ def tied(live: Any, saved: Any) -> None:
     live["y"] = live["z"]
 
 
+def no_state(live: Any, saved: Any) -> None:
+    saved["z"], live["z"] = {"x": 2}, Point()
+
+
 def sharing(live: Any, saved: Any) -> None:
     whole = torch.rand(5)
     saved["y"], live["y"], live["z"] = torch.rand(3), whole[2:], whole[:3]
@@ -142,7 +146,7 @@ def sharing(live: Any, saved: Any) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (other_groups, r"state\['optimizer'\]: SGD refused its state: .*parameter groups"),
+        (other_groups, r"state\['optimizer'\]: the optimizer's parameter groups are others .*\['model/0.weight'\]"),
         (picky, r"state\['optimizer'\]: Picky refused its state: not this one"),
         (loader, r"state\['loader'\]: Loader refused its state: too far"),
         (extra, r"state\['model'\]: Sequential refused its state: a number is wanted"),
@@ -152,6 +156,7 @@ def sharing(live: Any, saved: Any) -> None:
         (read_only, r"state\['list'\]\[2\]\['a'\]: the array in the state is read-only"),
         (missing, r"state\['zz'\]: the state has it, the checkpoint does not"),
         (tied, r"state\['(y|z)'\] and state\['(y|z)'\] are one tensor in the state"),
+        (no_state, r"state\['z'\]: nothing can be restored into it: a Point .* save dataclasses.asdict\(\) of it"),
         (sharing, r"state\['(y|z)'\] shares memory in the state with others \(state\['(y|z)'\]\)"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -225,3 +230,13 @@ def test_tensors_that_are_equal_in_the_checkpoint_may_be_one_in_the_state(checkp
     one = torch.zeros(3)
     checkpointer.restore({"embed": one, "head": one})
     assert torch.equal(one, torch.arange(3.0))
+
+
+def test_the_function_that_makes_a_state_is_not_taken_for_one(checkpointer: Checkpointer) -> None:
+    """The model would stay as it is, and training would go on from a step that it does not have."""
+    live = made()
+    checkpointer.save(1, made()).wait(timeout_s=60)
+    before = seen(live)
+    with pytest.raises(UsageError, match=r"^state: nothing can be restored into it: .*; give what it returns$"):
+        checkpointer.restore(lambda: live)
+    assert same(seen(live), before)

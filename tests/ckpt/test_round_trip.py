@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from resilio_hpc import ckpt
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
+from tests.support.ckpt.any_state import same
 
 
 @pytest.fixture
@@ -344,3 +346,38 @@ def test_a_list_that_begins_with_an_array_is_filled_in_place(checkpointer: ckpt.
     assert found[1]["all"] is live
     assert live[0] is first
     assert (live[0].tolist(), live[1].tolist(), live[2]) == ([0, 1, 2], [1.0, 1.0], 7)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("saved", "live"),
+    [
+        (Counter(a=1, b=2), Counter(b=5, a=7)),
+        (OrderedDict(b=1, a=2), OrderedDict(a=1, b=2)),  # the order in which things were used
+        ({"b": 1, "a": torch.ones(1)}, {"a": torch.zeros(1), "b": 0}),
+        ({"b": 1, "c": 3, "a": 2}, {"a": 0, "b": 0}),
+        (defaultdict(list, b=[1], a=[]), defaultdict(list, a=[2])),
+        ([1, 2, 3], []),
+        ([torch.ones(1), 2], [5]),
+        (deque([1, 2], 3), deque([4, 5, 6], 3)),
+    ],
+)
+def test_a_container_of_the_state_has_what_was_saved_in_its_order(
+    saved: Any, live: Any, checkpointer: ckpt.Checkpointer
+) -> None:
+    checkpointer.save(1, {"x": saved}).wait(timeout_s=30)
+    found = checkpointer.restore({"x": live})
+    assert found is not None
+    assert found[1]["x"] is live
+    assert same(live, saved)
+
+
+def test_a_schedules_state_as_a_dict_goes_on_as_it_was(checkpointer: ckpt.Checkpointer) -> None:
+    def made() -> Any:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+
+    saved, live = made(), made()
+    checkpointer.save(1, {"s": saved.state_dict()}).wait(timeout_s=30)
+    found = checkpointer.restore({"s": live.state_dict()})
+    assert found is not None
+    assert found[1]["s"]["milestones"] == {2: 1, 4: 1}
