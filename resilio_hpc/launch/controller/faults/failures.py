@@ -208,8 +208,7 @@ class Failures:
         """Handle ranks that hang, or have other values; the first to blame counts as the one that failed."""
         run, kind = self._run, hang.kind if isinstance(hang, HangFound) else "corruption"
         code = 0 if kind == "early_exit" else None
-        if not hang.certain:
-            doubt_hang(run, hang.ranks)
+        doubt_hang(run, hang.ranks, hang.certain)
         at = [(member, rank) for rank in hang.ranks for member in run.members if rank in member.ranks]
         if at:
             member, rank = at[0]

@@ -22,8 +22,10 @@ def doubt(run: RunState, failure: RankFailure) -> None:
         run.in_doubt.add(failure.node)
 
 
-def doubt_hang(run: RunState, ranks: tuple[int, ...]) -> None:
-    """Have all nodes tested after a hang that might have ended by itself. ``ranks``: to blame."""
+def doubt_hang(run: RunState, ranks: tuple[int, ...], certain: bool) -> None:
+    """Have all nodes tested after a hang that is not ``certain``: it might have ended by itself. ``ranks``: to blame."""
+    if certain:
+        return
     blamed = {member.node for member in run.members if set(ranks) & set(member.ranks)}
     run.in_doubt |= blamed or {member.node for member in run.members}
 
