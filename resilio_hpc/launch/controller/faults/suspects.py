@@ -23,7 +23,7 @@ def doubt(run: RunState, failure: RankFailure) -> None:
 
 
 def doubt_hang(run: RunState, ranks: tuple[int, ...], certain: bool) -> None:
-    """Have all nodes tested after a hang that is not ``certain``: it might have ended by itself. ``ranks``: to blame."""
+    """Have all nodes tested after a hang that might have ended by itself: not ``certain``. ``ranks``: to blame."""
     if certain:
         return
     blamed = {member.node for member in run.members if set(ranks) & set(member.ranks)}
