@@ -31,8 +31,9 @@ def parameter_names(modules: Iterable[tuple[tuple[Any, ...], Any]], optimizer: A
     """Return the names of an optimizer's parameters in ``modules`` (paths and modules); None where one has no name."""
     names: dict[int, str] = {}
     for path, module in modules:
+        of_module = joined(path)
         for name, parameter in module.named_parameters():
-            names.setdefault(id(parameter), f"{joined(path)}/{unwrapped(name)}")
+            names.setdefault(id(parameter), f"{of_module}/{unwrapped(name)}")
     found = [names.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
     return [name for name in found if name is not None] if None not in found else None
 

@@ -31,7 +31,8 @@ def _text_component(key: str) -> str:
 
 def joined(path: tuple[Any, ...]) -> str:
     """Return a path as the name of a tensor in a checkpoint."""
-    return "/".join(component(key) for key in path) or "value"
+    # every save asks for those of all tensors: the call of ``component`` is left out for text
+    return "/".join([_text_component(key) if type(key) is str else component(key) for key in path]) or "value"
 
 
 def place(path: tuple[Any, ...]) -> str:
