@@ -40,9 +40,9 @@ def judge(
     now: Mapping[int, RankSight], before: Mapping[int, RankSight], between_s: float, world_size: int
 ) -> HangVerdict:
     """Return the verdict. ``before``: the look ``between_s`` seconds earlier, {} without one: then nothing is sure."""
-    moved = [rank for rank, sight in now.items() if rank in before and _calls(sight) != _calls(before[rank])]
+    moved = [rank for rank, sight in now.items() if rank in before and counts(sight) != counts(before[rank])]
     stopped = _in_state(now, STOPPED) or _in_state(now, TRACED)
-    gone = tuple(sorted(rank for rank, sight in now.items() if not sight.state or sight.state in GONE))
+    gone = tuple(sorted(rank for rank, sight in now.items() if is_gone(sight)))
     silent = tuple(rank for rank in range(world_size) if rank not in now)
     ranks, members = rank_calls(now, world_size)
     found = blame(ranks, members)
@@ -186,7 +186,13 @@ def _is_queued(found: HangBlame) -> bool:
     return found.communicator.startswith(tuple(f"the {family} " for family in QUEUED))
 
 
-def _calls(sight: RankSight) -> tuple[int, int]:
+def is_gone(sight: RankSight) -> bool:
+    """Return whether a rank's process has ended."""
+    return not sight.state or sight.state in GONE
+
+
+def counts(sight: RankSight) -> tuple[int, int]:
+    """Return how many calls a rank has begun, and how many it has completed."""
     return sight.begun, sight.completed
 
 

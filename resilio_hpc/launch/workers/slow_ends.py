@@ -56,7 +56,7 @@ class SlowEnds:
                 self._core.ends.raised(local, local_rank, said.time, (said.message, said.traceback), NO_EVIDENCE)
 
     def tick(self, local: LocalRound | None) -> None:
-        """Kill ranks that have failed and do not end; tell of those whose program has ended well."""
+        """Kill ranks that have failed and do not end; report those whose program has ended well."""
         now = self._clock()
         if local is None or now < self._next:
             return
@@ -73,7 +73,7 @@ class SlowEnds:
             self._node.tell("exit_overdue", rank=rank.rank, pid=self._pids.get(rank.local_rank), waited_s=LINGERS_S)
 
     def _kill(self, local: LocalRound, rank: LocalRank, pid: int, code: int) -> None:
-        del self._since[pid]  # one that even SIGKILL does not end is told of again
+        del self._since[pid]  # a process that even SIGKILL does not end is reported again
         self._node.tell("end_forced", rank=rank.rank, pid=pid, waited_s=FAILED_S)
         if not self._ends_alone:
             said, _ = read_error(self._files[rank.local_rank])
